@@ -10,7 +10,7 @@ import torch
 
 from gdpa_inductor.ops import operands_of, reference, reference_backward
 
-from .cases import ADDED, CAUSAL, HSTU, SILU, Case
+from .cases import ADDED, CAUSAL, HSTU, SILU, Case, in_dtype
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,7 @@ class JaggedCase(Case):
         return run
 
     def expected(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        grad_out, query, key, value, *rest = (
-            t.double() if t.is_floating_point() else t for t in tensors
-        )
+        grad_out, query, key, value, *rest = in_dtype(tensors, torch.float64)
         count = len(self.aux)
         leading = (query, key, value, rest[:count], self.scalars, self.program)
         operands = operands_of(*leading, *self.lengths(rest[count:]))

@@ -27,6 +27,7 @@ from gdpa_inductor.operands import output_shape
 from gdpa_inductor.ops import operands_of
 from tests.kernels import fake_cuda, render
 from tests.kernels.test_cute_plan import BIAS, Given, biased, dense, jagged, matrices
+from tests.lowerings.test_cute_calls import BIASED, step
 
 BF16 = torch.bfloat16
 
@@ -77,54 +78,37 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     return found
 
 
-def step(bias: bool):
-    def run(query, key, value, *aux):
-        program = "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))" if bias else "silu(mul(s,0.125))"
-        out = torch.ops.gdpa.attention(query, key, value, aux, [], program, "kernel=cute")
-        needs = [True, True, True, *(True for _ in aux)]
-        return out, *torch.ops.gdpa.attention_backward(
-            out, query, key, value, aux, [], program, needs, "kernel=cute"
-        )
-
-    return run
+SHAPES, BIAS_SHAPE = ((2, 4, 256, 64),) * 3, (4, 256, 256)
 
 
-@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
-def test_lowering_asks_for_the_kernels_of_the_call(monkeypatch, asked, bias: bool) -> None:
+@pytest.mark.parametrize(
+    ("program", "shapes"),
+    [("silu(mul(s,0.125))", SHAPES), (BIASED, (*SHAPES, BIAS_SHAPE))],
+    ids=["plain", "bias"],
+)
+def test_kernels_of_a_call_are_asked_for(monkeypatch, asked, program: str, shapes) -> None:
+    """By its lowering; by a rewritten graph before it is lowered, for the backward too."""
     monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
-    tensors = [torch.zeros(2, 4, 256, 64, dtype=BF16) for _ in range(3)]
-    aux = [torch.zeros(4, 256, 256, dtype=BF16)] * bias
-    render.wrapper(step(bias), [*tensors, *aux], capability=90)
-    program = "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))" if bias else "silu(mul(s,0.125))"
-    operands = operands_of(*tensors, aux, [], program)
+    tensors = [torch.zeros(shape, dtype=BF16) for shape in shapes]
+    render.wrapper(step("kernel=cute", program), tensors, capability=90)
+    operands = operands_of(*tensors[:3], tensors[3:], [], program)
     config = plan.made(operands, True, True, Sm90Config).config
-    stored = 0 if bias else None
-    gradients = dataclasses.replace(config, ordered=True, stored=stored)
-    assert asked == [(launch.__name__, config), (hopper.__name__, gradients)]
-
-
-@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
-def test_a_rewritten_graph_asks_for_what_its_lowering_would(monkeypatch, asked, bias) -> None:
-    """Before it is lowered, for the backward too."""
-    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
-    tensors = [torch.zeros(2, 4, 256, 64, dtype=BF16) for _ in range(3)]
-    tensors += [torch.zeros(4, 256, 256, dtype=BF16)] * bias
-    render.wrapper(step(bias), tensors, capability=90)
-    lowered = list(asked)
+    gradients = dataclasses.replace(config, ordered=True, stored=0 if tensors[3:] else None)
+    kernels = [(launch.__name__, config), (hopper.__name__, gradients)]
+    assert asked == kernels
     asked.clear()
     ahead._ASKED.clear()
-    graph, program = torch.fx.Graph(), "silu(add(s,a0))" if bias else "silu(mul(s,0.125))"
+    graph = torch.fx.Graph()
+    nodes = [graph.placeholder(f"x{i}") for i in range(len(shapes))]
     with fake_cuda.fake_cuda(90), FakeTensorMode():
-        given = [graph.placeholder(f"x{i}") for i in range(len(tensors))]
-        for node, x in zip(given, tensors, strict=True):
-            fake = torch.empty(x.shape, dtype=BF16, device="cuda").requires_grad_()
+        for node, shape in zip(nodes, shapes, strict=True):
+            fake = torch.empty(shape, dtype=BF16, device="cuda").requires_grad_()
             node.meta["example_value"] = fake
-    program = f"a0:f[h,q_idx,kv_idx]; {program}" if bias else program
-    call = (*given[:3], given[3:], [], program, "kernel=cute")
+    call = (*nodes[:3], nodes[3:], [], program, "kernel=cute")
     graph.output(graph.call_function(torch.ops.gdpa.attention.default, call))
     with fake_cuda.fake_cuda(90):
         early.begin(torch.fx.GraphModule({}, graph))
-    assert asked == lowered
+    assert asked == kernels
 
 
 class Launched(Exception):
@@ -225,7 +209,7 @@ def test_lowering_goes_on_where_asking_fails(monkeypatch) -> None:
     monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
     monkeypatch.setattr(ahead, "_ask", broken)
     tensors = [torch.zeros(2, 4, 256, 64, dtype=BF16) for _ in range(3)]
-    assert "calls_forward_site(True)" in render.wrapper(step(False), tensors, capability=90)
+    assert "calls_forward_site(True)" in render.wrapper(step("kernel=cute"), tensors, capability=90)
 
 
 def test_the_process_that_compiles_searches_no_old_objects(monkeypatch) -> None:

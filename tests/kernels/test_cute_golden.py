@@ -23,6 +23,7 @@ from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from tests.emulator.recording import linked
 
 from .cute_account import BIAS, CAUSAL, GELU, SILU
+from .marks import slow_but
 
 GOLDEN = Path(__file__).parent / "golden" / "cute.json"
 CONFIGS = {
@@ -57,10 +58,7 @@ def made_with() -> str:
 
 
 @pytest.mark.parametrize("side", KERNELS)
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in CONFIGS],
-)
+@pytest.mark.parametrize("name", slow_but(QUICK, CONFIGS))
 def test_kernels_are_what_they_were(name: str, side: str):
     golden = json.loads(GOLDEN.read_text())
     if golden["nvidia-cutlass-dsl"] != made_with():

@@ -23,6 +23,7 @@ from gdpa_inductor.kernels.cute.sm90.wgmma import WARPGROUP, K, tiled
 from tests.emulator.recording import linked
 
 from .cute_account import BIAS, CONFIGS, Binary, binary, disassembled
+from .marks import slow_but
 
 ONCE = ("silu, D 128, fp16", "silu, D 64")
 BACKWARD_SPILLS = 24  # instructions
@@ -49,10 +50,7 @@ TILED = {
 }  # of the bias
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in ONCE else pytest.mark.slow) for name in CONFIGS],
-)
+@pytest.mark.parametrize("name", slow_but(ONCE, CONFIGS))
 def test_machine_code(name: str):
     config = hopper(name)
     in_flight(config, binary(config), 2 * SPILLS if config.aux else 0)
@@ -69,7 +67,8 @@ def test_machine_code_where_queries_have_the_scale():
     assert binary(other).count("FMUL") - made.count("FMUL") == 2 * 2 * COLS // 2
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in TILED])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TILED)
 def test_machine_code_with_a_tiled_bias(name: str):
     config = TILED[name]
     made = binary(config)
@@ -80,7 +79,7 @@ def test_machine_code_with_a_tiled_bias(name: str):
     elements = made.before("USETMAXREG.DEALLOC").count("LDG")
     assert bool(elements) == (len(config.aux) > 1), "the bias is read by elements"
     # What frees a half tile depends on all that was read from it.
-    order = [x for x in made.sass if x.startswith(("LDSM", "POPC", "SYNCS.ARRIVE"))]
+    order = [x for x in made.opcodes if x.startswith(("LDSM", "POPC", "SYNCS.ARRIVE"))]
     halves = [i for i, x in enumerate(order) if x.startswith("POPC") and "LDSM" in order[i - 1]]
     assert len(halves) == 2 * 2 * COLS // HALF
     for i in halves:
@@ -124,10 +123,7 @@ def test_a_bias_lies_in_registers_as_the_scores_do():
         assert place == (row, column + 2 * (lane % 4) + number % 2)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in ONCE else pytest.mark.slow) for name in CONFIGS],
-)
+@pytest.mark.parametrize("name", slow_but(ONCE, CONFIGS))
 def test_machine_code_of_the_backward(name: str):
     config = hopper(name)
     made = binary(config, HopperBackward(config), others(config))
@@ -150,15 +146,10 @@ def test_machine_code_of_the_backward(name: str):
     in_bounds(made, before.spills + BACKWARD_SPILLS)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "silu, D 128",
-        pytest.param("causal sigmoid, D 64", marks=pytest.mark.slow),
-        pytest.param("jagged silu, D 128", marks=pytest.mark.slow),
-        pytest.param("seeds, silu, D 128", marks=pytest.mark.slow),
-    ],
-)
+FREE = ("silu, D 128", "causal sigmoid, D 64", "jagged silu, D 128", "seeds, silu, D 128")
+
+
+@pytest.mark.parametrize("name", slow_but(FREE[:1], FREE))
 def test_machine_code_where_dq_is_added_in_any_order(name: str):
     """Nobody waits for a turn, and nobody stores a sum."""
     ordered, free = (dataclasses.replace(hopper(name), ordered=x) for x in (True, False))
@@ -202,9 +193,7 @@ FETCHED = {  # program, dtypes, loads in a step, spills
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["fp32 bias", pytest.param("mask and fp32 bias", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", slow_but(["fp32 bias"], FETCHED))
 def test_machine_code_where_operands_are_fetched_for_a_step(name: str):
     """Two steps, each with loads for whole query tiles and for those that end early."""
     program, dtypes, loads, spills = FETCHED[name]

@@ -20,6 +20,7 @@ from .cute_backward_cases import Case, Problem, check_errors
 from .cute_cases import Case as ForwardCase
 from .cute_cases import eager, exact
 from .cute_mask_cases import CASES, masked, short
+from .marks import slow_but
 
 emulated = test_cute_hopper_backward.emulated  # the fixture
 KINDS = {"Hopper": Sm90Config, "Blackwell": Sm100Config}
@@ -29,7 +30,7 @@ QUICK = {
     "holes", "a mask for each head, grouped", "causal, with a bias", "causal, fewer rows",
     "segments", "factors", "jagged keys",
 }  # fmt: skip
-NAMES = [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in CASES]
+NAMES = slow_but(QUICK, CASES)
 
 
 def problem(name: str) -> tuple[Case, Problem]:
@@ -53,7 +54,7 @@ def test_the_output_obeys_the_error_rule(name: str, kind: str) -> None:
     batch, rows, _ = case.sizes
     lengths = {"q_lengths": case.rows} if o.cu_seqlens_q is not None else {}
     like = ForwardCase(name, h=case.heads, m=rows, b=batch, dv=case.dims[1], **lengths)
-    found = test_cute_forward.forward(like, o, ("random",), KINDS[kind])
+    found = test_cute_forward.forward(like, o, ("lazy",), KINDS[kind])
     wrong = error_of(found, eager(o), exact(o), direction="forward")
     assert wrong is None, wrong
 
@@ -84,11 +85,11 @@ def test_hidden_keys_at_an_end_are_not_read(kind: str) -> None:
     case, _ = CASES["holes"]
     o = masked(case, (short,)).operands
     like = ForwardCase("short", m=case.sizes[1], d=64)
-    clean = test_cute_forward.forward(like, o, ("random",), KINDS[kind])
+    clean = test_cute_forward.forward(like, o, ("lazy",), KINDS[kind])
     for matrix in (o.key, o.value):
         matrix[:, :, 128:] = torch.nan
     assert clean.isfinite().all() and clean.any()
-    assert torch.equal(test_cute_forward.forward(like, o, ("random",), KINDS[kind]), clean)
+    assert torch.equal(test_cute_forward.forward(like, o, ("lazy",), KINDS[kind]), clean)
 
 
 def test_keys_that_no_query_sees_have_no_gradient(emulated) -> None:

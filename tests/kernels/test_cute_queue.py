@@ -107,8 +107,7 @@ def dealt(sides: str, lengths: tuple[int, ...], ctas: int) -> tuple[list[list[di
     offsets = [cu if side in sides else None for side in "qk"]
     with recording():
         kernel = compiled(sides)
-        memory = [x for x in (out, *offsets, order) if x is not None]
-        run(lambda: kernel(*arguments(out, *offsets, order, sizes, ctas)), memory)
+        run(lambda: kernel(*arguments(out, *offsets, order, sizes, ctas)), [out, *offsets, order])
     found = [[dict(zip(FIELDS, line)) for line in own.tolist()] for own in out]
     return [own[: [x["head"] for x in own].index(-1)] for own in found], int(order[-1])
 

@@ -69,33 +69,24 @@ def dense() -> list:
     return [*(matrix(2, 4, 40, 64) for _ in range(3)), [], [], "silu(s)"]
 
 
-def masked() -> list:
-    return [*dense()[:5], CAUSAL]
-
-
 def biased(scalar: int = 7) -> list:
     return [*dense()[:3], [torch.zeros(4, 40, 40)], [scalar], BIAS]
 
 
-def grouped() -> list:
-    return [matrix(2, 4, 40, 64), matrix(2, 2, 24, 64), matrix(2, 2, 24, 64), [], [], "silu(s)"]
-
-
-def transposed() -> list:
-    """Rows side by side, as a projection leaves them: read in place."""
-    return [matrix(2, 40, 4, 64).transpose(1, 2), *dense()[1:]]
-
-
-def shared() -> list:
-    return [matrix(1, 4, 40, 64), *dense()[1:]]
-
-
-def expanded() -> list:
-    return [dense()[0], matrix(2, 4, 1, 64).expand(2, 4, 40, 64), *dense()[2:]]
-
-
-def empty() -> list:
-    return [matrix(2, 4, 0, 64), *dense()[1:]]
+# Replayed. A projection leaves rows side by side, which are read in place.
+FORMS: dict[str, Callable[[], list]] = {
+    "dense": dense,
+    "masked": lambda: [*dense()[:5], CAUSAL],
+    "biased": biased,
+    "grouped": lambda: [dense()[0], *(matrix(2, 2, 24, 64) for _ in range(2)), [], [], "silu(s)"],
+    "transposed": lambda: [matrix(2, 40, 4, 64).transpose(1, 2), *dense()[1:]],
+}
+# Run as the first one.
+OTHERS: dict[str, Callable[[], list]] = {
+    "expanded": lambda: [dense()[0], matrix(2, 4, 1, 64).expand(2, 4, 40, 64), *dense()[2:]],
+    "empty": lambda: [matrix(2, 4, 0, 64), *dense()[1:]],
+    "shared": lambda: [matrix(1, 4, 40, 64), *dense()[1:]],
+}
 
 
 def of_backward(args: list, asked: str = "qkv", wanted: bool = False) -> list:
@@ -114,17 +105,17 @@ def words(recorder: Recorder) -> list[int]:
     return recorder.launches[-1]
 
 
-def form(found: list[int], matrices: int, aux: Sequence[torch.Tensor]) -> list[int]:
+def without_places(found: list[int], matrices: int, aux: Sequence[torch.Tensor]) -> list[int]:
     """Without the addresses of matrices and operands of the program."""
     places = [x.data_ptr() for x in aux]
     return [word for word in found[matrices:] if word not in places]
 
 
-@pytest.mark.parametrize("make", [dense, masked, biased, grouped, transposed])
-def test_a_forward_is_replayed_with_the_words_of_a_first_run(make: Callable[[], list], kernels):
+@pytest.mark.parametrize("form", FORMS)
+def test_a_forward_is_replayed_with_the_words_of_a_first_run(form: str, kernels):
     site = calls.forward_site(True)
     for later in range(3):
-        args = make()
+        args = FORMS[form]()
         out = site(*args)
         assert recorded(site) and len(kernels[0].launches) == later + 1
         found = words(kernels[0])
@@ -151,15 +142,15 @@ def test_slices_of_the_values_are_replayed_with_the_words_of_a_first_run(kernels
 
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "in any order"])
 @pytest.mark.parametrize("asked", ["qkv", "kv", "q"])
-@pytest.mark.parametrize("make", [dense, masked, biased, grouped, transposed])
+@pytest.mark.parametrize("form", FORMS)
 def test_a_backward_is_replayed_with_the_words_of_a_first_run(
-    make: Callable[[], list], asked: str, ordered: bool, kernels, cleared
+    form: str, asked: str, ordered: bool, kernels, cleared
 ):
     site = calls.backward_site(True)
-    before = of_backward(make(), asked)
+    before = of_backward(FORMS[form](), asked)
     first = site(*before, ordered=ordered)
     settled = words(kernels[1])
-    args = of_backward(make(), asked)
+    args = of_backward(FORMS[form](), asked)
     grad, query, key, value = args[:4]
     found = site(*args, ordered=ordered)
     again = words(kernels[1])
@@ -171,12 +162,12 @@ def test_a_backward_is_replayed_with_the_words_of_a_first_run(
     addresses = dict(zip("qkvosKVQc", again, strict=False))
     assert [addresses[x] for x in "qkvo"] == [x.data_ptr() for x in (query, key, value, grad)]
     assert [addresses[x.upper()] for x in asked] == [x.data_ptr() for x in found]
-    assert form(again, 9, args[4]) == form(settled, 9, before[4])
+    assert without_places(again, 9, args[4]) == without_places(settled, 9, before[4])
     counters, sums = 4 * 2 * 1, query.numel() // 2
     expected = [(addresses["c"], counters, STREAM)]
     if not ordered:  # nobody is the first to add
         expected.append((addresses["s"], 2 * sums, STREAM))
-    if make is masked:  # query tiles that meet no key are left out
+    if form == "masked":  # query tiles that meet no key are left out
         expected.append((addresses["Q"], sums, STREAM))
     assert sorted(cleared) == sorted(expected)
 
@@ -188,18 +179,15 @@ def test_scalars_are_of_the_call(kernels):
         assert words(kernels[0])[-3:] == [scalar, CTAS, STREAM]
 
 
-@pytest.mark.parametrize("make", [expanded, empty])
-def test_other_forwards_are_run_as_the_first_one(make: Callable[[], list]):
-    site = calls.forward_site(True)
-    site(*make())
-    assert not recorded(site)
-
-
-@pytest.mark.parametrize("make", [shared, expanded, empty])
-def test_other_backwards_are_run_as_the_first_one(make: Callable[[], list]):
-    site = calls.backward_site(True)
-    site(*of_backward(make()))
-    assert not recorded(site)
+@pytest.mark.parametrize("form", OTHERS)
+def test_other_calls_are_run_as_the_first_one(form: str):
+    args = OTHERS[form]()
+    sites = calls.forward_site(True), calls.backward_site(True)
+    sites[1](*of_backward(args))
+    assert not recorded(sites[1])
+    if form != "shared":
+        sites[0](*args)
+        assert not recorded(sites[0])
 
 
 def test_a_gradient_of_the_output_that_is_copied_is_not_replayed(kernels):
@@ -318,20 +306,12 @@ def test_a_form_that_is_not_replayed_is_not_recorded_again(kernels, monkeypatch)
     """Recording takes longer than the run."""
     given: list = []
     monkeypatch.setattr(calls, "Record", lambda: given.append(replay.Record()) or given[-1])
-    for make, static in ((expanded, True), (expanded, False), (empty, False)):
+    for form, static in (("expanded", True), ("expanded", False), ("empty", False)):
         given.clear()
         site = calls.forward_site(static)
         for _ in range(3):
-            site(*make())
+            site(*OTHERS[form]())
         assert len(given) == 1 and not recorded(site)
-
-
-def test_a_first_call_off_16_bytes_is_no_reason_to_give_up(kernels):
-    site, args = calls.forward_site(True), dense()
-    site(moved(args[0], 1), *args[1:])
-    assert not site.replays
-    site(*args)
-    assert recorded(site)
 
 
 def test_sums_by_torch_are_not_replayed(kernels, monkeypatch):
@@ -366,20 +346,20 @@ def test_a_masked_gradient_that_is_stored_directly_has_its_own_memory(kernels, s
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_matrix_off_16_bytes_is_copied_and_the_next_call_replayed(number: int, kernels):
+    """Whether or not it is the first call."""
     site = calls.forward_site(True)
-    site(*dense())
-    args = dense()
-    room = torch.zeros(args[number].numel() + 1, dtype=BF16)
-    moved = room[1:].view(args[number].shape)
-    assert moved.data_ptr() % 16 == 2
-    args[number] = moved
-    out = site(*args)
-    addresses = words(kernels[0])
-    assert addresses[number] != moved.data_ptr() and addresses[number] % 16 == 0
-    assert addresses[3] == out.data_ptr()
-    args = dense()
-    site(*args)
-    assert words(kernels[0])[:3] == [x.data_ptr() for x in args[:3]]
+    for first in (True, False):
+        args = dense()
+        args[number] = moved(args[number], 1)
+        assert args[number].data_ptr() % 16 == 2
+        out = site(*args)
+        addresses = words(kernels[0])
+        assert addresses[number] != args[number].data_ptr() and addresses[number] % 16 == 0
+        assert addresses[3] == out.data_ptr()
+        assert bool(site.replays) is not first
+        args = dense()
+        site(*args)
+        assert words(kernels[0])[:3] == [x.data_ptr() for x in args[:3]] and recorded(site)
 
 
 def test_the_operators_find_their_plan_each_time(kernels):

@@ -80,10 +80,6 @@ def projection(rows: int) -> list:
     return [*(whole[:, i * H : (i + 1) * H] for i in range(3)), *jagged(rows, CAUSAL)[3:]]
 
 
-def grouped(rows: int) -> list:
-    return [matrix(rows, H, D), matrix(rows, 2, D), matrix(rows, 2, D), *jagged(rows)[3:]]
-
-
 def biased(rows: int) -> list:
     return jagged(rows, BIASED, (torch.zeros(H, LONGEST, LONGEST),), (rows,))
 
@@ -92,25 +88,29 @@ def by_row(rows: int) -> list:
     return jagged(rows, BY_ROW, (torch.zeros(rows),))
 
 
-def queries(rows: int) -> list:
-    """Over dense keys."""
-    key, value = dense()[1:3]
-    return [matrix(rows, H, D), key, value, [], [], "silu(s)", offsets(rows), None, LONGEST, 0]
-
-
-def keys(rows: int) -> list:
-    """Under dense queries."""
-    first = dense()[0]
-    return [first, *jagged(rows)[1:3], [], [], CAUSAL, None, offsets(rows), 0, LONGEST]
-
-
 def apart(rows: int) -> list:
     """As many keys for each query, but other offsets."""
     other = torch.tensor([0, rows // 2, rows], dtype=torch.int64)
     return [*jagged(rows)[:6], other, other.clone(), LONGEST, 30]
 
 
-KINDS = {x.__name__: x for x in (jagged, projection, grouped, biased, queries, keys, apart)}
+def grouped(rows: int) -> list:
+    return [matrix(rows, H, D), matrix(rows, 2, D), matrix(rows, 2, D), *jagged(rows)[3:]]
+
+
+KINDS: dict[str, Callable[[int], list]] = {
+    "jagged": jagged,
+    "projection": projection,
+    "grouped": grouped,
+    "biased": biased,
+    "queries": lambda rows: [
+        matrix(rows, H, D), *dense()[1:], offsets(rows), None, LONGEST, 0
+    ],
+    "keys": lambda rows: [
+        dense()[0], *jagged(rows)[1:3], [], [], CAUSAL, None, offsets(rows), 0, LONGEST
+    ],
+    "apart": apart,
+}  # fmt: skip
 KIND = pytest.mark.parametrize("kind", KINDS)
 STATIC = pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
 

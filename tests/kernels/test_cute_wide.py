@@ -17,6 +17,7 @@ from gdpa_inductor.rejection import GDPAError
 
 from . import cute_hopper_account
 from .cute_account import BIAS, SILU, binary
+from .marks import slow_but
 from .test_cute_hopper import CAUSAL_BIAS, SPILLS, in_flight
 
 DIMS = {
@@ -86,10 +87,7 @@ def test_up_to_128_the_output_has_room_of_its_own(dims: tuple[int, int]):
     assert (config.overlaid, config.cols) == (False, COLS)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in ONCE else pytest.mark.slow) for name in CONFIGS],
-)
+@pytest.mark.parametrize("name", slow_but(ONCE, CONFIGS))
 def test_machine_code(name: str):
     config = CONFIGS[name]
     made = binary(config)

@@ -46,14 +46,8 @@ OWN = {
 
 def rendered(case: Case) -> str:
     """The bodies of the template kernels of a case, forward and backward."""
-    tensors = case.tensors()
-    if getattr(case, "half", False):
-        tensors = [t.half() if t.is_floating_point() else t for t in tensors]
-    source = render.wrapper(
-        case.function(), tensors, case.capability, case.choice, processors=case.processors
-    )
-    kernels = render.kernels(source).values()
-    bodies = [render.bare(k) for k in kernels if "triton_heuristics.template" in k]
+    kernels = case.templates(torch.float16 if case.half else None).values()
+    bodies = [render.bare(kernel) for kernel in kernels]
     return "\n".join(body[body.index("@triton.jit") :].rstrip() + "\n" for body in bodies)
 
 
@@ -103,8 +97,7 @@ def test_templates_say_how_they_are_compiled(name: str, exact: bool):
     """Triton's default changes in 3.10. That of torch depends on a setting, from 2.15 on."""
     (case,) = (case for case in CASES if case.name == name)
     with config.patch(emulate_precision_casts=exact):
-        source = render.wrapper(case.function(), case.tensors())
-    texts = [k for k in render.kernels(source).values() if "triton_heuristics.template" in k]
+        texts = case.templates(choice=0).values()
     assert texts and all("'enable_fp_fusion': True" in text for text in texts)
 
 

@@ -1,17 +1,29 @@
 """A forward and a backward operator of one backend, beside the reference."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gdpa_inductor.lowerings.backends import Backend
+from gdpa_inductor.lowerings.call import extern_call
 from gdpa_inductor.program.score_mod import ScoreMod
 
 
 def canonical(text: str) -> str:
     return str(ScoreMod.parse(text))
+
+
+def uncompiled(backend: Backend, **changes: Any) -> Backend:
+    """The backend, with calls of the public operators in place of its kernels: nothing of them is
+    compiled."""
+
+    def lower(call):
+        return extern_call(call.signature, call.nodes)
+
+    return replace(backend, **{"lower": lower, "lower_backward": lower, **changes})
 
 
 class Differentiable(torch.autograd.Function):

@@ -1,5 +1,7 @@
 """Which kernel a problem gets, and the reasons of a refusal."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -210,38 +212,39 @@ def test_triton_takes_no_wide_heads_in_full_precision_without_profit_either():
     assert lowerings.choose(problem(F32, d=256), off).kernel == "chunked"
     assert lowerings.choose(problem(F32, d=128), off).kernel == "triton"
     assert lowerings.choose(problem(BF16, d=256), off).kernel == "triton"
+    with tf32():
+        assert lowerings.choose(problem(F32, d=256), off).kernel == "triton"
+
+
+@contextlib.contextmanager
+def tf32() -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
-    try:
-        assert lowerings.choose(problem(F32, d=256), off).kernel == "triton"
-    finally:
-        torch.set_float32_matmul_precision(before)
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 def test_tf32_follows_torch():
     given = problem(F32, d=32)
-    before = torch.get_float32_matmul_precision()
     assert not lowerings.choose(given, Options())
-    torch.set_float32_matmul_precision("high")
-    try:
+    with tf32():
         assert lowerings.choose(given, Options())
-    finally:
-        torch.set_float32_matmul_precision(before)
     assert not lowerings.choose(given, Options())
 
 
-def test_old_devices_are_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
+@pytest.mark.parametrize(
+    "place, value, word",
+    [
+        ("torch.cuda.get_device_capability", (7, 5), "7.5"),
+        ("importlib.util.find_spec", None, "Triton"),
+    ],
+    ids=["an old device", "no Triton"],
+)
+def test_devices_are_refused(place: str, value, word: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(place, lambda *_: value)
     refusal = lowerings.choose(problem(), Options())
     assert refusal.code is Code.DEVICE
-    assert "7.5" in refusal.reason
-
-
-def test_no_triton_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    refusal = lowerings.choose(problem(), Options())
-    assert refusal.code is Code.DEVICE
-    assert "Triton" in refusal.reason
+    assert word in refusal.reason
 
 
 def test_a_kernel_can_be_asked_for():

@@ -13,17 +13,15 @@ from gdpa_inductor.problem import Problem
 from gdpa_inductor.program.score_mod import ScoreMod
 from gdpa_inductor.rejection import Code
 
+from . import test_choose
+
 BF16 = torch.bfloat16
 
 
 def problem(**changes) -> Problem:
-    given = {
-        "program": ScoreMod.parse("silu(s)"), "device": torch.device("cuda"), "dtype": BF16,
-        "value_dtype": BF16, "aux_dtypes": (), "batch": 8, "heads": 4, "key_heads": 4,
-        "value_heads": 4, "rows": 1024, "cols": 1024, "head_dim": 128, "value_dim": 64,
-        "training": True,
-    }  # fmt: skip
-    return Problem(**{**given, **changes})
+    if "program" in changes:
+        changes["program"] = ScoreMod.parse(changes["program"])
+    return replace(test_choose.problem(dv=64), **changes)
 
 
 @pytest.fixture
@@ -115,17 +113,15 @@ BACKWARD = {"needs": (True, True, True)}
 NARROW = {"head_dim": 64, "value_dim": 64}
 WIDE = {"head_dim": 256, "value_dim": 256, "training": False}
 MASK = {
-    "program": ScoreMod.parse("a0:b[q_idx,kv_idx]; where(a0,silu(s),0.0)"),
+    "program": "a0:b[q_idx,kv_idx]; where(a0,silu(s),0.0)",
     "aux_dtypes": (torch.bool,),
 }  # fmt: skip
 MASKED_BIAS = {
-    "program": ScoreMod.parse(
-        "a0:b[q_idx,kv_idx]; a1:f[h,q_idx,kv_idx]; where(a0,silu(add(s,a1)),0.0)"
-    ),
+    "program": "a0:b[q_idx,kv_idx]; a1:f[h,q_idx,kv_idx]; where(a0,silu(add(s,a1)),0.0)",
     "aux_dtypes": (torch.bool, BF16), "needs": (True, True, True, False, True),
 }  # fmt: skip
 BIAS = {
-    "program": ScoreMod.parse("a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.1),a0))"),
+    "program": "a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.1),a0))",
     "aux_dtypes": (BF16,), "needs": (True,) * 4,
 }  # fmt: skip
 
@@ -146,8 +142,8 @@ BIAS = {
         MASK,
         {**MASK, **BACKWARD},
         {**MASK, **JAGGED},
-        {**MASK, "program": ScoreMod.parse("a0:b[b,-,-,kv_idx]; where(a0,silu(s),0.0)")},
-        {**MASK, "program": ScoreMod.parse("a0:b[q_idx,kv_idx]; where(a0,sigmoid(s),1.0)")},
+        {**MASK, "program": "a0:b[b,-,-,kv_idx]; where(a0,silu(s),0.0)"},
+        {**MASK, "program": "a0:b[q_idx,kv_idx]; where(a0,sigmoid(s),1.0)"},
         MASKED_BIAS,
         {**BIAS, "aux_dtypes": (torch.float32,)},
         {**BIAS, "aux_dtypes": (torch.float32,), **JAGGED, "needs": ()},
@@ -212,7 +208,7 @@ def test_training_at_wide_heads_is_left_unfused():
 BIASED = "a0:f[q_idx,kv_idx]; where(ge(q_idx,kv_idx),{}(add(s,a0)),0.0)"
 FP32 = {"aux_dtypes": (torch.float32,)}
 GAU = {
-    "program": ScoreMod.parse("where(ge(q_idx,kv_idx),silu(s),0.0)"), "batch": 8, "heads": 1,
+    "program": "where(ge(q_idx,kv_idx),silu(s),0.0)", "batch": 8, "heads": 1,
     "rows": 4096, "cols": 4096, "value_dim": 1024, "training": False,
 }  # fmt: skip
 
@@ -223,8 +219,8 @@ GAU = {
     [
         {},
         {"batch": 32, "rows": 1024, "cols": 1024},
-        {"program": ScoreMod.parse("relu(s)"), "value_dim": 512},
-        {**FP32, "program": ScoreMod.parse(BIASED.format("relu"))},
+        {"program": "relu(s)", "value_dim": 512},
+        {**FP32, "program": BIASED.format("relu")},
         {**JAGGED, "heads": 4},
     ],
     ids=named,
@@ -239,8 +235,8 @@ def test_wide_values_go_in_slices_where_that_pays(changes: dict):
     "changes, reason",
     [
         ({"rows": 256, "cols": 256}, "4 slices are estimated at"),
-        ({"program": ScoreMod.parse("relu(s)"), "value_dim": 1536}, "6 slices are estimated at"),
-        ({**FP32, "program": ScoreMod.parse(BIASED.format("gelu"))}, "4 slices are estimated at"),
+        ({"program": "relu(s)", "value_dim": 1536}, "6 slices are estimated at"),
+        ({**FP32, "program": BIASED.format("gelu")}, "4 slices are estimated at"),
         ({"value_dim": 1032}, "a head dim of 1032 for the value; the CuTe kernel takes multiples "
          "of 8 up to 256; wider values run in equal slices of such a size"),
         ({"head_dim": 512}, "a head dim of 512 for query and key; the CuTe kernel takes "
@@ -263,7 +259,7 @@ def test_other_wide_values_do_not_go_in_slices(changes: dict, reason: str):
 def test_what_a_report_says_of_training_is_how_its_forward_is_lowered(width: int, length: int):
     """The backward is in chunks either way, so slices are compared with a forward of chunks."""
     sizes = {"value_dim": width, "rows": length, "cols": length}
-    given = {**LARGE, **GAU, **sizes, "program": ScoreMod.parse("relu(s)")}
+    given = {**LARGE, **GAU, **sizes, "program": "relu(s)"}
     off = Options(profit=False)
     said = lowerings.choose(problem(**{**given, "training": True}), off)
     assert said.kernel == lowerings.choose(problem(**given), off).kernel
@@ -290,7 +286,7 @@ def test_values_without_channels_are_no_slices(capability: tuple, dims: tuple, m
 def test_slices_leave_nothing_to_chunks_that_these_refuse():
     """One sequence, which no `max_seqlen` bounds."""
     bounds = {"batch": 1, "heads": 1, "rows": TOTAL, "cols": TOTAL}
-    given = {**LARGE, **GAU, **JAGGED, **bounds, "program": ScoreMod.parse("relu(s)")}
+    given = {**LARGE, **GAU, **JAGGED, **bounds, "program": "relu(s)"}
     refusal = backend("chunked").refusal(problem(**given), profit=False)
     assert refusal is not None and "without a bound" in str(refusal.rejection)
     assert lowerings.choose(problem(**given), Options()).kernel == "cute"
@@ -315,7 +311,7 @@ def test_the_backward_of_slices_is_another_backend_s():
     "changes, reason",
     [
         ({**JAGGED, "rows": TOTAL, "cols": TOTAL}, "no `max_seqlen` bounds"),
-        ({"program": ScoreMod.parse("a0:f[h]; mul(a0,silu(s))")}, "not added to the score, as a0"),
+        ({"program": "a0:f[h]; mul(a0,silu(s))"}, "not added to the score, as a0"),
     ],
     ids=["unbounded", "gate"],
 )

@@ -1,6 +1,8 @@
 """What is compiled before a graph is lowered: the forward, and the backward that follows."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.lowerings import cpu
 from gdpa_inductor.ops import ATTENTION, BACKWARD
 
+from .operators import uncompiled
+
 OPTIONS = {"gdpa.profit": False}
 
 
@@ -21,17 +25,24 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list:
     """What was begun or lowered, in order."""
     found: list = []
 
-    def lowered(run):
-        return lambda call: (found.append(("lowered", call.signature, ())), run(call))[1]
-
-    watched = dataclasses.replace(
-        cpu.BACKEND,
-        ahead=lambda call: found.append(("begun", call.signature, call.needs)),
-        lower=lowered(cpu.BACKEND.lower),
-        lower_backward=lowered(cpu.BACKEND.lower_backward),
+    watch(
+        monkeypatch,
+        lambda call: found.append(("begun", call.signature, call.needs)),
+        lambda call: found.append(("lowered", call.signature, ())),
     )
-    monkeypatch.setattr(cpu, "BACKEND", watched)
     return found
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, begun: Callable, lowered: Callable) -> None:
+    """Of the CPU's backend, what is begun and what is lowered; nothing is compiled."""
+    backend = uncompiled(cpu.BACKEND)
+
+    def lower(call):
+        lowered(call)
+        return backend.lower(call)
+
+    watched = dataclasses.replace(backend, ahead=begun, lower=lower, lower_backward=lower)
+    monkeypatch.setattr(cpu, "BACKEND", watched)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -39,22 +50,11 @@ def test_what_begins_is_what_is_lowered(monkeypatch, autocast: bool):
     """The configurations of CuTe kernels, which a CPU has none of, for a layer with a bias."""
     guesses: dict[str, set] = {"begun": set(), "lowered": set()}
 
-    def noted(what, run):
-        def call(given):
-            config = ahead.guess(given.fakes.operands, Sm90Config, True, True)
-            guesses[what].add((config, given.backward, *given.needs))
-            return run(given)
+    def note(what, call):
+        config = ahead.guess(call.fakes.operands, Sm90Config, True, True)
+        guesses[what].add((config, call.backward, *call.needs))
 
-        return call
-
-    known = cpu.BACKEND
-    watched = dataclasses.replace(
-        known,
-        ahead=noted("begun", known.ahead),
-        lower=noted("lowered", known.lower),
-        lower_backward=noted("lowered", known.lower_backward),
-    )
-    monkeypatch.setattr(cpu, "BACKEND", watched)
+    watch(monkeypatch, *(functools.partial(note, what) for what in guesses))
     torch._dynamo.reset()
     layer = torch.compile(Layer(64, 2, 48), backend=gdpa_backend, options=OPTIONS)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):

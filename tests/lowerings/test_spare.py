@@ -1,8 +1,9 @@
 """The memory that a gradient may take: that of copies which the forward keeps for one backward."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from unittest import mock
 
 import pytest
@@ -17,27 +18,42 @@ from gdpa_inductor.lowerings import cpu, spare
 from tests.kernels import render
 from tests.kernels.cases import Case
 
+from .operators import uncompiled
+
 
 @pytest.fixture
 def spent() -> Iterator[list[list[bool]]]:
     """Of the query and the operands of the program, for each backward that is lowered."""
     found: list[list[bool]] = []
-    lower = cpu.BACKEND.lower_backward
 
-    def looking(call):
+    def look(call):
         held = call.signature.bind(*lowering.node_arguments()).operands
         found.append(lowering.spent([held.query, *held.aux]))
-        return lower(call)
 
-    with mock.patch.dict(cpu.BACKEND.__dict__, lower_backward=looking):
+    with looking(look):
         yield found
 
 
-def backward_of(function: Callable, *, retain: bool = False) -> None:
+@contextlib.contextmanager
+def looking(look: Callable) -> Iterator[None]:
+    """At each backward that is lowered; nothing is compiled."""
+    backend = uncompiled(cpu.BACKEND)
+
+    def lower(call):
+        look(call)
+        return backend.lower(call)
+
+    with mock.patch.object(cpu, "BACKEND", dataclasses.replace(backend, lower_backward=lower)):
+        yield
+
+
+SHAPES = (*[(2, 4, 64, 32)] * 3, (4, 64, 64))
+
+
+def backward_of(function: Callable, shapes: Sequence = SHAPES, *, retain: bool = False) -> None:
     torch._dynamo.reset()
     options = {"gdpa.profit": False, "gdpa.strict": True}
     backend = lambda gm, inputs: gdpa_backend(gm, inputs, options=options)
-    shapes = (*[(2, 4, 64, 32)] * 3, (4, 64, 64))
     given = [torch.randn(shape, requires_grad=True) for shape in shapes]
     with autograd.keep_saved_buffers(retain):
         out = torch.compile(function, backend=backend)(*given)
@@ -95,20 +111,9 @@ def projected(q: Tensor, x: Tensor, v: Tensor, weight: Tensor, again: bool) -> T
 def keys_spent(function: Callable, *shapes: tuple[int, ...]) -> list[bool]:
     """Of each backward: the memory of its key."""
     found: list[bool] = []
-    lower = cpu.BACKEND.lower_backward
-
-    def looking(call):
-        found.extend(lowering.spent([call.held.key], views=True))
-        return lower(call)
-
-    options = {"gdpa.profit": False, "gdpa.strict": True}
-    backend = lambda gm, inputs: gdpa_backend(gm, inputs, options=options)
-    given = [torch.randn(shape, requires_grad=True) for shape in shapes]
-    torch._dynamo.reset()
     off = inductor_config.patch(fx_graph_cache=False)
-    with off, mock.patch.dict(cpu.BACKEND.__dict__, lower_backward=looking):
-        out = torch.compile(function, backend=backend)(*given)
-        torch.autograd.grad(out.sum(), given)
+    with off, looking(lambda call: found.extend(lowering.spent([call.held.key], views=True))):
+        backward_of(function, shapes)
     return found
 
 

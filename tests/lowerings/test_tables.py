@@ -5,11 +5,18 @@ import torch
 import torch.nn.functional as F
 
 from gdpa_inductor import look_up
-from gdpa_inductor.lowerings import tables
+from gdpa_inductor.lowerings import cpu, tables
 from tests.operands import generator_of
+
+from .operators import uncompiled
 
 B, H, N, D, T = 2, 2, 48, 16, 5
 OPTIONS = {"gdpa.profit": False, "gdpa.expect": 1}
+
+
+@pytest.fixture(autouse=True)
+def without_kernels_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "BACKEND", uncompiled(cpu.BACKEND))
 
 
 def operands(n: int = N) -> list[torch.Tensor]:
