@@ -138,13 +138,13 @@ def measure(arguments: argparse.Namespace, keep: Callable[[Row], None]) -> None:
     left = arguments.budget - (time.monotonic() - started)
     jobs = SUITES[arguments.suite](selection(arguments))
     if arguments.suite == "compile":
-        found = cold_and_warm(jobs, left, environment, arguments.at_once)
+        rows = cold_and_warm(jobs, left, environment, arguments.at_once)
     else:
-        found = side_by_side(jobs, left, environment, arguments.at_once)
+        rows = side_by_side(jobs, left, environment, arguments.at_once)
     twice = 2 if arguments.suite == "compile" else 1
     total = twice * sum(len(job.contenders) * len(job.measures) for job in jobs)
     progress = Progress(arguments.suite, max(total, 1), sys.stderr)
-    for done, row in enumerate(found, 1):
+    for done, row in enumerate(rows, 1):
         keep(row)
         progress.update(min(done, total), f"{row['contender']} {row['measure']}")
 

@@ -137,14 +137,14 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """The call that is measured: `function(*given)`.
+    """The call that is measured: `function(*inputs)`.
 
     A training step also computes the gradients of `leaves`. `direction` is the gradient of the
     output. autocast: The dtype of products under autocast, or None.
     """
 
     function: Function
-    given: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]
     leaves: tuple[Tensor, ...]
     direction: Tensor
     autocast: torch.dtype | None = None
@@ -152,9 +152,9 @@ class Subject:
     def running(self, function: Function) -> Tensor:
         """The output of `function`, which runs in place of `self.function`, on the arguments."""
         if self.autocast is None:
-            return function(*self.given)
+            return function(*self.inputs)
         with torch.autocast(self.direction.device.type, dtype=self.autocast):
-            return function(*self.given)
+            return function(*self.inputs)
 
 
 def formula(case: Case) -> Function:
@@ -196,17 +196,17 @@ def operands(case: Case) -> list[Tensor]:
         (keys, case.head_dim),
         (keys, case.value_dim or case.head_dim),
     )
-    found = [
+    tensors = [
         torch.randn(case.batch, case.heads, *size, device=case.device, dtype=dtype)
         for size in sizes
     ]
     if case.variant == "causal":
-        found.append(torch.ones(square, device=case.device, dtype=torch.bool).tril())
+        tensors.append(torch.ones(square, device=case.device, dtype=torch.bool).tril())
     if case.variant in ("bias", "scores"):
         own = () if case.variant == "bias" else (case.batch,)
-        found.append(torch.randn(*own, case.heads, *square, device=case.device, dtype=dtype))
+        tensors.append(torch.randn(*own, case.heads, *square, device=case.device, dtype=dtype))
     if case.variant == "buckets":  # time stamps in seconds, as in HSTU's research model
-        found.append(torch.randn(BUCKETS + 1, device=case.device))
+        tensors.append(torch.randn(BUCKETS + 1, device=case.device))
         gaps = torch.randn(case.batch, case.length + 1, device=case.device).mul(2.0).add(6.0).exp()
-        found.append(gaps.long().cumsum(1))
-    return [t.requires_grad_(t.is_floating_point()) for t in found]
+        tensors.append(gaps.long().cumsum(1))
+    return [t.requires_grad_(t.is_floating_point()) for t in tensors]

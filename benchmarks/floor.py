@@ -52,5 +52,5 @@ def measurements(fields: Row) -> Iterator[Row]:
     for measure, key in (("forward", "fwd"), ("backward", "bwd")):
         tflops = float(fields[key])
         ms = case.flops * WEIGHT[measure] / tflops / 1e9
-        found = Measurement(dataclasses.asdict(case), f"floor {form}", measure, ms, tflops)
-        yield dataclasses.asdict(found)
+        measurement = Measurement(dataclasses.asdict(case), f"floor {form}", measure, ms, tflops)
+        yield dataclasses.asdict(measurement)

@@ -103,8 +103,8 @@ class JaggedLayer(torch.nn.Module):
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
         mixed = F.silu(self.project(self.before(x))).unflatten(-1, (4 * self.heads, -1))
         gate, value, query, key = mixed.chunk(4, dim=1)
-        found = self.attend(query, key, value, ends).flatten(1)
-        return x + self.out(self.after(found) * gate.flatten(1))
+        attended = self.attend(query, key, value, ends).flatten(1)
+        return x + self.out(self.after(attended) * gate.flatten(1))
 
 
 def layer_subject(case: Case, ends: Tensor, total: int) -> Subject:

@@ -28,17 +28,17 @@ def header(device: str, argv: Sequence[str]) -> Row:
 
 def machine(device: str) -> Row:
     """The date, the versions, and the GPU or CPU with its driver or compiler."""
-    found: Row = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version()}
-    found["torch"] = torch.__version__
+    facts: Row = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version()}
+    facts["torch"] = torch.__version__
     if device == "cuda":
-        found |= {
+        facts |= {
             "gpu": torch.cuda.get_device_name(),
             "driver": driver(),
             "cuda": torch.version.cuda,
         }
-        return found | {name: version(package) for name, package in KERNELS.items()}
-    found |= {"cpu": cpu_model(), "capability": torch.backends.cpu.get_cpu_capability()}
-    return found | {"compiler": compiler()}
+        return facts | {name: version(package) for name, package in KERNELS.items()}
+    facts |= {"cpu": cpu_model(), "capability": torch.backends.cpu.get_cpu_capability()}
+    return facts | {"compiler": compiler()}
 
 
 def cpu_model(table: Path = Path("/proc/cpuinfo")) -> str:

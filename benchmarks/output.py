@@ -36,10 +36,10 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
 
 def gather(rows: Iterable[Row]) -> dict[Key, dict[str, Row]]:
     """The measurements by (case, measure), and then by the name of the contender."""
-    found: dict[Key, dict[str, Row]] = {}
+    groups: dict[Key, dict[str, Row]] = {}
     for row in rows:
-        found.setdefault((Case.parse(row["case"]), row["measure"]), {})[row["contender"]] = row
-    return found
+        groups.setdefault((Case.parse(row["case"]), row["measure"]), {})[row["contender"]] = row
+    return groups
 
 
 def ratio(over: Row | None, under: Row | None, field: str) -> float | None:
@@ -113,17 +113,17 @@ def notes(rows: Iterable[Row]) -> list[str]:
     """The lines below the table: errors, refusals and fallbacks, with their cases. What the budget
     left no time for is one line.
     """
-    rows, found = list(rows), []
+    rows, sentences = list(rows), []
     skipped = sum(row["error"] == SKIPPED for row in rows)
     if skipped:
-        found.append(f"{skipped} of {len(rows)} {SKIPPED}; --budget SECONDS gives more time")
+        sentences.append(f"{skipped} of {len(rows)} {SKIPPED}; --budget SECONDS gives more time")
     for row in (row for row in rows if row["error"] != SKIPPED):
         where = f"{Case.parse(row['case']).label()} {row['measure']} {row['contender']}"
         if row["error"]:
-            found.append(f"{where}: {row['error'].splitlines()[0]}")
+            sentences.append(f"{where}: {row['error'].splitlines()[0]}")
         elif "rejected" in row["said"] or "fallback" in row["said"]:
-            found.append(f"{where}: {row['said']}")
-    return found
+            sentences.append(f"{where}: {row['said']}")
+    return sentences
 
 
 def plot(rows: Sequence[Row], path: Path, unit: str) -> None:

@@ -33,7 +33,7 @@ def meta(case: Case, **options: Any) -> Function:
     rows = offsets(case.lengths()).to(case.device)
 
     def attend(query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
-        found = attention(
+        result = attention(
             query=query,
             key=key.flatten(0, 1) if case.keys else key,
             value=value.flatten(0, 1) if case.keys else value,
@@ -46,7 +46,7 @@ def meta(case: Case, **options: Any) -> Function:
             qk_scale=1.0,
             **options,
         )
-        out = found[0] if isinstance(found, tuple) else found
+        out = result[0] if isinstance(result, tuple) else result
         return out.view(query.shape)
 
     return attend
@@ -65,11 +65,11 @@ def hstu(case: Case) -> Function:
     )
 
     def attend(query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
-        found: Tensor = module.triton_hstu_mha(
+        result: Tensor = module.triton_hstu_mha(
             N=case.length, alpha=case.head_dim**-0.5, q=query, k=key, v=value, seq_offsets=ends,
             num_targets=None, max_attn_len=0, contextual_seq_len=0,
         )  # fmt: skip
-        return found
+        return result
 
     return attend
 

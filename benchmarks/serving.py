@@ -37,8 +37,8 @@ def subject(case: Case) -> Subject:
         counts = case.lengths()
         total = int(counts.sum())
         key, value = (drawn(total, case.heads, case.head_dim) for _ in range(2))
-        given = [query, key, value, offsets(counts).to(case.device, torch.int64)]
+        inputs = [query, key, value, offsets(counts).to(case.device, torch.int64)]
     else:
         shape = (case.batch, case.heads, case.keys, case.head_dim)
-        given = [query, drawn(*shape), drawn(*shape)]
-    return Subject(formula(case), tuple(given), (), torch.empty_like(query))
+        inputs = [query, drawn(*shape), drawn(*shape)]
+    return Subject(formula(case), tuple(inputs), (), torch.empty_like(query))

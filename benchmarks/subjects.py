@@ -18,10 +18,11 @@ def subject(case: Case) -> Subject:
         return serving.subject(case)
     if case.fill:
         return jagged.subject(case)
-    given = operands(case)
-    leaves = tuple(t for t in given if t.requires_grad)
-    direction = torch.randn_like(given[0] @ given[2].new_empty(case.head_dim, given[2].shape[-1]))
-    return Subject(formula(case), tuple(given), leaves, direction)
+    inputs = operands(case)
+    leaves = tuple(t for t in inputs if t.requires_grad)
+    query, _, value = inputs[:3]
+    direction = torch.randn_like(query @ value.new_empty(case.head_dim, value.shape[-1]))
+    return Subject(formula(case), tuple(inputs), leaves, direction)
 
 
 def model_subject(case: Case) -> Subject:
@@ -35,16 +36,16 @@ def model_subject(case: Case) -> Subject:
     function = built.function
     if isinstance(function, nn.Module):
         function.to(case.device, dtype)
-    given = tuple(moved(t, case.device, dtype) for t in built.given)
+    inputs = tuple(moved(t, case.device, dtype) for t in built.inputs)
     empty = torch.empty(0, device=case.device)
-    on = Subject(function, given, (), empty, autocast)
+    on = Subject(function, inputs, (), empty, autocast)
     with torch.no_grad():
         direction = torch.randn_like(on.running(function))
-    wanted = [*(t for t in given if t.requires_grad), *parameters(function)]
+    wanted = [*(t for t in inputs if t.requires_grad), *parameters(function)]
     # A parameter that the output does not depend on has no gradient, and is no leaf.
     used = torch.autograd.grad(on.running(function), wanted, direction, allow_unused=True)
     leaves = tuple(t for t, grad in zip(wanted, used, strict=True) if grad is not None)
-    return Subject(function, given, leaves, direction, autocast)
+    return Subject(function, inputs, leaves, direction, autocast)
 
 
 def parameters(function: object) -> list[Tensor]:
@@ -56,8 +57,8 @@ def moved(tensor: Tensor, device: str, dtype: torch.dtype) -> Tensor:
 
     It requires gradients if the tensor did.
     """
-    found = tensor.detach().to(device, dtype if tensor.is_floating_point() else None)
-    return found.requires_grad_(tensor.requires_grad)
+    copy = tensor.detach().to(device, dtype if tensor.is_floating_point() else None)
+    return copy.requires_grad_(tensor.requires_grad)
 
 
 def reference(on: Subject, dtype: torch.dtype) -> Subject:
@@ -66,9 +67,9 @@ def reference(on: Subject, dtype: torch.dtype) -> Subject:
     function = copy.deepcopy(on.function)
     if isinstance(function, nn.Module):
         function.to(dtype=dtype)
-    given = tuple(moved(t, device, dtype) for t in on.given)
-    before = [*on.given, *parameters(on.function)]
-    after = [*given, *parameters(function)]
+    inputs = tuple(moved(t, device, dtype) for t in on.inputs)
+    before = [*on.inputs, *parameters(on.function)]
+    after = [*inputs, *parameters(function)]
     stands = {id(old): new for old, new in zip(before, after, strict=True)}
     leaves = tuple(stands[id(leaf)] for leaf in on.leaves)
-    return Subject(function, given, leaves, on.direction.to(dtype))
+    return Subject(function, inputs, leaves, on.direction.to(dtype))

@@ -63,10 +63,10 @@ def jobs_of(
 
     On a CPU a case is one job, and its contenders take turns. On a GPU each contender is a job.
     """
-    kept = tuple(n for n in names if not pick.contenders or n in pick.contenders)
+    contenders = tuple(n for n in names if not pick.contenders or n in pick.contenders)
     measured = tuple(m for m in measures if not pick.measures or m in pick.measures)
-    groups = [kept] if pick.device == "cpu" else [(name,) for name in kept]
-    if not kept or not measured:
+    groups = [contenders] if pick.device == "cpu" else [(name,) for name in contenders]
+    if not contenders or not measured:
         return []
     return [Job(c, g, measured, pick.seconds, pick.peers) for c in cases for g in groups]
 
@@ -80,25 +80,25 @@ def dense(pick: Selection) -> list[Job]:
     def cases(variant: str, names: tuple[str, ...] = activations) -> list[Case]:
         if pick.variants and variant not in pick.variants:
             return []
-        made = itertools.product(names, shapes)
-        return [Case(a, variant, *shape, dtype, pick.device) for a, shape in made]
+        pairs = itertools.product(names, shapes)
+        return [Case(a, variant, *shape, dtype, pick.device) for a, shape in pairs]
 
     anchors = tuple(sorted(ANCHORS)) if pick.device == "cuda" else ()
     every, pair = ("forward", "backward", "step"), ("gdpa", "inductor")
-    found = jobs_of(cases("none"), ("gdpa",), every, pick)
-    found += jobs_of(cases("none"), ("inductor",), ("forward", "step"), pick)
-    found += jobs_of(cases("none", activations[:1]), anchors, every, pick)
-    found += jobs_of(cases("causal"), pair, ("forward", "step"), pick)
-    found += jobs_of(cases("bias"), pair, ("forward", "step"), pick)
-    found += jobs_of(cases("buckets"), pair, ("forward", "step"), pick)
-    found += jobs_of(cases("none"), ("eager",), ("forward", "step"), pick)
+    jobs = jobs_of(cases("none"), ("gdpa",), every, pick)
+    jobs += jobs_of(cases("none"), ("inductor",), ("forward", "step"), pick)
+    jobs += jobs_of(cases("none", activations[:1]), anchors, every, pick)
+    jobs += jobs_of(cases("causal"), pair, ("forward", "step"), pick)
+    jobs += jobs_of(cases("bias"), pair, ("forward", "step"), pick)
+    jobs += jobs_of(cases("buckets"), pair, ("forward", "step"), pick)
+    jobs += jobs_of(cases("none"), ("eager",), ("forward", "step"), pick)
     # These are measured only if the command line names them.
     if "scores" in pick.variants:
-        found += jobs_of(cases("scores"), pair, ("forward", "step"), pick)
+        jobs += jobs_of(cases("scores"), pair, ("forward", "step"), pick)
     for name in ("gdpa-always", "gdpa-atomic", "gdpa-exact"):
         if name in pick.contenders:
-            found += jobs_of(cases("none"), (name,), every, pick)
-    return found + jobs_of(cases("none"), ("max-autotune",), ("forward", "step"), pick)
+            jobs += jobs_of(cases("none"), (name,), every, pick)
+    return jobs + jobs_of(cases("none"), ("max-autotune",), ("forward", "step"), pick)
 
 
 def grid(pick: Selection) -> list[Job]:
@@ -148,7 +148,7 @@ def wide(pick: Selection) -> list[Job]:
     """
     kinds = (("relu2", "laplace"), WIDE_SHAPES, "bfloat16"), (("silu",), DEEP_SHAPES, "bfloat16")
     exact = ("silu",), EXACT_SHAPES, "float32"
-    found: list[Job] = []
+    jobs: list[Job] = []
     for activations, shapes, dtype in (*kinds, exact):
         if pick.dtypes and dtype not in pick.dtypes:
             continue
@@ -161,8 +161,8 @@ def wide(pick: Selection) -> list[Job]:
         ]
         triton = ("gdpa-triton",) if shapes is DEEP_SHAPES else ()
         names = ("gdpa", "gdpa-chunked", "inductor", *triton)
-        found += jobs_of(cases, names, ("forward", "step"), pick)
-    return found
+        jobs += jobs_of(cases, names, ("forward", "step"), pick)
+    return jobs
 
 
 TRAINED = {"cuda": (128, 4, 1024, 64), "cpu": (4, 2, 64, 16)}
@@ -178,21 +178,21 @@ def models(pick: Selection) -> list[Job]:
         return training(pick)
     on_gpu = pick.device == "cuda"
     ours = "gdpa" if on_gpu else "gdpa-always"
-    found = []
+    jobs = []
     for measure in ("step", "forward"):
         for name in pick.rows or tuple(MODELS):
             for case in model_cases(name, pick):
-                found += jobs_of([case], (ours, "inductor", "eager"), (measure,), pick)
+                jobs += jobs_of([case], (ours, "inductor", "eager"), (measure,), pick)
                 alone = MODELS[name].attentions(case)
-                found += jobs_of(alone, (ours, "inductor"), (measure,), pick)
+                jobs += jobs_of(alone, (ours, "inductor"), (measure,), pick)
     # An attention that several models have is measured once.
-    return [dataclasses.replace(job, cold=True) for job in dict.fromkeys(found)]
+    return [dataclasses.replace(job, cold=True) for job in dict.fromkeys(jobs)]
 
 
 def model_cases(name: str, pick: Selection) -> list[Case]:
     dtypes = pick.dtypes or (("autocast",) if pick.device == "cuda" else ("float32",))
-    made = itertools.product(dtypes, pick.shapes or (None,))
-    return [MODELS[name].case(name, pick.device, dtype, shape) for dtype, shape in made]
+    pairs = itertools.product(dtypes, pick.shapes or (None,))
+    return [MODELS[name].case(name, pick.device, dtype, shape) for dtype, shape in pairs]
 
 
 def training(pick: Selection) -> list[Job]:
@@ -207,11 +207,11 @@ def training(pick: Selection) -> list[Job]:
     ours = "gdpa" if pick.device == "cuda" else "gdpa-always"
     seeds = [dataclasses.replace(case, seed=seed) for seed in range(SEEDS)]
     order = (ours, [case]), ("inductor", seeds), (ours, seeds[1:]), ("eager", [case])
-    found = [job for name, cases in order for job in jobs_of(cases, (name,), ("train",), pick)]
+    jobs = [job for name, cases in order for job in jobs_of(cases, (name,), ("train",), pick)]
     if pick.device == "cuda":
         for name in (ours, "inductor"):
-            found += jobs_of([case], (name,), ("largest",), pick)
-    return found
+            jobs += jobs_of([case], (name,), ("largest",), pick)
+    return jobs
 
 
 def compiling(pick: Selection) -> list[Job]:
@@ -247,7 +247,7 @@ def jagged(pick: Selection) -> list[Job]:
     """
     batch, heads = (1152, 4) if pick.device == "cuda" else (8, 2)
     (dtype,) = pick.dtypes or ("bfloat16" if pick.device == "cuda" else "float32",)
-    kept = {shape[2] for shape in pick.shapes}
+    lengths = {shape[2] for shape in pick.shapes}
 
     def wanted(activation: str, variant: str) -> bool:
         allowed = (pick.activations or (activation,), pick.variants or (variant,))
@@ -259,23 +259,23 @@ def jagged(pick: Selection) -> list[Job]:
         return [
             Case(activation, variant, batch, heads, n, 128, dtype, pick.device, fill=f, keys=m)
             for n, f, m in JAGGED_SIZES
-            if (not kept or n in kept) and not (m and variant == "causal")
+            if (not lengths or n in lengths) and not (m and variant == "causal")
         ]
 
     measures = ("forward", "backward")
-    found = jobs_of(cases("gelu_tanh", "none"), ("gdpa",), measures, pick)
-    found += jobs_of(cases("gelu_tanh", "none"), ("meta",), measures, pick)
-    found += jobs_of(cases("silu", "causal"), ("gdpa",), measures, pick)
-    found += jobs_of(cases("silu", "causal"), ("hstu",), measures, pick)
-    found += jobs_of(cases("silu", "none"), ("gdpa",), measures, pick)
-    found += jobs_of(cases("gelu_tanh", "none"), ("gdpa-atomic", "meta-atomic"), measures, pick)
+    jobs = jobs_of(cases("gelu_tanh", "none"), ("gdpa",), measures, pick)
+    jobs += jobs_of(cases("gelu_tanh", "none"), ("meta",), measures, pick)
+    jobs += jobs_of(cases("silu", "causal"), ("gdpa",), measures, pick)
+    jobs += jobs_of(cases("silu", "causal"), ("hstu",), measures, pick)
+    jobs += jobs_of(cases("silu", "none"), ("gdpa",), measures, pick)
+    jobs += jobs_of(cases("gelu_tanh", "none"), ("gdpa-atomic", "meta-atomic"), measures, pick)
     if wanted("silu", "layer"):
         batch, n = (128, 2048) if pick.device == "cuda" else (8, 256)
         layer = Case("silu", "layer", batch, heads, n, 128, dtype, pick.device, fill=0.3)
-        found += jobs_of([layer], ("gdpa", "inductor"), ("forward", "step"), pick)
+        jobs += jobs_of([layer], ("gdpa", "inductor"), ("forward", "step"), pick)
     for case in ("gelu_tanh", "none"), ("silu", "causal"):
-        found += jobs_of(cases(*case), ("inductor",), measures, pick)
-    return found
+        jobs += jobs_of(cases(*case), ("inductor",), measures, pick)
+    return jobs
 
 
 CACHE_ROWS, CACHE_KEYS = (1, 16, 128), 4096

@@ -142,19 +142,19 @@ def run_job(job: Job) -> Iterator[Measurement]:
     torch.set_float32_matmul_precision(job.case.precision)
     for measure in job.measures:
         case = dataclasses.asdict(job.case)
-        found = {name: Measurement(case, name, measure) for name in job.contenders}
+        measurements = {name: Measurement(case, name, measure) for name in job.contenders}
         if measure in TRAINING:
             for name in job.contenders:
-                with failing_into(found[name]), listening() as heard:
-                    TRAINING[measure](job.case, name, found[name])
-                    found[name].said = what_was_said(heard)
+                with failing_into(measurements[name]), listening() as heard:
+                    TRAINING[measure](job.case, name, measurements[name])
+                    measurements[name].said = what_was_said(heard)
         else:
-            with failing_into(*found.values()):
-                run_measure(job, measure, subject(job.case), found)
-        yield from found.values()
+            with failing_into(*measurements.values()):
+                run_measure(job, measure, subject(job.case), measurements)
+        yield from measurements.values()
 
 
-def run_measure(job: Job, measure: str, on: Subject, found: dict[str, Measurement]) -> None:
+def run_measure(job: Job, measure: str, on: Subject, measurements: dict[str, Measurement]) -> None:
     """Compile all contenders, then measure time and memory of those without an error."""
     # A reset between contenders would remove the compiled code of the one before.
     torch.compiler.reset()
@@ -164,31 +164,32 @@ def run_measure(job: Job, measure: str, on: Subject, found: dict[str, Measuremen
         release(job.case.device)
     ready: Calls = {}
     for name in job.contenders:
-        with turn(job, alone=False), failing_into(found[name]), listening() as heard:
-            ready[name] = prepare(job, name, measure, on, found[name])
-            found[name].said = what_was_said(heard)
+        with turn(job, alone=False), failing_into(measurements[name]), listening() as heard:
+            ready[name] = prepare(job, name, measure, on, measurements[name])
+            measurements[name].said = what_was_said(heard)
             if truth:
-                found[name].distance = worst(ready[name](), truth)
-                found[name].reference = dtype
+                measurements[name].distance = worst(ready[name](), truth)
+                measurements[name].reference = dtype
     with turn(job, alone=True):
-        weigh(job, measure, ready, found)
+        weigh(job, measure, ready, measurements)
     ready.clear()
     release(job.case.device)
 
 
-def weigh(job: Job, measure: str, ready: Calls, found: dict[str, Measurement]) -> None:
+def weigh(job: Job, measure: str, ready: Calls, measurements: dict[str, Measurement]) -> None:
     """Measure time and memory, and for models the share of attention in the kernels' time."""
     for name, times in times_ms(ready, job.case.device, job.seconds).items():
         ms = statistics.median(times)
-        found[name].ms, found[name].spread = ms, spread(times) if len(times) > 1 else None
+        measurements[name].ms = ms
+        measurements[name].spread = spread(times) if len(times) > 1 else None
         if job.case.variant not in ("model", "layer"):
-            found[name].tflops = job.case.flops * WEIGHT[measure] / ms / 1e9
+            measurements[name].tflops = job.case.flops * WEIGHT[measure] / ms / 1e9
     for name, call in ready.items():
         peak = peak_extra_bytes(call, job.case.device)
-        found[name].peak_mib = None if peak is None else peak / 2**20
+        measurements[name].peak_mib = None if peak is None else peak / 2**20
         if job.case.variant == "model" and job.case.device == "cuda":
             alone = MODELS[job.case.activation].attentions(job.case)
-            found[name].share = share(call, {case.padded_scores for case in alone})
+            measurements[name].share = share(call, {case.padded_scores for case in alone})
 
 
 @contextlib.contextmanager
@@ -225,21 +226,21 @@ def release(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def run_training(case: Case, name: str, found: Measurement) -> None:
+def run_training(case: Case, name: str, measurement: Measurement) -> None:
     """Train the recommender under one contender, and fill in its measurement."""
     forget()
     trained = training.train(case, CONTENDERS[name])
-    found.regions = dynamo.counters["gdpa"]["matched"]
-    found.ms, found.spread = statistics.median(trained.ms), spread(trained.ms)
-    found.compile_s, found.tokens = trained.compile_s, trained.tokens
-    found.losses = trained.losses
-    found.peak_mib = None if trained.peak is None else trained.peak / 2**20
+    measurement.regions = dynamo.counters["gdpa"]["matched"]
+    measurement.ms, measurement.spread = statistics.median(trained.ms), spread(trained.ms)
+    measurement.compile_s, measurement.tokens = trained.compile_s, trained.tokens
+    measurement.losses = trained.losses
+    measurement.peak_mib = None if trained.peak is None else trained.peak / 2**20
 
 
-def run_largest(case: Case, name: str, found: Measurement) -> None:
+def run_largest(case: Case, name: str, measurement: Measurement) -> None:
     """Find the largest batch of histories on which one contender can train."""
     forget()
-    found.largest_batch = training.largest_batch(case, CONTENDERS[name])
+    measurement.largest_batch = training.largest_batch(case, CONTENDERS[name])
 
 
 def forget() -> None:
@@ -265,7 +266,7 @@ def exactly(measure: str, on: Subject) -> tuple[list[Tensor], str]:
 
 
 def prepare(
-    job: Job, name: str, measure: str, on: Subject, found: Measurement
+    job: Job, name: str, measure: str, on: Subject, measurement: Measurement
 ) -> Callable[[], list[Tensor]]:
     """Compile a contender, run it once, and compare it with eager. Returns the compiled call."""
     if name != "eager":
@@ -279,14 +280,14 @@ def prepare(
         call = CALLS[measure](built(job, name, on), on)
         got = call()
         synchronize(job.case.device)
-        found.compile_s = time.perf_counter() - start
+        measurement.compile_s = time.perf_counter() - start
     if name.startswith("gdpa"):
-        found.regions = dynamo.counters["gdpa"]["matched"]
+        measurement.regions = dynamo.counters["gdpa"]["matched"]
     if name not in OTHERS and name != "eager":
         # Eager needs the most memory. If it runs out of memory, the contender is not at fault.
         with contextlib.suppress(torch.OutOfMemoryError):
             wanted = CALLS[measure](on.function, on)()
-            found.off = worst(got, wanted)
+            measurement.off = worst(got, wanted)
     return call
 
 
@@ -323,7 +324,7 @@ def synchronize(device: str) -> None:
 
 
 @contextlib.contextmanager
-def failing_into(*found: Measurement) -> Iterator[None]:
+def failing_into(*measurements: Measurement) -> Iterator[None]:
     """A context that writes an exception into the measurements.
 
     If the device is broken, the exception of torch ends the process.
@@ -331,7 +332,7 @@ def failing_into(*found: Measurement) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        for measurement in found:
+        for measurement in measurements:
             measurement.error = measurement.error or f"{type(error).__name__}: {error}"[:500]
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import compiles, lowerings, summary
+from . import compiles, lowerings
 from ._compat import dynamo, inductor
 from .graphs import copy_graph
 from .options import BACKENDS, Options, check_names, split
@@ -76,14 +76,18 @@ def apply(
     result, frame = part.result, dynamo.frame_under_way()
     if frame:  # what raises below is not compiled: its frame runs in eager, or not at all
         dynamo.counters["gdpa_regions"].pop(frame, None)
-    _count(result)
+    counters = dynamo.counters["gdpa"]
+    counters["matched"] += len(result.matches)
+    if varlen := sum(match.problem.jagged for match in result.matches):
+        counters["matched_varlen"] += varlen
+    counters["rejected"] += len(result.rejections)
     for match in result.matches:
         log.info("%s", match)
     for rejection in result.rejections:
         log.info("%s", rejection)
     _warn(part, options)
     if options.summary:
-        summary.note(part.so_far)
+        compiles.summarise(part.so_far)
     if result.matches or result.rejections:
         inductor.trace_artifact(
             "gdpa_regions", lambda: "\n".join(map(str, [*result.matches, *result.rejections]))
@@ -111,19 +115,11 @@ def analyse(
     return under_way.add(values, result, rewrite)
 
 
-def _count(result: Result) -> None:
-    counters = dynamo.counters["gdpa"]
-    counters["matched"] += len(result.matches)
-    if varlen := sum(match.problem.jagged for match in result.matches):
-        counters["matched_varlen"] += varlen
-    counters["rejected"] += len(result.rejections)
-
-
 def _warn(part: compiles.PartResult, options: Options) -> None:
     """Of what was asked for by name and cannot be had, and of what DDP takes apart."""
     if options.kernel in BACKENDS:
-        refused = [r for r in part.result.rejections if r.code is Code.DEVICE]
-        for reason in dict.fromkeys(r.reason for r in refused):
+        reasons = [r.reason for r in part.result.rejections if r.code is Code.DEVICE]
+        for reason in dict.fromkeys(reasons):
             log.warning("not fused: %s", reason)
     cut = [r for r in part.so_far.rejections if r.code is Code.DDP_CUT]
     if cut and part.last:

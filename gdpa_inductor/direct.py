@@ -32,7 +32,7 @@ def kind_of(operands: Sequence[Tensor], *mods: Any) -> Kind | None:
     """The kind of a call; None unless it is one of plain or nested tensors, which nothing observes
     or transforms.
     """
-    found: list[object] = [getattr(mod, "__code__", type(mod)) for mod in mods]
+    parts: list[object] = [getattr(mod, "__code__", type(mod)) for mod in mods]
     for x in operands:
         nested = type(x) not in _PLAIN or x.is_nested
         if nested and not subclasses.is_compact_nested(x):
@@ -42,8 +42,8 @@ def kind_of(operands: Sequence[Tensor], *mods: Any) -> Kind | None:
         shape, in_memory = values.shape, values.is_cpu
         if len(shape) < 3 or not (in_memory or values.is_cuda):
             return None
-        found += nested, len(shape), shape[1], shape[-1], values.dtype, in_memory
-    return None if torch.jit.is_tracing() or autograd.is_observed() else tuple(found)
+        parts += nested, len(shape), shape[1], shape[-1], values.dtype, in_memory
+    return None if torch.jit.is_tracing() or autograd.is_observed() else tuple(parts)
 
 
 def compiled(kind: Kind, formula: Callable[..., Tensor], arguments: Sequence[Any]) -> Tensor:
@@ -68,12 +68,12 @@ def compiled(kind: Kind, formula: Callable[..., Tensor], arguments: Sequence[Any
     cause = getattr(failure, "inner_exception", failure)
     if isinstance(cause, GDPAError):
         raise cause
-    made = formula(*arguments)  # which says so where the arguments are wrong
+    unfused = formula(*arguments)  # which says so where the arguments are wrong
     if kind not in _failed:
         reason = str(cause).strip().partition("\n")[0]
         log.warning("attention is not fused, as it could not be compiled: %s", reason)
     _failed[kind] = time.monotonic()
-    return made
+    return unfused
 
 
 @functools.lru_cache(_KINDS)

@@ -43,9 +43,9 @@ def versions() -> Finding:
         except importlib.metadata.PackageNotFoundError:
             return None
 
-    found: Finding = {"python": platform.python_version(), "platform": platform.platform()}
-    found |= {name: version(name) for name in DISTRIBUTIONS}
-    return found | {"torch": torch.__version__}  # with the build, such as +cu130
+    releases: Finding = {"python": platform.python_version(), "platform": platform.platform()}
+    releases |= {name: version(name) for name in DISTRIBUTIONS}
+    return releases | {"torch": torch.__version__}  # with the build, such as +cu130
 
 
 def devices() -> Finding:
@@ -65,20 +65,20 @@ def devices() -> Finding:
 
 def warnings() -> list[str]:
     """Problems of the installation, in one sentence each."""
-    found = []
+    sentences = []
     if not is_tested():
         tested = f"{TESTED[0]} to {TESTED[-1]}"
-        found.append(f"torch {torch.__version__} is no release in the tested range {tested}")
+        sentences.append(f"torch {torch.__version__} is no release in the tested range {tested}")
     points = importlib.metadata.entry_points(group="torch_dynamo_backends")
     if "gdpa" not in {point.name for point in points}:
-        found.append('backend="gdpa" needs the package installed (its entry point is missing)')
+        sentences.append('backend="gdpa" needs the package installed (its entry point is missing)')
     if devices()["cxx"] is None:
-        found.append("no C++ compiler on PATH: Inductor cannot build for the CPU")
-    return found
+        sentences.append("no C++ compiler on PATH: Inductor cannot build for the CPU")
+    return sentences
 
 
 def judge(problem: Problem, kernel: str) -> object:
-    """The answer of the lowerings if the user requests this kernel: a choice or a refusal."""
+    """The answer of the lowerings if the user requests this kernel: a choice or a rejection."""
     from .backend import lowering_judge
 
     return lowering_judge(Options.make({"kernel": kernel}))(problem)
@@ -89,18 +89,18 @@ def kernels() -> list[Finding]:
 
     A row has `runs`, whether the kernel runs, and `answer`, the choice or the reason against it.
     """
-    found: list[Finding] = []
+    rows: list[Finding] = []
     for device, dtypes in CASES.items():
         if device == "cuda" and not torch.cuda.is_available():
             row = {"device": device, "dtype": "any", "kernel": "triton", "runs": False}
-            found.append(row | {"answer": "torch finds no NVIDIA GPU"})
+            rows.append(row | {"answer": "torch finds no NVIDIA GPU"})
             continue
         for dtype, kernel in itertools.product(dtypes, KERNELS):
             answer = guarded(functools.partial(judge, sample_problem(device, dtype), kernel))
             runs = bool(answer) and not isinstance(answer, Exception)
             row = {"device": device, "dtype": str(dtype).removeprefix("torch."), "kernel": kernel}
-            found.append(row | {"runs": runs, "answer": str(answer) or repr(answer)})
-    return found
+            rows.append(row | {"runs": runs, "answer": str(answer) or repr(answer)})
+    return rows
 
 
 def guarded(ask: Callable[[], object]) -> object:
@@ -118,8 +118,8 @@ def sample_problem(device: str, dtype: torch.dtype) -> Problem:
     """
     query = torch.empty(4, 4, 2048, 64, dtype=dtype, device="meta")
     operands = Operands(query, query, query, (), (), ScoreMod.parse("silu(s)"))
-    found = Problem.of(operands, training=True)
-    return dataclasses.replace(found, device=torch.device(device))
+    problem = Problem.of(operands, training=True)
+    return dataclasses.replace(problem, device=torch.device(device))
 
 
 def patient(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
@@ -210,8 +210,8 @@ def as_text(finding: Finding) -> str:
     lines.append("Kernels (silu, 4 heads, 2048 rows, head dim 64)")
     for row in finding["kernels"]:
         runs = "runs" if row["runs"] else "no"
-        asked = f"{row['device']:5}{row['dtype']:10}{row['kernel']:11}"
-        lines.append(f"  {asked}{runs:5} {row['answer']}")
+        request = f"{row['device']:5}{row['dtype']:10}{row['kernel']:11}"
+        lines.append(f"  {request}{runs:5} {row['answer']}")
     for test in finding["self_test"]:
         lines.append(f"Self-test on {test['device']}: {'passed' if test['passed'] else 'FAILED'}")
         if test["why"]:

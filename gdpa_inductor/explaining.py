@@ -9,15 +9,19 @@ before stay compiled.
 
 from __future__ import annotations
 
+import contextlib
+import random
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from typing_extensions import Unpack
 
-from ._compat import dynamo
+from ._compat import dynamo, fx, subclasses
 from .backend import analyse
 from .graphs import copy_graph
 from .options import PREFIX, Options, OptionValues, split
@@ -25,8 +29,7 @@ from .patterns import Result
 from .patterns.host import facts, places
 from .rejection import Code
 from .report import Report
-from .report.entries import GraphBreak, Line, Listing, SkippedFrame
-from .untouched import untouched
+from .report.sections import GraphBreak, Line, Listing, SkippedFrame
 
 
 def explain(
@@ -124,13 +127,13 @@ def listing(
 def _code(node: Node) -> str:
     if node.op == "placeholder":
         return f"{node.name}  (input)"
-    given = [_argument(a) for a in node.args] + [
+    arguments = [_argument(a) for a in node.args] + [
         f"{k}={_argument(v)}" for k, v in node.kwargs.items()
     ]
     if node.op == "output":
-        return f"return {', '.join(given)}"
+        return f"return {', '.join(arguments)}"
     called = facts.name(node) or str(node.target)
-    return f"{node.name} = {called}({', '.join(given)})"
+    return f"{node.name} = {called}({', '.join(arguments)})"
 
 
 def _argument(value: Any) -> str:
@@ -139,7 +142,7 @@ def _argument(value: Any) -> str:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         sizes = ", ".join(map(str, value.shape))
         return f"{str(value.dtype).removeprefix('torch.')} [{sizes}]"
     if isinstance(value, (tuple, list)):
@@ -151,7 +154,7 @@ def _code_objects(target: Any) -> list[Any]:
     """The code of the functions that Dynamo may be given: those that it skipped before are tried
     again.
     """
-    modules = list(target.modules()) if isinstance(target, torch.nn.Module) else []
+    modules = list(target.modules()) if isinstance(target, nn.Module) else []
     functions = [getattr(type(m), "forward", None) for m in modules] or [target]
     codes = (getattr(getattr(f, "__func__", f), "__code__", None) for f in functions)
     return [code for code in dict.fromkeys(codes) if code is not None]
@@ -232,3 +235,87 @@ def _breaks(seen: dynamo.Observed) -> tuple[GraphBreak, ...]:
 def _skipped(failure: dynamo.FrameFailure) -> SkippedFrame:
     advice = _advice(failure.reason, failure.location)
     return SkippedFrame(failure.name, failure.location, _sentence(failure.reason), advice)
+
+
+# Nothing changes but by the report
+
+
+@contextlib.contextmanager
+def untouched(target: Any, *arguments: Any) -> Iterator[None]:
+    """A context that restores all that a run of `target`, a function or a module, may change.
+
+    That is: tensors and their gradients, attributes of modules, training mode, and the states of
+    random number generators. Tensors are parameters, buffers, arguments, and those in a closure.
+    """
+    modules = _modules(target, arguments)
+    tensors = _tensors(target, arguments, modules)
+    attributes = [(vars(m), _copied(vars(m))) for m in modules]
+    owned = [t for t in tensors if not (t.is_inference() or t.is_meta)]
+    contents = [
+        (part, part.clone()) for t in owned for part in subclasses.strided_parts(t.detach())
+    ]
+    gradients = [
+        (t, t.grad, t.grad.clone()) if t.grad is not None else (t, None, None)
+        for t in tensors
+        if t.is_leaf
+    ]
+    try:
+        with _generators(tensors):
+            yield
+    finally:
+        for now, before in attributes:
+            now.clear()
+            now.update(before)
+        for tensor, saved in contents:
+            # Not by the version counter: batch norm writes its statistics without counting.
+            if not torch.equal(tensor, saved):
+                tensor.data.copy_(saved)
+        for tensor, grad, saved_grad in gradients:
+            tensor.grad = grad
+            if grad is not None and saved_grad is not None:
+                grad.data.copy_(saved_grad)
+
+
+def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
+    """A module's attributes. Its dicts of parameters, buffers and modules are copied, to restore
+    them.
+    """
+    return {
+        name: type(x)(x) if name.startswith("_") and type(x) is dict else x
+        for name, x in attributes.items()
+    }
+
+
+def _reachable(target: Any, arguments: Any) -> list[Any]:
+    """The target, the objects in its closure or its bound self, and every argument."""
+    function = getattr(target, "__func__", target)
+    cells = getattr(function, "__closure__", None) or ()
+    contents = [cell.cell_contents for cell in cells if cell != type(cell)()]
+    return [target, getattr(target, "__self__", None), *contents, *fx.tree_leaves(arguments)]
+
+
+def _modules(target: Any, arguments: Any) -> list[nn.Module]:
+    outermost = [x for x in _reachable(target, arguments) if isinstance(x, nn.Module)]
+    return list(dict.fromkeys(inner for outer in outermost for inner in outer.modules()))
+
+
+def _tensors(target: Any, arguments: Any, modules: list[nn.Module]) -> list[Tensor]:
+    tensors = [x for x in fx.tree_leaves(_reachable(target, arguments)) if isinstance(x, Tensor)]
+    for module in modules:
+        tensors += [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    return list({id(t): t for t in tensors}.values())
+
+
+@contextlib.contextmanager
+def _generators(tensors: list[Tensor]) -> Iterator[None]:
+    """Python's, NumPy's and torch's generators, on the CPU and on the devices of the tensors."""
+    devices = {t.device.index for t in tensors if t.device.type == "cuda"}
+    python, numpy = random.getstate(), sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy is not None else None
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            yield
+    finally:
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)

@@ -42,14 +42,9 @@ def rewrite(program: Program, **options: Unpack[OptionValues]) -> tuple[Program,
     if isinstance(program, ExportedProgram):
         return _exported(program, chosen)  # type: ignore[return-value]
     if isinstance(program, GraphModule):
-        made, result = _rewritten(program, chosen)
-        return made, _report(program, result)
+        rewritten = copy_graph(program)
+        return rewritten, _report(program, apply(rewritten, chosen))
     raise TypeError(f"an ExportedProgram or a GraphModule is wanted, not {type(program).__name__}")
-
-
-def _rewritten(gm: GraphModule, options: Options) -> tuple[GraphModule, Result]:
-    made = copy_graph(gm)
-    return made, apply(made, options)
 
 
 def _report(gm: GraphModule, result: Result) -> Report:
@@ -60,17 +55,17 @@ def _exported(program: ExportedProgram, options: Options) -> tuple[ExportedProgr
     gm = copy_graph(program.graph_module)
     count = len(_outputs(gm.graph))
     _hold_boundaries(gm.graph, program.module_call_graph)
-    held = _output_names(gm.graph)
+    old_names = _output_names(gm.graph)
     result = apply(gm, options)
     # A region that is an output has another node, so another name, now.
-    renamed = dict(zip(held, _output_names(gm.graph), strict=True))
+    renamed = dict(zip(old_names, _output_names(gm.graph), strict=True))
     gm.graph.output_node().update_arg(0, _outputs(gm.graph)[:count])
     gm.recompile()
     signature = copy.deepcopy(program.graph_signature)
     for old, new in renamed.items():
         if old != new:
             signature.replace_all_uses(old, new)
-    made = ExportedProgram(
+    exported = ExportedProgram(
         root=gm,
         graph=gm.graph,
         graph_signature=signature,
@@ -81,7 +76,7 @@ def _exported(program: ExportedProgram, options: Options) -> tuple[ExportedProgr
         constants=program.constants,
         verifiers=program.verifiers,
     )
-    return made, _report(program.graph_module, result)
+    return exported, _report(program.graph_module, result)
 
 
 def _hold_boundaries(graph: Graph, calls: Iterable[ModuleCallEntry]) -> None:
@@ -91,8 +86,8 @@ def _hold_boundaries(graph: Graph, calls: Iterable[ModuleCallEntry]) -> None:
     between its products, and one at its end is followed to its new name.
     """
     wanted = {argument.name for entry in calls for argument in _boundary(entry)}
-    held = [node for node in graph.nodes if node.op == "call_function" and node.name in wanted]
-    graph.output_node().update_arg(0, (*_outputs(graph), *held))
+    boundary = [node for node in graph.nodes if node.op == "call_function" and node.name in wanted]
+    graph.output_node().update_arg(0, (*_outputs(graph), *boundary))
 
 
 def _renamed(calls: Iterable[ModuleCallEntry], names: dict[str, str]) -> list[ModuleCallEntry]:
@@ -102,19 +97,19 @@ def _renamed(calls: Iterable[ModuleCallEntry], names: dict[str, str]) -> list[Mo
         return [replace(x, name=names.get(x.name, x.name)) for x in arguments]
 
     def entry(call: ModuleCallEntry) -> ModuleCallEntry:
-        found = call.signature
-        if found is None:
+        signature = call.signature
+        if signature is None:
             return call
-        made = replace(found, inputs=named(found.inputs), outputs=named(found.outputs))
-        return replace(call, signature=made)
+        inputs, outputs = named(signature.inputs), named(signature.outputs)
+        return replace(call, signature=replace(signature, inputs=inputs, outputs=outputs))
 
     return list(map(entry, calls))
 
 
 def _boundary(entry: ModuleCallEntry) -> list[Any]:
     """The arguments and results of a module whose signature is preserved."""
-    found = entry.signature
-    return [] if found is None else [*found.inputs, *found.outputs]
+    signature = entry.signature
+    return [] if signature is None else [*signature.inputs, *signature.outputs]
 
 
 def _outputs(graph: Graph) -> tuple[Any, ...]:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from . import direct
-from . import jagged_ops as jagged_ops  # which registers the ops
 from ._compat import subclasses
 from .operands import Size, check_bounds, check_form
 from .rejection import GDPAError
@@ -70,20 +69,18 @@ def attention(
         TypeError: a `score_mod` or `mask_mod` that returns no tensor of no dims, or a `mask_mod`
             that returns no booleans.
     """
-    arguments = (
-        query, key, value, score_mod, mask_mod, scale, enable_gqa,
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-    )  # fmt: skip
-    if torch.compiler.is_compiling():
-        return _attention(*arguments)
-    kind = direct.kind_of((query, key, value), score_mod, mask_mod)
+    mods = (score_mod, mask_mod, scale, enable_gqa)
+    arguments = (query, key, value, *mods, cu_seqlens_q, cu_seqlens_k)
+    kind = None
+    if not torch.compiler.is_compiling():
+        kind = direct.kind_of((query, key, value), score_mod, mask_mod)
     if kind is None:
-        return _attention(*arguments)
+        return _attention(*arguments, max_seqlen_q, max_seqlen_k)
     longest = key_longest = _longest("query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
     rows = _source_of_bound(query, cu_seqlens_q, max_seqlen_q)
     if _source_of_bound(key, cu_seqlens_k, max_seqlen_k) != rows:
         key_longest = _longest("key", key, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
-    return direct.compiled(kind, _attention, (*arguments[:-2], longest, key_longest))
+    return direct.compiled(kind, _attention, (*arguments, longest, key_longest))
 
 
 def _longest(
@@ -91,9 +88,9 @@ def _longest(
 ) -> Size | None:
     """The bound of a side, whose offsets are checked; None where it is dense."""
     if longest is offsets is None and subclasses.is_compact_nested(values):
-        told = subclasses.longest_of(values)
+        stored = subclasses.longest_of(values)
         total = subclasses.values_of(values).shape[0]
-        return _bound(values.offsets(), total) if told is None else told  # type: ignore[attr-defined]
+        return _bound(values.offsets(), total) if stored is None else stored  # type: ignore[attr-defined]
     _, side = _jagged_side(name, values, cu_name, offsets, longest)
     return None if side is None else side.longest
 
@@ -105,11 +102,18 @@ def _source_of_bound(values: Tensor, offsets: Tensor | None, longest: Size | Non
 
 
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, score_mod: ScoreFn | None, mask_mod: MaskFn | None,
-    scale: float | Tensor, enable_gqa: bool,
-    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
-    max_seqlen_q: Size | None, max_seqlen_k: Size | None,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: ScoreFn | None,
+    mask_mod: MaskFn | None,
+    scale: float | Tensor,
+    enable_gqa: bool,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: Size | None,
+    max_seqlen_k: Size | None,
+) -> Tensor:
     """`attention` as a formula of torch's operators."""
     nested = query.is_nested
     query, rows = _jagged_side("query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
@@ -131,9 +135,15 @@ def _attention(
 
 
 def _formula(
-    query: Tensor, key: Tensor, value: Tensor, sides: _Sides, groups: int,
-    score_mod: ScoreFn | None, mask_mod: MaskFn | None, scale: float | Tensor,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sides: _Sides,
+    groups: int,
+    score_mod: ScoreFn | None,
+    mask_mod: MaskFn | None,
+    scale: float | Tensor,
+) -> Tensor:
     batch, heads, rows = sides.batch(query), query.shape[1], query.shape[2]
     kv_heads, cols = key.shape[1:3]
     compute = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -175,16 +185,16 @@ def _formula(
     return out.flatten(1, 2) if groups > 1 else out
 
 
-def _of_one_score(name: str, made: object, rank: int) -> Tensor:
+def _of_one_score(name: str, value: object, rank: int) -> Tensor:
     """What a mod has returned, if it is one element for each score."""
     wanted = "a tensor of torch.bool" if name == "mask_mod" else "a tensor"
-    found = made.dtype if isinstance(made, Tensor) else type(made).__name__
-    if not isinstance(made, Tensor) or (name == "mask_mod" and made.dtype != torch.bool):
-        raise TypeError(f"{name} must return {wanted}, not {found}")
-    if made.dim() not in (0, rank):
-        shape = tuple(made.shape[rank:])
+    kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+    if not isinstance(value, Tensor) or (name == "mask_mod" and value.dtype != torch.bool):
+        raise TypeError(f"{name} must return {wanted}, not {kind}")
+    if value.dim() not in (0, rank):
+        shape = tuple(value.shape[rank:])
         raise TypeError(f"{name} must return {wanted} without dims, not of shape {shape}")
-    return made
+    return value
 
 
 def _head_axes(size: Size, groups: int) -> tuple[Size, Size]:

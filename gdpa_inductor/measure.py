@@ -51,13 +51,13 @@ def times_ms(
             call()
             times[name].append((time.perf_counter() - start) * 1e3)
     # The first two turns warm up caches, and do not count.
-    return {name: taken[2:] for name, taken in times.items()}
+    return {name: runs[2:] for name, runs in times.items()}
 
 
 def medians_ms(calls: Mapping[str, Call], device: str, seconds: float = 0.5) -> dict[str, float]:
     """The median milliseconds of each call, from `times_ms`."""
-    taken = times_ms(calls, device, seconds)
-    return {name: statistics.median(times) for name, times in taken.items()}
+    runs = times_ms(calls, device, seconds)
+    return {name: statistics.median(times) for name, times in runs.items()}
 
 
 def spread(times: Sequence[float]) -> float:

@@ -57,17 +57,17 @@ class Operands(Generic[T]):
 
     def flat(self) -> list[Any]:
         """All tensors and sizes in a list. Absent ones are left out."""
-        given = [*self.differentiable, *self.scalars, *self.lengths]
-        return [item for item in given if item is not None]
+        items = [*self.differentiable, *self.scalars, *self.lengths]
+        return [item for item in items if item is not None]
 
     def filled(self, flat: Sequence[Any]) -> Operands[Any]:
         """The same with other tensors and sizes, in the order of `flat`."""
-        given = iter(flat)
-        query, key, value = next(given), next(given), next(given)
-        aux, scalars = [next(given) for _ in self.aux], [next(given) for _ in self.scalars]
-        cu_q, cu_k = (None if cu is None else next(given) for cu in self.lengths[:2])
+        items = iter(flat)
+        query, key, value = next(items), next(items), next(items)
+        aux, scalars = [next(items) for _ in self.aux], [next(items) for _ in self.scalars]
+        cu_q, cu_k = (None if cu is None else next(items) for cu in self.lengths[:2])
         return Operands(
-            query, key, value, aux, scalars, self.program, cu_q, cu_k, next(given), next(given)
+            query, key, value, aux, scalars, self.program, cu_q, cu_k, next(items), next(items)
         )
 
     def with_aux(self, aux: Sequence[T]) -> Operands[T]:
@@ -106,7 +106,7 @@ def check(operands: Operands[Tensor]) -> None:
     for side, offsets in (("cu_seqlens_q", o.cu_seqlens_q), ("cu_seqlens_k", o.cu_seqlens_k)):
         if offsets is not None:
             check_form(side, offsets)
-            _check_not_empty(side, offsets)
+            _require(offsets.shape[0] >= 1, lambda name=side: f"gdpa::attention: {name} is empty")
     for other in (o.key, o.value, *o.aux, o.cu_seqlens_q, o.cu_seqlens_k):
         if other is not None and other.device != o.query.device and other.dim() > 0:
             raise GDPAError(f"operands are on {o.query.device} and {other.device}")
@@ -165,10 +165,6 @@ def check_form(name: str, offsets: Tensor) -> None:
         )
 
 
-def _check_not_empty(name: str, offsets: Tensor) -> None:
-    _require(offsets.shape[0] >= 1, lambda: f"gdpa::attention: {name} is empty")
-
-
 def _check_aux(o: Operands[Tensor]) -> None:
     if len(o.aux) != len(o.program.aux) or len(o.scalars) < o.program.num_scalars:
         declared = f"{len(o.program.aux)} operands and {o.program.num_scalars} sizes"
@@ -205,8 +201,8 @@ _FEW = 256  # offsets that Python compares sooner than torch does
 
 def _rises_within(offsets: Tensor, rows: int) -> bool:
     if offsets.shape[0] <= _FEW:
-        found = offsets.tolist()
-        return found == sorted(found) and found[0] >= 0 and found[-1] <= rows
+        values = offsets.tolist()
+        return values == sorted(values) and values[0] >= 0 and values[-1] <= rows
     rises = bool((offsets[1:] >= offsets[:-1]).all())
     return rises and int(offsets[0]) >= 0 and int(offsets[-1]) <= rows
 
@@ -259,8 +255,8 @@ def aux_sums(placed: Tensor, spec: Aux, dtype: torch.dtype) -> Tensor:
     placed: The result of `aux_on_axes`.
     """
     # With all four axes nothing is summed. Each element is written once, in its own dtype.
-    kept = placed.dtype if len(spec.axes) == len(AXES) else dtype
-    return torch.zeros(placed.shape, dtype=kept, device=placed.device)
+    sum_dtype = placed.dtype if len(spec.axes) == len(AXES) else dtype
+    return torch.zeros(placed.shape, dtype=sum_dtype, device=placed.device)
 
 
 def aux_from_axes(tensor: Tensor, spec: Aux) -> Tensor:

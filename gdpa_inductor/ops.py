@@ -7,73 +7,161 @@ and output [Lq,H,·], key and value [Lk,·,·]. Lengths are read on the device o
 backward: the operands.
 
 The eager implementation is the `reference`: any device and float dtype, and it holds the scores.
+Forms for single backends, such as gdpa::attention_cpu, take the same operands, and differ in their
+options (`Signature`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from ._compat import operators, shapes
-from .operands import (
-    Operands,
-    aux_from_axes,
-    aux_on_axes,
-    aux_sums,
-    by_access,
-    check,
-    in_order,
-    kind_of,
-    output_shape,
-    score_shape,
-)
-from .reference import (
-    compute_dtype,
-    expand_heads,
-    program_leaves,
-    reduce_to,
-    reference,
-    reference_backward,
-)
+from .operands import Operands, check, output_shape
+from .program.score_mod import ScoreMod
+from .reference import reference, reference_backward
 from .rejection import GDPAError
-from .signature import DENSE, Arguments, Signature, operands_of
 
-__all__ = [
-    "ATTENTION",
-    "BACKWARD",
-    "DENSE",
-    "Arguments",
-    "Operands",
-    "Signature",
-    "aux_from_axes",
-    "aux_on_axes",
-    "aux_sums",
-    "by_access",
-    "check",
-    "compute_dtype",
-    "expand_heads",
-    "fake_gradients",
-    "fake_output",
-    "in_order",
-    "kind_of",
-    "laid_gradients",
-    "no_autocast",
-    "operands_of",
-    "output_shape",
-    "program_leaves",
-    "reduce_to",
-    "reference",
-    "reference_backward",
-    "score_shape",
-]
+T = TypeVar("T")
+OPERANDS = ("query", "key", "value", "aux", "scalars", "score_mod")
+LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+DENSE = (None, None, 0, 0)  # lengths where none are given; they end every order of arguments
+TYPES: Mapping[str, str] = {
+    "grad_out": "Tensor grad_out",
+    "query": "Tensor query",
+    "key": "Tensor key",
+    "value": "Tensor value",
+    "aux": "Tensor[] aux",
+    "scalars": "SymInt[] scalars",
+    "score_mod": "str score_mod",
+    "needs": "bool[] needs",
+    "kernel_options": "str kernel_options",
+    "cu_seqlens_q": "Tensor? cu_seqlens_q=None",
+    "cu_seqlens_k": "Tensor? cu_seqlens_k=None",
+    "max_seqlen_q": "SymInt max_seqlen_q=0",
+    "max_seqlen_k": "SymInt max_seqlen_k=0",
+    "fast": "bool fast=True",
+    "skip": "bool skip=True",
+    "ordered": "bool ordered=True",
+    "fp32_scores": "bool fp32_scores=False",
+    "lengths_vary": "bool lengths_vary=False",
+}
+TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
 
-_LIBRARY = torch.library.Library("gdpa", "DEF")
+
+@dataclass(frozen=True)
+class Arguments(Generic[T]):
+    """One call of an operator. grad_out, needs: of a backward. options: the rest, by name."""
+
+    operands: Operands[T]
+    grad_out: Any = None
+    needs: tuple[bool, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+Implementation = Callable[[Arguments[Any]], Any]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """An operator gdpa::`name`. keywords: its options; without any they are one string,
+    `kernel_options`. The order of a schema is part of exported programs and must not change.
+    """
+
+    name: str
+    backward: bool = False
+    keywords: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def positional(self) -> tuple[str, ...]:
+        cotangent, needs = (("grad_out",), ("needs",)) if self.backward else ((), ())
+        options = () if self.keywords else ("kernel_options",)
+        return (*cotangent, *OPERANDS, *needs, *options, *LENGTHS)
+
+    @property
+    def schema(self) -> str:
+        arguments = ", ".join(TYPES[name] for name in self.positional)
+        keywords = ", ".join(TYPES[name] for name in self.keywords)
+        returns = "Tensor[]" if self.backward else "Tensor"
+        return f"{self.name}({arguments}{', *, ' + keywords if keywords else ''}) -> {returns}"
+
+    @property
+    def op(self) -> Any:
+        return getattr(torch.ops.gdpa, self.name).default
+
+    def bind(self, *args: Any, **kwargs: Any) -> Arguments[Any]:
+        """Arguments as the dispatcher hands them over: trailing defaults are left out."""
+        missing = len(self.positional) - len(args)
+        if 0 < missing <= len(DENSE) and kwargs.keys().isdisjoint(self.positional):
+            args += DENSE[-missing:]
+        elif missing > 0:
+            lengths = zip(LENGTHS, DENSE, strict=True)
+            leading = zip(self.positional, args, strict=False)
+            args, kwargs = self._in_order({**dict(lengths), **dict(leading), **kwargs})
+        first = 1 if self.backward else 0
+        last = first + len(OPERANDS)
+        operands = operands_of(*args[first:last], *args[-len(LENGTHS) :])
+        options = kwargs if self.keywords else {"kernel_options": args[-len(LENGTHS) - 1]}
+        if not self.backward:
+            return Arguments(operands, options=options)
+        return Arguments(operands, args[0], tuple(args[last]), options)
+
+    def call(self, arguments: Arguments[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) for the operator."""
+        o = arguments.operands
+        return self._in_order(
+            {
+                "grad_out": arguments.grad_out,
+                "query": o.query,
+                "key": o.key,
+                "value": o.value,
+                "aux": list(o.aux),
+                "scalars": list(o.scalars),
+                "score_mod": str(o.program),
+                "needs": list(arguments.needs),
+                **dict(zip(LENGTHS, o.lengths, strict=True)),
+                **arguments.options,
+            }
+        )
+
+    def _in_order(self, named: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        options = {name: named[name] for name in self.keywords if name in named}
+        return tuple(named[name] for name in self.positional), options
+
+    def register(
+        self, library: torch.library.Library, key: str, run: Implementation, fake: Implementation
+    ) -> None:
+        """Define the operator: `run` for a dispatch key, and `fake` on fake tensors."""
+        library.define(self.schema, tags=TAGS)
+        torch.library.impl(library, self.name, key)(lambda *a, **k: run(self.bind(*a, **k)))
+        operators.register_fake(library, self.name, lambda *a, **k: fake(self.bind(*a, **k)))
+
+
+def operands_of(
+    query: Any,
+    key: Any,
+    value: Any,
+    aux: Sequence[Any],
+    scalars: Sequence[Any],
+    score_mod: str,
+    *lengths: Any,
+) -> Operands[Any]:
+    """Operands in the order of a schema; lengths as far as given."""
+    # AOTInductor's executor hands an empty list over as None (torch 2.11, 2.13).
+    program = ScoreMod.parse(score_mod)
+    return Operands(query, key, value, aux or [], scalars or [], program, *lengths)
+
+
 ATTENTION = Signature("attention")
 BACKWARD = Signature("attention_backward", backward=True)
+_LIBRARY = torch.library.Library("gdpa", "DEF")
 
 # A copy that the backward may rely on, in one pass with a cast. A clone would not do: where a graph
 # is partitioned, the backward may take it again, from a tensor that was changed since.
@@ -83,11 +171,11 @@ _LIBRARY.define(
 
 
 @torch.library.impl(_LIBRARY, "kept", "CompositeExplicitAutograd")
-def _kept(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def _copy(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return x.to(dtype or x.dtype, copy=True)
 
 
-def _kept_fake(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def _copy_fake(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty_like(x, dtype=dtype)
 
 
@@ -95,11 +183,13 @@ def _note_dtype(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.dtype = inputs[0].dtype
 
 
-operators.register_fake(_LIBRARY, "kept", _kept_fake)
+operators.register_fake(_LIBRARY, "kept", _copy_fake)
 torch.library.register_autograd(
-    "gdpa::kept", lambda ctx, grad: (grad.to(ctx.dtype), None), setup_context=_note_dtype,
+    "gdpa::kept",
+    lambda ctx, grad: (grad.to(ctx.dtype), None),
+    setup_context=_note_dtype,
     lib=_LIBRARY,
-)  # fmt: skip
+)
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -108,43 +198,45 @@ def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, enabled=False) if known else nullcontext()
 
 
-def _attention(given: Arguments[Tensor]) -> Tensor:
-    check(given.operands)
-    with no_autocast(given.operands.query.device):
-        return reference(given.operands)
+def _attention(arguments: Arguments[Tensor]) -> Tensor:
+    check(arguments.operands)
+    with no_autocast(arguments.operands.query.device):
+        return reference(arguments.operands)
 
 
-def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
-    with no_autocast(given.operands.query.device):
-        found = reference_backward(given.grad_out, given.operands, given.needs)
-    strides = [s for s, need in zip(_strides(given.operands), given.needs, strict=True) if need]
+def _attention_backward(arguments: Arguments[Tensor]) -> list[Tensor]:
+    operands, needs = arguments.operands, arguments.needs
+    with no_autocast(operands.query.device):
+        grads = reference_backward(arguments.grad_out, operands, needs)
+    strides = [s for s, need in zip(_strides(operands), needs, strict=True) if need]
     return [
         grad if grad.stride() == s else grad.new_empty_strided(grad.shape, s).copy_(grad)
-        for grad, s in zip(found, strides, strict=True)
+        for grad, s in zip(grads, strides, strict=True)
     ]
 
 
-def fake_output(given: Arguments[Tensor]) -> Tensor:
+def fake_output(arguments: Arguments[Tensor]) -> Tensor:
     """The output of a forward operator on fake tensors, of whatever device."""
-    check(given.operands)
-    return given.operands.value.new_empty(output_shape(given.operands))
+    check(arguments.operands)
+    return arguments.operands.value.new_empty(output_shape(arguments.operands))
 
 
-def fake_gradients(given: Arguments[Tensor]) -> list[Tensor]:
+def fake_gradients(arguments: Arguments[Tensor]) -> list[Tensor]:
     """The gradients of a backward operator on fake tensors. Checked also where the operator is
     called without the forward: sizes that agree are one.
     """
-    check(given.operands)
-    leaves = zip(given.operands.differentiable, given.needs, strict=True)
+    check(arguments.operands)
+    leaves = zip(arguments.operands.differentiable, arguments.needs, strict=True)
     return [t.new_empty(t.shape) for t, need in leaves if need]
 
 
-def laid_gradients(given: Arguments[Tensor]) -> list[Tensor]:
+def laid_gradients(arguments: Arguments[Tensor]) -> list[Tensor]:
     """The same, where those of query, key and value lie as their operands (`dense_strides`). So the
     views that lead from a projection [B,N,H·D] to them lead back without a copy.
     """
-    check(given.operands)
-    leaves = zip(given.operands.differentiable, _strides(given.operands), given.needs, strict=True)
+    operands = arguments.operands
+    check(operands)
+    leaves = zip(operands.differentiable, _strides(operands), arguments.needs, strict=True)
     return [t.new_empty_strided(t.shape, strides) for t, strides, need in leaves if need]
 
 
@@ -154,36 +246,30 @@ def _strides(o: Operands[Tensor]) -> list[tuple[Any, ...]]:
     return own + [shapes.contiguous_strides(t.shape) for t in o.aux]
 
 
-ATTENTION.register(_LIBRARY, "CompositeExplicitAutograd", _attention, fake_output)
-BACKWARD.register(_LIBRARY, "CompositeExplicitAutograd", _attention_backward, laid_gradients)
-
-
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    given = ATTENTION.bind(*inputs)
-    o = given.operands
+    arguments = ATTENTION.bind(*inputs)
+    o = arguments.operands
     ctx.save_for_backward(o.query, o.key, o.value, o.cu_seqlens_q, o.cu_seqlens_k, *o.aux)
     ctx.scalars, ctx.program, ctx.longest = o.scalars, o.program, o.lengths[2:]
-    ctx.options = given.options
+    ctx.options = arguments.options
 
 
 def _backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
     query, key, value, cu_seqlens_q, cu_seqlens_k, *aux = ctx.saved_tensors
     offsets = (cu_seqlens_q, cu_seqlens_k)
     operands = Operands(query, key, value, aux, ctx.scalars, ctx.program, *offsets, *ctx.longest)
-    needs = (*ctx.needs_input_grad[:3], *_flat_needs(ctx.needs_input_grad[3], len(aux)))
-    given = Arguments(operands, grad_out, needs, ctx.options)
-    args, kwargs = BACKWARD.call(given)
-    found = iter(torch.ops.gdpa.attention_backward(*args, **kwargs))
-    grads = [next(found) if need else None for need in needs]
+    aux_needs = ctx.needs_input_grad[3]
+    if isinstance(aux_needs, bool):
+        aux_needs = [aux_needs] * len(aux)
+    needs = (*ctx.needs_input_grad[:3], *aux_needs)
+    args, kwargs = BACKWARD.call(Arguments(operands, grad_out, needs, ctx.options))
+    results = iter(torch.ops.gdpa.attention_backward(*args, **kwargs))
+    grads = [next(results) if need else None for need in needs]
     # torch asks for the structure of the inputs: a list without tensors is empty or None.
     no_scalars: list[Any] | None = None if ctx.scalars else []
     # The dispatcher leaves out trailing arguments that have their default values.
     rest = [None] * (len(ctx.needs_input_grad) - 5)
     return (*grads[:3], grads[3:], no_scalars, *rest)
-
-
-def _flat_needs(needs: bool | Sequence[bool], count: int) -> list[bool]:
-    return [bool(needs)] * count if isinstance(needs, bool) else list(needs)
 
 
 def _no_double_backward(ctx: Any, *grads: Any) -> None:
@@ -193,7 +279,23 @@ def _no_double_backward(ctx: Any, *grads: Any) -> None:
     )
 
 
+ATTENTION.register(_LIBRARY, "CompositeExplicitAutograd", _attention, fake_output)
+BACKWARD.register(_LIBRARY, "CompositeExplicitAutograd", _attention_backward, laid_gradients)
 torch.library.register_autograd(
     "gdpa::attention", _backward, setup_context=_setup_context, lib=_LIBRARY
 )
 torch.library.register_autograd("gdpa::attention_backward", _no_double_backward, lib=_LIBRARY)
+
+
+# The CPU kernel's operators are known to torch as soon as the package is imported: packages of
+# AOTInductor and saved functions look their operators up when they are loaded. What runs them is
+# imported at the first call.
+def _cpu_lowering() -> Any:
+    return importlib.import_module(f"{__package__}.lowerings.cpu")
+
+
+# skip: leave out blocks where all scores are masked
+CPU_FORWARD = Signature("attention_cpu", keywords=("skip",))
+CPU_BACKWARD = Signature("attention_cpu_backward", backward=True, keywords=("skip",))
+CPU_FORWARD.register(_LIBRARY, "CPU", lambda call: _cpu_lowering().forward(call), fake_output)
+CPU_BACKWARD.register(_LIBRARY, "CPU", lambda call: _cpu_lowering().backward(call), fake_gradients)

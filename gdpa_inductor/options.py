@@ -22,7 +22,7 @@ log = logging.getLogger("gdpa_inductor")
 PREFIX = "gdpa."
 VARIABLE = "GDPA_"
 # The backends, the preferred first; each is a module of that name in lowerings/.
-CHUNKED = "chunked"  # the backend for problems that all others refuse
+CHUNKED = "chunked"  # the backend for problems that no other runs
 BACKENDS = ("cute", "triton", "cpu", CHUNKED)
 REFERENCE = "reference"  # the unfused formula
 KERNELS = ("auto", *BACKENDS, REFERENCE)
@@ -103,7 +103,7 @@ class Options(KernelOptions):
         return KernelOptions(**{f.name: getattr(self, f.name) for f in fields})
 
     @staticmethod
-    def make(given: Mapping[str, Any] | None = None) -> Options:
+    def make(options: Mapping[str, Any] | None = None) -> Options:
         """From keyword names ("strict") or prefixed names ("gdpa.strict"), over the environment,
         over the defaults.
 
@@ -117,7 +117,7 @@ class Options(KernelOptions):
                 values[name] = _convert(Options, name, os.environ[variable])
             elif variable.startswith(VARIABLE):
                 _warn_of(variable)
-        for key, value in (given or {}).items():
+        for key, value in (options or {}).items():
             name = key.removeprefix(PREFIX)
             values[name] = _convert(Options, name, value)
         return Options(**values)

@@ -7,6 +7,7 @@ printed and compared. Sizes may be symbolic.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -78,9 +79,7 @@ class Problem:
 
         Symbolic sizes count by hints.
         """
-        sizes = [size_hint(n) for n in (self.batch, self.heads, self.rows, self.cols)]
-        known = [size for size in sizes if size is not None]
-        return math.prod(known) * self.dtype.itemsize if known == sizes else None
+        return _bytes((self.batch, self.heads, self.rows, self.cols), self.dtype)
 
     def aux_bytes(self, number: int) -> int | None:
         """The bytes of an aux operand. Symbolic sizes count by hints."""
@@ -93,9 +92,8 @@ class Problem:
             "k": self.total_cols,
             "-": 1,
         }
-        hints = [size_hint(sizes[entry]) for entry in self.program.aux[number].access]
-        known = [hint for hint in hints if hint is not None]
-        return math.prod(known) * self.aux_dtypes[number].itemsize if known == hints else None
+        entries = self.program.aux[number].access
+        return _bytes([sizes[entry] for entry in entries], self.aux_dtypes[number])
 
     def stored_aux(self) -> list[int]:
         """The numbers of aux operands with an element for each query and key: biases, masks."""
@@ -130,3 +128,9 @@ class Problem:
             total_cols=key.shape[0] if jagged_key else 0,
             needs=needs,
         )
+
+
+def _bytes(sizes: Sequence[Size], dtype: torch.dtype) -> int | None:
+    hints = [size_hint(size) for size in sizes]
+    known = [hint for hint in hints if hint is not None]
+    return math.prod(known) * dtype.itemsize if known == hints else None

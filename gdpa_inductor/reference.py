@@ -111,10 +111,10 @@ def reference_backward(
     padded = padding.pad(operands)
     placed = pad_heads(grad_out, padding.query)
     grads = _dense_backward(placed, padded, needs, padding.mask)
-    asked = [number for number, need in enumerate(needs) if need]
+    numbers = [number for number, need in enumerate(needs) if need]
     return [
         _unpadded(number, grad, padding, operands.program).contiguous()
-        for number, grad in zip(asked, grads, strict=True)
+        for number, grad in zip(numbers, grads, strict=True)
     ]
 
 
@@ -133,14 +133,14 @@ def _dense_backward(
     grad_weight = out @ expand_heads(o.value, heads).to(score.dtype).mT
     leaf = program_leaves(score, o.aux, o.scalars, program, grad_weight)
     wanted = [program.weight, program.gradients.score, *program.gradients.aux]
-    asked = [needs[2], needs[0] or needs[1], *needs[3:]]
-    roots = [term for term, ask in zip(wanted, asked, strict=True) if term is not None and ask]
+    needed = [needs[2], needs[0] or needs[1], *needs[3:]]
+    roots = [term for term, ask in zip(wanted, needed, strict=True) if term is not None and ask]
     terms = dict(zip(roots, fold(roots, leaf, torch_apply(score.dtype)), strict=True))
 
     def term(number: int) -> Tensor:
         root = wanted[number]
-        found = None if root is None else terms.get(root)
-        return torch.zeros_like(score) if found is None else _masked(found.expand_as(score), mask)
+        value = None if root is None else terms.get(root)
+        return torch.zeros_like(score) if value is None else _masked(value.expand_as(score), mask)
 
     results: list[Tensor] = []
     if needs[0]:

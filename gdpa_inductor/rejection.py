@@ -23,184 +23,152 @@ class Category(enum.Enum):
     NOT_PROFITABLE = "NOT_PROFITABLE"  # it is GDPA, and fusing it would not pay
 
 
+_Row = tuple[Category, str, str]
+
+
+def _unsafe(meaning: str, advice: str = "") -> _Row:
+    return Category.UNSAFE, meaning, advice
+
+
+def _unsupported(meaning: str, advice: str = "") -> _Row:
+    return Category.UNSUPPORTED, meaning, advice
+
+
+def _not_gdpa(meaning: str, advice: str = "") -> _Row:
+    return Category.NOT_GDPA, meaning, advice
+
+
+def _not_profitable(meaning: str, advice: str = "") -> _Row:
+    return Category.NOT_PROFITABLE, meaning, advice
+
+
 class Code(enum.Enum):
     """A code for each reason. The value is (category, meaning, what the user can change).
 
     The last is "" if there is nothing to change.
     """
 
-    # UNSAFE
-    MUTATED_OPERAND = (
-        Category.UNSAFE,
+    MUTATED_OPERAND = _unsafe(
         "an operand is changed in place between its use and the output",
         "write to a copy, or after the second product",
     )
-    MUTATED_SCORES = (
-        Category.UNSAFE,
+    MUTATED_SCORES = _unsafe(
         "the scores, or a view of them, are changed in place from outside",
         "make the change out of place",
     )
-    GRAD_MODE = (
-        Category.UNSAFE,
+    GRAD_MODE = _unsafe(
         "the gradient mode changes between the two products",
         "put both products under the same `no_grad` or `enable_grad`",
     )
-    OPAQUE_CALL = (
-        Category.UNSAFE,
+    OPAQUE_CALL = _unsafe(
         "a call that cannot be analysed touches the scores",
         "spell the call in torch functions, or move it outside of the two products",
     )
-    INVALID_REWRITE = (
-        Category.UNSAFE,
+    INVALID_REWRITE = _unsafe(
         "the planned rewrite was found to compute something else: a bug of the matcher",
         "please report the lines that were logged",
     )
-    # UNSUPPORTED
-    SCORES_ESCAPE = (
-        Category.UNSUPPORTED,
+
+    SCORES_ESCAPE = _unsupported(
         "the scores are used by something besides the second product",
         "do not return or reuse the scores (`output_attentions=False`)",
     )
-    DROPOUT = (
-        Category.UNSUPPORTED,
+    DROPOUT = _unsupported(
         "dropout with p > 0 acts on the weights",
         "set p to 0, or drop out elsewhere; in `eval()` it vanishes",
     )
-    POINTWISE_OP = (
-        Category.UNSUPPORTED,
+    POINTWISE_OP = _unsupported(
         "an operation on the scores is not in the vocabulary",
         "spell the function with the operations of a score program",
     )
-    UNKNOWN_TORCH = (
-        Category.UNSUPPORTED,
+    UNKNOWN_TORCH = _unsupported(
         "the installed torch computes or differentiates an operation as no tested version does",
         "use a version of torch that is tested, and please report it",
     )
-    LAYOUT = (
-        Category.UNSUPPORTED,
+    LAYOUT = _unsupported(
         "the dimensions cannot be brought to [B, H, N, D]",
         "bring the operands to [B, H, N, D] by views",
     )
-    OPERAND_EXPANDS = (
-        Category.UNSUPPORTED,
+    OPERAND_EXPANDS = _unsupported(
         "an operand would have to be expanded to be read",
         "pass the operand with dimensions of size 1 where it is shared",
     )
-    DTYPE = (
-        Category.UNSUPPORTED,
+    DTYPE = _unsupported(
         "no kernel takes operands of this dtype, or of these dtypes together",
         "cast the operands to one of fp32, bf16 or fp16; keep integers in int64",
     )
-    DEVICE = (
-        Category.UNSUPPORTED,
+    DEVICE = _unsupported(
         "this device has no kernel, or operands are on several devices",
         "put all operands on one device that has a kernel "
         "(`python -m gdpa_inductor doctor` lists them)",
     )
-    HEAD_DIM = (Category.UNSUPPORTED, "a head dim is outside the range of the kernels", "")
-    TENSOR_KIND = (
-        Category.UNSUPPORTED,
-        "a tensor is sparse, quantised, nested or of a subclass",
-        "pass plain strided tensors",
+    HEAD_DIM = _unsupported("a head dim is outside the range of the kernels")
+    TENSOR_KIND = _unsupported(
+        "a tensor is sparse, quantised, nested or of a subclass", "pass plain strided tensors"
     )
-    ANALYSIS = (
-        Category.UNSUPPORTED,
+    ANALYSIS = _unsupported(
         "the region could not be traced, or its rewrite could not be judged",
         "please report it, with the graph that `TORCH_LOGS=graph_code` prints",
     )
-    LOWERING = (
-        Category.UNSUPPORTED,
-        "the lowering failed",
-        "please report it; the reason in the log says what failed",
+    LOWERING = _unsupported(
+        "the lowering failed", "please report it; the reason in the log says what failed"
     )
-    JAGGED_OUTPUT = (
-        Category.UNSUPPORTED,
+    JAGGED_OUTPUT = _unsupported(
         "padded rows of the output are used",
         "unpad right after the second product, with views and casts at most between",
     )
-    JAGGED_OFFSETS = (
-        Category.UNSUPPORTED,
+    JAGGED_OFFSETS = _unsupported(
         "operands are padded or unpadded by different offsets",
         "use one offsets tensor for K and V, and one for Q and the output",
     )
-    JAGGED_FILL = (
-        Category.UNSUPPORTED,
+    JAGGED_FILL = _unsupported(
         "the padding is not zero, or its weights or slopes are infinite",
         "pad V with zeros, Q and K with numbers of at most ±1",
     )
-    JAGGED_OPERAND = (
-        Category.UNSUPPORTED,
+    JAGGED_OPERAND = _unsupported(
         "an operand is not made by padding jagged values alone",
         "act on the values before they are padded",
     )
-    JAGGED_LENGTH = (
-        Category.UNSUPPORTED,
+    JAGGED_LENGTH = _unsupported(
         "the length that the output is unpadded to is not known to be that of the jagged values",
         "give the unpadding function the number of values "
         "(`dense_to_jagged(x, [offsets], q.shape[0])`)",
     )
-    JAGGED_LAYOUT = (
-        Category.UNSUPPORTED,
+    JAGGED_LAYOUT = _unsupported(
         "the padded dimensions are not the batch and the rows or keys of the attention",
         "pad one jagged dimension, and attend along it",
     )
-    JAGGED_PADDING = (
-        Category.UNSUPPORTED,
+    JAGGED_PADDING = _unsupported(
         "values are padded by a function that is not read as padding",
         "pad by offsets (a nested tensor, fbgemm's `jagged_to_padded_dense`), or call "
         "`gdpa_inductor.attention` with `cu_seqlens_q` and `cu_seqlens_k`",
     )
-    DDP_CUT = (
-        Category.UNSUPPORTED,
+    DDP_CUT = _unsupported(
         "DDP cuts the graph between the two products",
         "set `torch._dynamo.config.optimize_ddp = False`",
     )
-    TABLE_GRADIENT = (
-        Category.UNSUPPORTED,
+    TABLE_GRADIENT = _unsupported(
         "a learned table that a bias is looked up in keeps the gradient that torch gives it",
         "look up by a plain index, with a dense gradient",
     )
-    # NOT_GDPA
-    NORMALISED = (
-        Category.NOT_GDPA,
-        "the weights are normalised along a row or column (softmax, sum, norm)",
-        "",
-    )
-    REDUCTION = (Category.NOT_GDPA, "a reduction or scan runs over the scores", "")
-    CROSS_ELEMENT = (
-        Category.NOT_GDPA,
-        "an element of the weights depends on several scores",
-        "",
-    )
-    CONTRACTION = (Category.NOT_GDPA, "the second product does not contract the keys", "")
-    SCORES_BROADCAST = (
-        Category.NOT_GDPA,
-        "an operand broadcasts the scores to more dimensions",
-        "",
-    )
-    SEVERAL_SCORES = (
-        Category.NOT_GDPA,
-        "the weights are built from more than one product",
-        "",
-    )
-    FLAT = (
-        Category.NOT_GDPA,
+
+    NORMALISED = _not_gdpa("the weights are normalised along a row or column (softmax, sum, norm)")
+    REDUCTION = _not_gdpa("a reduction or scan runs over the scores")
+    CROSS_ELEMENT = _not_gdpa("an element of the weights depends on several scores")
+    CONTRACTION = _not_gdpa("the second product does not contract the keys")
+    SCORES_BROADCAST = _not_gdpa("an operand broadcasts the scores to more dimensions")
+    SEVERAL_SCORES = _not_gdpa("the weights are built from more than one product")
+    FLAT = _not_gdpa(
         "inputs of two dimensions are taken for weights",
         "give activations a batch dimension: `[1, N, D]`",
     )
-    # NOT_PROFITABLE
-    TOO_SMALL = (
-        Category.NOT_PROFITABLE,
+
+    TOO_SMALL = _not_profitable(
         "there are too few rows, columns or channels to gain",
         "force it with `options={'gdpa.profit': False}`",
     )
-    HEAD_DIM_LARGE = (
-        Category.NOT_PROFITABLE,
-        "a head dim is so large that the unfused form wins",
-        "",
-    )
-    SLOWER = (
-        Category.NOT_PROFITABLE,
+    HEAD_DIM_LARGE = _not_profitable("a head dim is so large that the unfused form wins")
+    SLOWER = _not_profitable(
         "the cost model expects the unfused form to be faster",
         "force it with `options={'gdpa.profit': False}`",
     )

@@ -65,21 +65,21 @@ def at_all_scores(
     rank = operands[0].dim()
     try:
         with _AtOnce(rank):
-            made = mod(*operands)
-        has_dims = isinstance(made, Tensor) and made.dim() not in (0, rank)
-        if not has_dims and not isinstance(made, _Row):
-            return made
+            result = mod(*operands)
+        has_dims = isinstance(result, Tensor) and result.dim() not in (0, rank)
+        if not has_dims and not isinstance(result, _Row):
+            return result
     except _Mapped:
         pass
     # The innermost map runs over the last axis.
     for axis in reversed(range(rank)):
         dims = tuple(0 if axis in own else None for own in axes)
         mod = torch.vmap(mod, in_dims=dims, randomness="different")
-    found = [
+    slices = [
         operand[tuple(slice(None) if axis in own else 0 for axis in range(rank))]
         for operand, own in zip(operands, axes, strict=True)
     ]
-    return mod(*found)
+    return mod(*slices)
 
 
 class _Mapped(Exception):
@@ -104,13 +104,13 @@ class _AtOnce(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is Tensor.__getitem__:
             return self._look_up(*args)
-        given = [*args, *kwargs.values()]
+        arguments = [*args, *kwargs.values()]
         for x in (*args, *kwargs.values()):
             if isinstance(x, (list, tuple)):
-                given += x
-        if any(isinstance(x, _Row) for x in given):
+                arguments += x
+        if any(isinstance(x, _Row) for x in arguments):
             raise _Mapped
-        dims = [x.dim() for x in given if isinstance(x, Tensor)]
+        dims = [x.dim() for x in arguments if isinstance(x, Tensor)]
         if self.rank not in dims:
             if func.__name__ in RANDOM:
                 raise _Mapped
@@ -120,11 +120,11 @@ class _AtOnce(TorchFunctionMode):
                 raise _Mapped
         return func(*args, **kwargs)
 
-    def _look_up(self, table: Tensor, given: Any) -> Any:
-        at = given if isinstance(given, tuple) else (given,)
+    def _look_up(self, table: Tensor, index: Any) -> Any:
+        at = index if isinstance(index, tuple) else (index,)
         varies = any(isinstance(i, Tensor) and i.dim() == self.rank for i in at)
         if not varies and table.dim() != self.rank:
-            return table[given]
+            return table[index]
         return _Row(self, table, table.dim(), ())[at]
 
 
@@ -138,8 +138,8 @@ class _Row:
     def __init__(self, mode: _AtOnce, table: Tensor, dims: int, at: tuple[Any, ...]) -> None:
         self.mode, self.table, self.dims, self.at = mode, table, dims, at
 
-    def __getitem__(self, given: Any) -> Any:
-        at = (*self.at, *(given if isinstance(given, tuple) else (given,)))
+    def __getitem__(self, index: Any) -> Any:
+        at = (*self.at, *(index if isinstance(index, tuple) else (index,)))
         for i in at:
             whole = isinstance(i, Tensor) and i.dtype not in (torch.bool, torch.uint8)
             if not whole and (not isinstance(i, (int, torch.SymInt)) or isinstance(i, bool)):
@@ -183,11 +183,11 @@ class _Row:
         raise _Mapped
 
     @classmethod
-    def __torch_function__(cls, *given: Any) -> NoReturn:
+    def __torch_function__(cls, *arguments: Any) -> NoReturn:
         raise _Mapped
 
 
-def _mapped(*given: Any) -> NoReturn:
+def _mapped(*arguments: Any) -> NoReturn:
     raise _Mapped
 
 

@@ -4,6 +4,11 @@
 the device, and no size depends on them. Some rows are never read: rows past a sequence's end or
 past N, and rows that no sequence owns. They give zeros, whatever they hold.
 
+As operators they have fbgemm's names. They run in CUDA graphs, and compile for all lengths at once:
+
+    gdpa::jagged_to_padded_dense(values [L, …], offsets [B+1], max_length) -> [B, max_length, …]
+    gdpa::dense_to_jagged(dense [B, N, …], offsets [B+1], total) -> [total, …]
+
 Offsets may decrease or leave 0..L. A sequence that ends before it begins is empty, and a row
 outside is zero. On a CPU a row may belong to several sequences. As in fbgemm, it is padded for each
 of them, unpadded from the last one, and gets the gradient of the last one. On a GPU such offsets
@@ -20,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._compat import operators
 from .operands import Operands
 from .program.score_mod import JAGGED, Aux, ScoreMod
 
@@ -66,8 +72,8 @@ class Sequences:
         """[L]: the last place of each row in the flat padded form, B·N for none."""
         count = (self.offsets.shape[0] - 1) * self.longest
         none = self.offsets.new_full((self.total + 1,), -1)
-        found = none.scatter_reduce(0, self._rows.flatten(), self._arange(count), "amax")
-        return torch.where(found < 0, count, found)[:-1]
+        places = none.scatter_reduce(0, self._rows.flatten(), self._arange(count), "amax")
+        return torch.where(places < 0, count, places)[:-1]
 
     def _searched(self) -> Tensor:
         """The same by a search, for offsets that do not decrease."""
@@ -132,13 +138,13 @@ class Padding:
         return None
 
     def _pad_aux(self, tensor: Tensor, spec: Aux) -> Tensor:
-        found = self._side(spec)
-        return tensor if found is None else found[1].pad(tensor.movedim(found[0], 0))
+        jagged = self._side(spec)
+        return tensor if jagged is None else jagged[1].pad(tensor.movedim(jagged[0], 0))
 
     def unpad_aux(self, grad: Tensor, spec: Aux) -> Tensor:
         """The gradient of a padded aux operand as that of the operand."""
-        found = self._side(spec)
-        return grad if found is None else found[1].unpad(grad).movedim(0, found[0])
+        jagged = self._side(spec)
+        return grad if jagged is None else jagged[1].unpad(grad).movedim(0, jagged[0])
 
 
 def pad_heads(values: Tensor, side: Sequences | None) -> Tensor:
@@ -163,3 +169,61 @@ def _padded_spec(spec: Aux) -> Aux:
         axes = ("b", position) if letter in spec.access else axes
     rest = tuple(entry for entry in spec.access if entry not in JAGGED)
     return Aux(spec.kind, (*axes, *rest))
+
+
+_LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
+_TAGS = (torch.Tag.pt2_compliant_tag,)
+_LIBRARY.define(
+    "jagged_to_padded_dense(Tensor values, Tensor offsets, SymInt max_length) -> Tensor", tags=_TAGS
+)
+_LIBRARY.define("dense_to_jagged(Tensor dense, Tensor offsets, SymInt total) -> Tensor", tags=_TAGS)
+
+
+@torch.library.impl(_LIBRARY, "jagged_to_padded_dense", "CompositeExplicitAutograd")
+def _pad(values: Tensor, offsets: Tensor, max_length: int) -> Tensor:
+    return Sequences(offsets, values.shape[0], max_length).pad(values)
+
+
+@torch.library.impl(_LIBRARY, "dense_to_jagged", "CompositeExplicitAutograd")
+def _unpad(dense: Tensor, offsets: Tensor, total: int) -> Tensor:
+    return Sequences(offsets, total, dense.shape[1]).unpad(dense)
+
+
+def _pad_fake(values: Tensor, offsets: Tensor, max_length: int) -> Tensor:
+    return values.new_empty(offsets.shape[0] - 1, max_length, *values.shape[1:])
+
+
+def _unpad_fake(dense: Tensor, offsets: Tensor, total: int) -> Tensor:
+    return dense.new_empty(total, *dense.shape[2:])
+
+
+operators.register_fake(_LIBRARY, "jagged_to_padded_dense", _pad_fake)
+operators.register_fake(_LIBRARY, "dense_to_jagged", _unpad_fake)
+
+
+def _save_for_pad(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    values, offsets, _ = inputs
+    ctx.save_for_backward(offsets)
+    ctx.total = values.shape[0]
+
+
+def _save_for_unpad(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    dense, offsets, _ = inputs
+    ctx.save_for_backward(offsets)
+    ctx.longest = dense.shape[1]
+
+
+def _pad_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    return torch.ops.gdpa.dense_to_jagged(grad, *ctx.saved_tensors, ctx.total), None, None
+
+
+def _unpad_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    return torch.ops.gdpa.jagged_to_padded_dense(grad, *ctx.saved_tensors, ctx.longest), None, None
+
+
+torch.library.register_autograd(
+    "gdpa::jagged_to_padded_dense", _pad_backward, setup_context=_save_for_pad, lib=_LIBRARY
+)
+torch.library.register_autograd(
+    "gdpa::dense_to_jagged", _unpad_backward, setup_context=_save_for_unpad, lib=_LIBRARY
+)

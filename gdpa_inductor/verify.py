@@ -44,15 +44,15 @@ def verified(compiled: Graph, original: Graph, result: Result) -> Graph:
     def run(*args: Any) -> Any:
         if pending:
             try:
-                fault = difference(compiled, original, args)
+                text = difference(compiled, original, args)
             except Exception as error:
                 about = type(error).__name__, str(error).split("\n", 1)[0]
                 log.warning("gdpa.verify: not compared, a run on copies raised %s: %s", *about)
-                fault = ""
+                text = ""
             pending.clear()  # not where it was interrupted
-            if fault:
+            if text:
                 regions = "\n".join(f"  {match}" for match in result.matches)
-                raise GDPAError(f"gdpa.verify: {fault}\nrewritten regions:\n{regions}")
+                raise GDPAError(f"gdpa.verify: {text}\nrewritten regions:\n{regions}")
         return compiled(*args)
 
     return run
@@ -68,9 +68,9 @@ def difference(compiled: Graph, original: Graph, args: Sequence[Any]) -> str:
     exact = _exact(original, args, eager)
     ulp = max((torch.finfo(t.dtype).eps for _, t in eager if t.is_floating_point()), default=0.0)
     for (name, theirs), mine, truth in zip(eager, (t for _, t in fused), exact, strict=True):
-        fault = breach(mine, theirs, truth, ulp)
-        if fault:
-            return f"{name} {fault}"
+        text = breach(mine, theirs, truth, ulp)
+        if text:
+            return f"{name} {text}"
     return ""
 
 
@@ -86,24 +86,24 @@ def _results(
     dtype: fp64 for the exact ones.
     """
     copies = _Copies(dtype)
-    given = [copies.of(x, f"input {i}") for i, x in enumerate(args)]
+    inputs = [copies.of(x, f"input {i}") for i, x in enumerate(args)]
     devices = {x.device.index for x in args if isinstance(x, Tensor) and x.device.type == "cuda"}
     with torch.random.fork_rng(devices=list(devices)):
         before = _generator_states(devices)
         with _InFp64() if dtype is not None else contextlib.nullcontext():
-            returned = graph(*given)
+            returned = graph(*inputs)
         outputs = [x for y in fx.tree_leaves(returned) for x in _parts(y)]
         gradients = _gradients(outputs, list(copies.leaves.values()))
         drew = any(not torch.equal(a, b) for a, b in zip(before, _generator_states(devices)))
-    found = [(f"output {i}", x.detach()) for i, x in enumerate(outputs)]
-    found += [
+    named_tensors = [(f"output {i}", x.detach()) for i, x in enumerate(outputs)]
+    named_tensors += [
         (f"input {i}, as the graph left it,", x.detach())
-        for i, y in enumerate(given)
+        for i, y in enumerate(inputs)
         for x in _parts(y)
     ]
     named = zip(copies.leaves, gradients)
-    found += [(f"the gradient of {name}", x) for name, y in named for x in _parts(y)]
-    return found, drew
+    named_tensors += [(f"the gradient of {name}", x) for name, y in named for x in _parts(y)]
+    return named_tensors, drew
 
 
 def _parts(value: Any) -> list[Tensor]:
@@ -126,15 +126,15 @@ class _Copies:
     def __init__(self, dtype: torch.dtype | None) -> None:
         self.dtype = dtype
         self.leaves: dict[str, Tensor] = {}
-        self._made: dict[int, Tensor] = {}
+        self._copies: dict[int, Tensor] = {}
         self._memory: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def of(self, value: Any, name: str) -> Any:
         if not isinstance(value, Tensor):
             return value
-        if id(value) not in self._made:
-            self._made[id(value)] = self._copied(value, name)
-        return self._made[id(value)]
+        if id(value) not in self._copies:
+            self._copies[id(value)] = self._copied(value, name)
+        return self._copies[id(value)]
 
     def _copied(self, value: Tensor, name: str) -> Tensor:
         plain = type(value) in _PLAIN and value.layout == torch.strided
@@ -143,21 +143,21 @@ class _Copies:
             geometry = value.shape, value.stride(), value.storage_offset()
             with torch.set_grad_enabled(value.requires_grad):
                 return self.of(base, f"the base of {name}").as_strided(*geometry)
-        made = self._strided(value) if plain else self._cast(value.detach().clone())
+        copy = self._strided(value) if plain else self._cast(value.detach().clone())
         if not value.requires_grad:
-            return made
+            return copy
         if value.is_leaf or not plain:
-            self.leaves[name] = made.requires_grad_()
-            return made
-        self.leaves[name] = torch.zeros_like(made).requires_grad_()
-        return _WithGradient.apply(self.leaves[name], made)
+            self.leaves[name] = copy.requires_grad_()
+            return copy
+        self.leaves[name] = torch.zeros_like(copy).requires_grad_()
+        return _WithGradient.apply(self.leaves[name], copy)
 
     def _strided(self, value: Tensor) -> Tensor:
         value = value.detach()
-        held = value.untyped_storage()
-        key = held.data_ptr(), value.dtype
+        storage = value.untyped_storage()
+        key = storage.data_ptr(), value.dtype
         if key not in self._memory:
-            whole = value.as_strided((held.nbytes() // value.element_size(),), (1,), 0)
+            whole = value.as_strided((storage.nbytes() // value.element_size(),), (1,), 0)
             self._memory[key] = self._cast(whole.clone())
         size, stride, offset = tuple(value.shape), value.stride(), int(value.storage_offset())
         return operators.strided_view(self._memory[key], size, stride, offset)
@@ -172,11 +172,11 @@ class _InFp64(operators.TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        given = dict(kwargs or {})
-        asked = given.get("dtype")
-        if isinstance(asked, torch.dtype) and asked.is_floating_point:
-            given["dtype"] = torch.float64
-        return function(*args, **given)
+        options = dict(kwargs or {})
+        dtype = options.get("dtype")
+        if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+            options["dtype"] = torch.float64
+        return function(*args, **options)
 
 
 class _WithGradient(torch.autograd.Function):
@@ -193,12 +193,12 @@ class _WithGradient(torch.autograd.Function):
 
 def _gradients(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
     """For cotangents that are fixed and not all alike."""
-    asked = [x for x in outputs if x.requires_grad]
-    if not asked or not leaves:
+    differentiable = [x for x in outputs if x.requires_grad]
+    if not differentiable or not leaves:
         return []
-    cotangents = [_cotangent(x) for x in asked]
-    found = torch.autograd.grad(asked, leaves, cotangents, allow_unused=True)
-    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found)]
+    cotangents = [_cotangent(x) for x in differentiable]
+    grads = torch.autograd.grad(differentiable, leaves, cotangents, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads)]
 
 
 def _cotangent(output: Tensor) -> Tensor:
@@ -213,13 +213,13 @@ def _generator_states(devices: set[int]) -> list[Tensor]:
 def _exact(original: Graph, args: Sequence[Any], eager: Named) -> list[Tensor | None]:
     """The original on fp64 inputs; None for each tensor where it cannot be had."""
     try:
-        found, _ = _results(original, args, torch.float64)
+        tensors, _ = _results(original, args, torch.float64)
     except Exception as error:
         log.info("gdpa.verify: no fp64 run of the graph: %s", error)
         return [None] * len(eager)
-    if [name for name, _ in found] != [name for name, _ in eager]:
+    if [name for name, _ in tensors] != [name for name, _ in eager]:
         return [None] * len(eager)
-    return [tensor for _, tensor in found]
+    return [tensor for _, tensor in tensors]
 
 
 def breach(fused: Tensor, eager: Tensor, exact: Tensor | None, coarsest: float) -> str:

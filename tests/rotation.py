@@ -42,7 +42,7 @@ ONE_IN: dict[str, int] = {
     "tests/patterns/test_idioms.py": 5,
     "tests/patterns/test_jagged.py": 5,
     "tests/patterns/test_rare.py": 4,
-    "tests/patterns/test_tables_again.py": 3,
+    "tests/patterns/test_tables_recomputation.py": 3,
     "tests/patterns/test_tables_random.py": 4,
     "tests/test_blocks.py": 3,
     "tests/test_explain_settings.py": 4,

@@ -1,4 +1,4 @@
-"""jagged_ops: padding and unpadding against loops; gradients, opcheck, one compile."""
+"""The operators of `sequences` against loops; gradients, opcheck, one compile."""
 
 from itertools import pairwise
 
@@ -7,10 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gdpa_inductor import jagged_ops
 from tests.test_ops import OPCHECKS
 
-assert jagged_ops  # which registers the ops
 pad, unpad = torch.ops.gdpa.jagged_to_padded_dense, torch.ops.gdpa.dense_to_jagged
 
 # lengths, max_length, rows of nobody

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdpa_inductor.ops import Operands, operands_of, reference
+from gdpa_inductor.operands import Operands
+from gdpa_inductor.ops import operands_of
 from gdpa_inductor.program.expr import POSITIONS
 from gdpa_inductor.program.score_mod import ScoreMod, ScoreModError
+from gdpa_inductor.reference import reference
 from gdpa_inductor.rejection import GDPAError
 from tests.jagged_cases import CASES, JaggedCase, poisoned
 from tests.test_ops import OPCHECKS

@@ -18,9 +18,17 @@ from gdpa_inductor.patterns import Match
 from gdpa_inductor.patterns.result import Origin
 from gdpa_inductor.problem import Problem
 from gdpa_inductor.program.score_mod import ScoreMod
-from gdpa_inductor.report.entries import GraphBreak, Line, Listing, SkippedFrame, shorten
 from gdpa_inductor.report.page import mark
-from gdpa_inductor.report.sections import STORED, mebibytes, sections
+from gdpa_inductor.report.sections import (
+    STORED,
+    GraphBreak,
+    Line,
+    Listing,
+    SkippedFrame,
+    mebibytes,
+    sections,
+    shorten,
+)
 
 DOCS = Path(__file__).parent.parent / "docs"
 

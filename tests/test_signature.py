@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from gdpa_inductor.kernel_ops import CPU_BACKWARD, CPU_FORWARD
 from gdpa_inductor.lowerings.cute import calls
-from gdpa_inductor.ops import ATTENTION, BACKWARD
+from gdpa_inductor.ops import ATTENTION, BACKWARD, CPU_BACKWARD, CPU_FORWARD
 
 OPERANDS = "Tensor query, Tensor key, Tensor value, Tensor[] aux, SymInt[] scalars, str score_mod"
 LENGTHS = (

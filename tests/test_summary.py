@@ -11,8 +11,8 @@ from expecttest import assert_expected_inline
 from torch import nn
 
 from gdpa_inductor import Code, GDPAPass, Rejection
+from gdpa_inductor.compiles import summary_line
 from gdpa_inductor.patterns import Result
-from gdpa_inductor.summary import line
 
 WHY = "gdpa_inductor.explain(model)(*inputs) says why"
 
@@ -160,6 +160,6 @@ def test_it_appears_by_default() -> None:
 def test_codes_are_counted_the_most_frequent_first() -> None:
     codes = (Code.DROPOUT, Code.SLOWER, Code.SLOWER)
     assert_expected_inline(
-        line(Result((), tuple(Rejection(code, "") for code in codes))),
+        summary_line(Result((), tuple(Rejection(code, "") for code in codes))),
         """gdpa: 0 of 3 attention regions fused, 3 not fused (2 SLOWER, DROPOUT); gdpa_inductor.explain(model)(*inputs) says why""",  # noqa: E501
     )

@@ -60,24 +60,24 @@ def attention(
 
     rows_first: The function takes [B, N, H, D]. The results of the call are [B, H, N, D] anyway.
     """
-    *given, direction = on.rows_first if rows_first else on.heads_first
+    *leaves, direction = on.rows_first if rows_first else on.heads_first
 
     def output() -> Tensor:
-        out = function(*given)
+        out = function(*leaves)
         return out[0] if isinstance(out, tuple) else out
 
     def forward() -> list[Tensor]:
         with torch.no_grad():
             return ordered([output()])
 
-    def ordered(found: Sequence[Tensor]) -> list[Tensor]:
-        return [x.transpose(1, 2) if rows_first else x for x in found]
+    def ordered(tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [x.transpose(1, 2) if rows_first else x for x in tensors]
 
     if measure == "forward":
         return forward
     with autograd.keep_saved_buffers():
         out = output()
-        call = lambda: ordered(torch.autograd.grad(out, given, direction, retain_graph=True))
+        call = lambda: ordered(torch.autograd.grad(out, leaves, direction, retain_graph=True))
         call()  # this call compiles, in the context that keeps saved buffers
         return call
 
@@ -151,11 +151,11 @@ CONTENDERS = {
 def reference(computes: str, on: Tensors, measure: str) -> list[Tensor]:
     """The exact results in fp64: O in the forward, and dQ, dK and dV in the backward."""
     q, k, v, direction = (x.detach().double() for x in on.heads_first)
-    given = [x.requires_grad_() for x in (q, k, v)]
+    leaves = [x.requires_grad_() for x in (q, k, v)]
     scores = q @ k.mT * on.case.head_dim**-0.5
     weights = scores.softmax(-1) if computes == "softmax" else ACTIVATIONS[computes](scores)
     out = weights @ v
-    return [out] if measure == "forward" else list(torch.autograd.grad(out, given, direction))
+    return [out] if measure == "forward" else list(torch.autograd.grad(out, leaves, direction))
 
 
 def distance(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
@@ -174,10 +174,10 @@ def everybody(measure: str) -> Iterator[tuple[str, Make, Check]]:
     from .products import LOOPS, Launch, expected
 
     def check_products(on: Tensors, measure: str, loop: Any) -> float | None:
-        given = [x.detach() for x in on.heads_first]
+        tensors = [x.detach() for x in on.heads_first]
         if loop.resident:
             return None
-        return distance(Launch(loop, *given).results(), expected(loop, *given))
+        return distance(Launch(loop, *tensors).results(), expected(loop, *tensors))
 
     def check(on: Tensors, measure: str, who: Contender) -> float:
         got: Any = who.make(on, measure)()
@@ -216,16 +216,16 @@ def measured(shape: Shape, measure: str, turns: int, seconds: float) -> Iterator
     load:       Rate, clock and power under steady load, at the length LOADED.
     """
     on = Tensors(shape)
-    found = {name: (call, error) for name, call, error in calls_of(on, measure)}
-    calls = {name: call for name, (call, _) in found.items()}
+    outcomes = {name: (call, error) for name, call, error in calls_of(on, measure)}
+    calls = {name: call for name, (call, _) in outcomes.items()}
     flops = on.case.flops * WEIGHT[measure]
     times = turns_ms(calls, turns, TURN)
     with Sampler() as sampler:
-        for name, taken in times.items():
-            ms = statistics.median(taken)
+        for name, runs in times.items():
+            ms = statistics.median(runs)
             row = {"measure": measure, "shape": list(shape), "contender": name, "ms": ms}
-            row |= {"tflops": flops / ms / 1e9, "spread": max(taken) / min(taken)}
-            row["off"] = found[name][1]
+            row |= {"tflops": flops / ms / 1e9, "spread": max(runs) / min(runs)}
+            row["off"] = outcomes[name][1]
             if repeated := getattr(calls[name], "same_bits", None):
                 row["same_bits"] = repeated()
             if seconds and shape[2] == LOADED:
@@ -256,10 +256,10 @@ def table(rows: Sequence[Row], field: Callable[[Row], str]) -> str:
 
 def loaded(row: Row) -> str:
     """The cell of a row under steady load: TFLOP/s, MHz, W and the share of the peak rate."""
-    found = row.get("load") or {}
-    if "of_peak" not in found:
+    load = row.get("load") or {}
+    if "of_peak" not in load:
         return "–"
-    return "{tflops:.0f}, {mhz:.0f} MHz, {watt:.0f} W, {of_peak:.0%}".format(**found)
+    return "{tflops:.0f}, {mhz:.0f} MHz, {watt:.0f} W, {of_peak:.0%}".format(**load)
 
 
 def main(argv: Sequence[str] = ()) -> int:
@@ -272,8 +272,8 @@ def main(argv: Sequence[str] = ()) -> int:
     chosen = parser.parse_args(argv)
     rows: list[Row] = []
 
-    def keep(found: Iterator[Row]) -> None:
-        for row in found:
+    def keep(more: Iterator[Row]) -> None:
+        for row in more:
             rows.append(row)
             print(json.dumps(row), flush=True)
 

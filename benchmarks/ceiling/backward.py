@@ -134,23 +134,23 @@ class BackwardCeiling:
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread, _, _ = cute.arch.thread_idx()
         shared = shared_memory(Memory)
-        made, buffers = rings(
+        inputs, buffers = rings(
             shared.barriers.data_ptr(), shared.tiles.data_ptr(), STAGES, self.heights, self.resident
         )
         places = shared.out.data_ptr(), shared.sums.data_ptr(), sums[0]
         if warp_index == 0:
-            begin(made)
+            begin(inputs)
         cute.arch.barrier()
         if warp_index >= 8:
             cute.arch.setmaxregister_decrease(24)
             if warp_index == 8:
-                self.load([parted(*x) for x in zip(sources, buffers, self.heights)], made, sizes)
+                self.load([parted(*x) for x in zip(sources, buffers, self.heights)], inputs, sizes)
             if const_expr(self.by_hand):  # noqa: SIM102 (decided at compile time)
                 if warp_index > 8 and warp_index <= 8 + self.warps:
                     self.add_up(sums, places[1], sizes, warp_index - 9)
         else:
             cute.arch.setmaxregister_increase(240)
-            self.multiply(targets, products, alone, made, buffers, places, sizes, thread)
+            self.multiply(targets, products, alone, inputs, buffers, places, sizes, thread)
 
     def first(self, tile, tiles, steps):
         """The query tile with which a key tile begins."""
@@ -167,7 +167,7 @@ class BackwardCeiling:
         return (nearest - tile % tiles + tiles) % tiles if self.turned else tile % tiles
 
     @cute.jit
-    def load(self, parts, made, sizes):
+    def load(self, parts, inputs, sizes):
         """Load K and V of a tile, then Q and dO in turn."""
         (heads, length), (cta, ctas) = sizes, grid()
         tiles, steps = length // COLS, cute.ceil_div(length, self.rows)
@@ -175,10 +175,10 @@ class BackwardCeiling:
         for tile in cutlass.range(cta, tiles * heads, ctas, unroll=1):
             head, row = tile // tiles, self.first(tile, tiles, steps)
             for i in cutlass.range_constexpr(2):
-                made[i].fill(done, parts[i], (tile % tiles, head))
+                inputs[i].fill(done, parts[i], (tile % tiles, head))
             for _ in cutlass.range(steps, unroll=1):
                 for i in cutlass.range_constexpr(2, 4):
-                    made[i].fill(step, parts[i], (row, head))
+                    inputs[i].fill(step, parts[i], (row, head))
                 row = row + 1 if row + 1 < steps else 0
                 step += 1
             done += 1
@@ -200,10 +200,10 @@ class BackwardCeiling:
         return products, tiles_of, (copy, part, part.partition_D(transposed(sdS)))
 
     @cute.jit
-    def multiply(self, targets, products, alone, made, buffers, places, sizes, thread):
+    def multiply(self, targets, products, alone, inputs, buffers, places, sizes, thread):
         (heads, length), (cta, ctas) = sizes, grid()
         tiles, steps = length // COLS, cute.ceil_div(length, self.rows)
-        (k, v, q, _), (scores, sums, _) = made, products
+        (k, v, q, _), (scores, sums, _) = inputs, products
         group, leader = cute.arch.make_warp_uniform(thread // WARPGROUP), thread % 32 == 0
         operands = self.operands(products, buffers, places[0], thread, group)
         tK, _, tQ, *_ = operands[1]
@@ -225,11 +225,11 @@ class BackwardCeiling:
             warpgroup.wait_group(0)
             for _ in cutlass.range(steps - 1, unroll=1):
                 place = tile // tiles * steps + row, places, group, thread, sizes
-                self.step(step, S, dK, dV, operands, made, place, False)
+                self.step(step, S, dK, dV, operands, inputs, place, False)
                 row = row + 1 if row + 1 < steps else 0
                 step += 1
             place = tile // tiles * steps + row, places, group, thread, sizes
-            self.step(step, S, dK, dV, operands, made, place, True)
+            self.step(step, S, dK, dV, operands, inputs, place, True)
             step += 1
             k.free(done, leader)
             v.free(done, leader)
@@ -244,14 +244,14 @@ class BackwardCeiling:
         if thread % WARPGROUP < 32:
             cute.arch.cp_async_bulk_wait_group(0)
 
-    def step(self, step, S, dK, dV, operands, made, place, last: bool) -> None:
+    def step(self, step, S, dK, dV, operands, inputs, place, last: bool) -> None:
         """Compute one query tile. Its S is complete at the beginning.
 
         S of the next query tile is complete at the end, unless this is the last one.
         """
         (scores, sums, queries), tiles, (copy, part, to) = operands
         tK, tV, tQ, tdO, tQt, tdOt, tKt, tdS = tiles
-        (_, _, q, do), thread = made, place[3]
+        (_, _, q, do), thread = inputs, place[3]
         leader, at, turn = thread % 32 == 0, do.wait(step), step % 2
         dP = cute.make_rmem_tensor(S.layout, Float32)
         issue(scores, dP, tV[None, None, None, 0], tdO[None, None, None, at], True)
@@ -359,8 +359,8 @@ class BackwardCeiling:
             full = self.full(group, step)
             cute.arch.barrier(barrier_id=full, number_of_threads=WARPGROUP + 32)
             with cute.arch.elect_one():
-                given = (place + group * half).toint(), (pointer + group * half).toint()
-                self.add([*given, Int32(half * 4)], turn[0])
+                addresses = (place + group * half).toint(), (pointer + group * half).toint()
+                self.add([*addresses, Int32(half * 4)], turn[0])
             cute.arch.cp_async_bulk_commit_group()
         for group in cutlass.range_constexpr(2):
             cute.arch.cp_async_bulk_wait_group(1 - group, read=True)
@@ -369,19 +369,19 @@ class BackwardCeiling:
         if const_expr(self.ordered):  # the buffer was freed before this wait
             self.pass_on(counter, turn)
 
-    def add(self, given, turn) -> None:
+    def add(self, arguments, turn) -> None:
         """Issue the bulk copy that adds. In order, the first turn stores, so dQ is not cleared."""
         if self.dq == "added":
-            cute.arch.inline_ptx(BULK, read_only_args=given)
+            cute.arch.inline_ptx(BULK, read_only_args=arguments)
         elif self.ordered:
-            cute.arch.inline_ptx(PLAIN, read_only_args=given, predicate=turn == 0)
-            cute.arch.inline_ptx(BULK, read_only_args=given, predicate=turn != 0)
+            cute.arch.inline_ptx(PLAIN, read_only_args=arguments, predicate=turn == 0)
+            cute.arch.inline_ptx(BULK, read_only_args=arguments, predicate=turn != 0)
 
     @cute.jit
     def await_turn(self, counter, turn):
-        found = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
-        while found != turn[0]:
-            found = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
+        count = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
+        while count != turn[0]:
+            count = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
         cute.arch.fence_proxy("async.global")
 
     @cute.jit

@@ -85,23 +85,23 @@ class ForwardCeiling:
         warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread, _, _ = cute.arch.thread_idx()
         shared = shared_memory(Memory)
-        made, buffers = rings(
+        inputs, buffers = rings(
             shared.barriers.data_ptr(), shared.tiles.data_ptr(), STAGES, HEIGHTS, self.resident
         )
         out = shared.out.data_ptr()
         if warp_index == 0:
-            begin(made)
+            begin(inputs)
         cute.arch.barrier()
         if warp_index >= 8:
             cute.arch.setmaxregister_decrease(24)
             if warp_index == 8:
-                self.load([parted(*x) for x in zip(sources, buffers, HEIGHTS)], made, sizes)
+                self.load([parted(*x) for x in zip(sources, buffers, HEIGHTS)], inputs, sizes)
         else:
             cute.arch.setmaxregister_increase(240)
-            self.multiply(target, products, alone, made, buffers, out, sizes, thread)
+            self.multiply(target, products, alone, inputs, buffers, out, sizes, thread)
 
     @cute.jit
-    def load(self, parts, made, sizes):
+    def load(self, parts, inputs, sizes):
         """Load Q of a tile, then K and V in turn.
 
         With `ahead`, one more Q and K are loaded at the end, since the last tile looks ahead too.
@@ -111,15 +111,15 @@ class ForwardCeiling:
         done, step = Int32(0), Int32(0)
         for tile in cutlass.range(cta, tiles * heads, ctas, unroll=1):
             head = tile // tiles
-            made[0].fill(done, parts[0], (tile % tiles, head))
+            inputs[0].fill(done, parts[0], (tile % tiles, head))
             for col in cutlass.range(steps, unroll=1):
-                made[1].fill(step, parts[1], (col, head))
-                made[2].fill(step, parts[2], (col, head))
+                inputs[1].fill(step, parts[1], (col, head))
+                inputs[2].fill(step, parts[2], (col, head))
                 step += 1
             done += 1
         if const_expr(self.ahead):
-            made[0].fill(done, parts[0], (0, 0))
-            made[1].fill(step, parts[1], (0, 0))
+            inputs[0].fill(done, parts[0], (0, 0))
+            inputs[1].fill(step, parts[1], (0, 0))
 
     def weights(self, S):
         return as_operand(S, silu(S)[0] if self.activated else None)
@@ -145,10 +145,10 @@ class ForwardCeiling:
         P.store(self.weights(S).load())
 
     @cute.jit
-    def multiply(self, target, products, alone, made, buffers, out, sizes, thread):
+    def multiply(self, target, products, alone, inputs, buffers, out, sizes, thread):
         (heads, length), (cta, ctas) = sizes, grid()
         tiles, steps = length // ROWS, length // COLS
-        (q, k, v), (scores, sums) = made, products
+        (q, k, v), (scores, sums) = inputs, products
         group, leader = cute.arch.make_warp_uniform(thread // WARPGROUP), thread % 32 == 0
         tQ, tK, tV = self.fragments(products, buffers, group)
         O = cute.make_rmem_tensor(sums.partition_shape_C((ROWS, D)), Float32)

@@ -29,11 +29,11 @@ def turns_ms(calls: Mapping[str, Call], turns: int, seconds: float) -> dict[str,
     call before. seconds: The approximate length of a turn.
     """
     cache = torch.empty(FLUSH, dtype=torch.int8, device="cuda")
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(turns):
         for name in rotated(list(calls), turn):
-            found[name].append(turn_ms(calls[name], cache, seconds))
-    return found
+            times[name].append(turn_ms(calls[name], cache, seconds))
+    return times
 
 
 def rotated(names: list[str], turn: int) -> list[str]:
@@ -117,11 +117,11 @@ def under_load(call: Call, flops: float, sampler: Sampler, seconds: float) -> di
     """
     busy(call, seconds)
     began = time.perf_counter()
-    found = {"tflops": flops / busy(call, seconds) / 1e9, **sampler.since(began)}
-    if "mhz" in found:
+    readings = {"tflops": flops / busy(call, seconds) / 1e9, **sampler.since(began)}
+    if "mhz" in readings:
         count = torch.cuda.get_device_properties(0).multi_processor_count
-        found["of_peak"] = of_peak(found["tflops"], found["mhz"], count)
-    return found
+        readings["of_peak"] = of_peak(readings["tflops"], readings["mhz"], count)
+    return readings
 
 
 def of_peak(tflops: float, mhz: float, multiprocessors: int) -> float:

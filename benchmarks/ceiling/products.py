@@ -84,7 +84,7 @@ class Launch:
     def __init__(self, loop: Loop, q: Tensor, k: Tensor, v: Tensor, direction: Tensor) -> None:
         batch, heads, length, width = q.shape
         assert width == D and length % COLS == 0 and all(x.is_contiguous() for x in (q, k, v))
-        self.loop, self.given, self.heads = loop, (q, k, v, direction), batch * heads
+        self.loop, self.tensors, self.heads = loop, (q, k, v, direction), batch * heads
         inputs = (k, v, q, direction) if loop.backward else (q, k, v)
         self.outputs = [torch.empty_like(q) for _ in range(2 if loop.backward else 1)]
         self.tiles = -(-length // loop.rows)
@@ -92,13 +92,13 @@ class Launch:
         # The last turn of a run sets its counter back to 0.
         self.counters = torch.zeros(self.heads * self.tiles, dtype=torch.int32, device=q.device)
         self.kernel = compiled(loop)
-        found = torch.cuda.get_device_properties(q.device)
+        properties = torch.cuda.get_device_properties(q.device)
         self.arguments = (
             tuple(pointer(BFloat16, x.data_ptr()) for x in inputs),
             tuple(pointer(BFloat16, x.data_ptr()) for x in self.outputs),
             (pointer(Float32, self.dq.data_ptr()), pointer(Int32, self.counters.data_ptr())),
             (Int32(self.heads), Int32(length)),
-            Int32(ctas(loop, found.multi_processor_count, length // COLS)),
+            Int32(ctas(loop, properties.multi_processor_count, length // COLS)),
         )
 
     def __call__(self) -> None:
@@ -120,7 +120,7 @@ class Launch:
 
     def rows_of_dq(self) -> Tensor:
         """dQ [B, H, N, D], put in order: the loop leaves it as the warps' registers hold it."""
-        q, rows = self.given[0], self.loop.rows
+        q, rows = self.tensors[0], self.loop.rows
         # heads, tile, warpgroup, 8 rows, warp, 8 columns, 2 rows, column + 8, row
         lain = self.dq.view(self.heads, self.tiles, 2, rows // 8, 4, 8, 4, 2, 2)
         whole = lain.permute(0, 1, 3, 6, 8, 2, 4, 7, 5).reshape(self.heads, self.tiles * rows, D)
@@ -139,5 +139,5 @@ def expected(loop: Loop, q: Tensor, k: Tensor, v: Tensor, direction: Tensor) -> 
     if not isinstance(loop, BackwardCeiling):
         return [p @ v]
     ds = (direction @ v.mT * slope).bfloat16().double()
-    found = [p.mT @ direction, ds.mT @ q, ds @ k]
-    return found if loop.dq in ADDED else found[:2]
+    grads = [p.mT @ direction, ds.mT @ q, ds @ k]
+    return grads if loop.dq in ADDED else grads[:2]

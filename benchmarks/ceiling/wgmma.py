@@ -112,18 +112,18 @@ def rings(barrier, buffer, stages, rows, resident: bool):
 
     stages: The number of buffers of each matrix. rows: The rows of a tile of each matrix.
     """
-    made, tiles = [], []
+    tile_rings, tiles = [], []
     for count, height in zip(stages, rows, strict=True):
-        made.append(TileRing(barrier, count, resident))
+        tile_rings.append(TileRing(barrier, count, resident))
         tiles.append(view(buffer, tile_layout(height, count)))
         barrier, buffer = barrier + 2 * count, buffer + count * height * D
-    return made, tiles
+    return tile_rings, tiles
 
 
-def begin(made) -> None:
+def begin(tile_rings) -> None:
     """Initialize the mbarriers of all rings. It runs before the warps take their roles."""
     with cute.arch.elect_one():
-        for ring in made:
+        for ring in tile_rings:
             ring.init()
     cute.arch.mbarrier_init_fence()
 

@@ -69,8 +69,8 @@ def define() -> Library:
 def pad(values: Tensor, offsets: Offsets, max_lengths: Sizes, padding_value: float = 0.0) -> Tensor:
     """Pad rows [L, E] to [B, n, E]."""
     forward = torch.ops.fbgemm.jagged_to_padded_dense_forward
-    found: Tensor = forward(values, offsets, max_lengths, padding_value)
-    return found
+    padded: Tensor = forward(values, offsets, max_lengths, padding_value)
+    return padded
 
 
 def unpad(dense: Tensor, offsets: Offsets, total_L: int | None = None) -> tuple[Tensor, Offsets]:
@@ -81,8 +81,8 @@ def unpad(dense: Tensor, offsets: Offsets, total_L: int | None = None) -> tuple[
 @torch.compiler.disable
 def unpadded(dense: Tensor, offsets: Offsets, total_L: int | None) -> Tensor:
     total = int(offsets[0][-1]) if total_L is None else total_L
-    found: Tensor = aten._padded_dense_to_jagged_forward(dense, offsets, total)
-    return found
+    values: Tensor = aten._padded_dense_to_jagged_forward(dense, offsets, total)
+    return values
 
 
 def pad_shape(values: Tensor, offsets: Offsets, max_lengths: Sizes, padding_value: float) -> Tensor:

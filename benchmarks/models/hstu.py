@@ -59,10 +59,10 @@ class Research(nn.Module):
         self.register_buffer("mask", torch.ones(case.length, case.length).tril())
 
     def forward(self, x: Tensor, ends: Tensor, times: Tensor) -> Tensor:
-        found: Tensor = self.layers(
+        output: Tensor = self.layers(
             x=x, x_offsets=ends, all_timestamps=times, invalid_attn_mask=self.mask
         )[0]
-        return found
+        return output
 
 
 def bucket(apart: Tensor) -> Tensor:
@@ -106,8 +106,8 @@ def production(case: Case, targets: bool = False) -> Built:
     options: dict[str, Any] = {"max_attn_len": case.length // 4} if targets else {}
 
     def attend(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, count: Tensor) -> Tensor:
-        given = {"num_targets": count, **options} if targets else {}
-        out: Tensor = function(case.length, case.head_dim**-0.5, q, k, v, ends, **given)
+        more = {"num_targets": count, **options} if targets else {}
+        out: Tensor = function(case.length, case.head_dim**-0.5, q, k, v, ends, **more)
         return out
 
     return Built(attend, (*values, offsets(counts).long(), wanted))

@@ -17,10 +17,10 @@ DEPTH = 2
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """A model and its arguments. `function(*given)` returns one tensor; it may be a module."""
+    """A model and its arguments. `function(*inputs)` returns one tensor; it may be a module."""
 
     function: Callable[..., Tensor]
-    given: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]
 
 
 @dataclasses.dataclass(frozen=True)

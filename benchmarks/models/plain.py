@@ -47,9 +47,9 @@ class AttentionBlock(nn.Module):
         split = self.width // self.heads
         q_, k_, v_ = (torch.cat(x.split(split, 2), 0) for x in (q, k, v))
         weights = F.gelu(q_.bmm(k_.transpose(1, 2)) / math.sqrt(self.width))
-        found = torch.cat((q_ + weights.bmm(v_)).split(query.size(0), 0), 2)
-        found = self.ln0(found)
-        return self.ln1(found + F.relu(self.fc_o(found)))
+        attended = torch.cat((q_ + weights.bmm(v_)).split(query.size(0), 0), 2)
+        attended = self.ln0(attended)
+        return self.ln1(attended + F.relu(self.fc_o(attended)))
 
 
 class Pool(nn.Module):
@@ -62,8 +62,8 @@ class Pool(nn.Module):
         self.block = AttentionBlock(width, heads)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.block(self.seeds.repeat(x.size(0), 1, 1), x)
-        return found
+        output: Tensor = self.block(self.seeds.repeat(x.size(0), 1, 1), x)
+        return output
 
 
 class Personalized(nn.Module):
@@ -104,8 +104,8 @@ class SelfAttention(nn.Module):
         qkv = self.qkv(self.norm(x)).reshape(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
         scores = (q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5
-        found = (self.activation(scores) / n) @ v
-        return x + self.out(found.transpose(1, 2).reshape(b, n, width))
+        attended = (self.activation(scores) / n) @ v
+        return x + self.out(attended.transpose(1, 2).reshape(b, n, width))
 
 
 class InterFormer(nn.Module):
@@ -166,8 +166,8 @@ class ViT(nn.Module):
         for attention, mlp in zip(self.blocks, self.mlps, strict=True):
             x = attention(x)
             x = x + mlp(x)
-        found: Tensor = self.head(x.mean(1))
-        return found
+        output: Tensor = self.head(x.mean(1))
+        return output
 
 
 class TargetAttention(nn.Module):
@@ -190,8 +190,8 @@ class TargetAttention(nn.Module):
         weights = torch.sigmoid(torch.einsum("bhmd,bhnd->bhmn", q, k) / q.shape[-1] ** 0.5)
         weights = weights.masked_fill(~valid[:, None, None, :], 0.0)
         interest = torch.einsum("bhmn,bhnd->bhmd", weights, v).transpose(1, 2).flatten(2)
-        found: Tensor = self.mlp(torch.cat([candidates, interest], -1)).squeeze(-1)
-        return found
+        output: Tensor = self.mlp(torch.cat([candidates, interest], -1)).squeeze(-1)
+        return output
 
 
 def pma(case: Case) -> Built:

@@ -59,10 +59,10 @@ def download(address: str, target: Path) -> None:
 def package_file(package: str, path: str) -> ModuleType:
     """The module of one file of an installed package. The package itself is not imported."""
     try:
-        found = importlib.metadata.distribution(package).locate_file(path)
+        file = importlib.metadata.distribution(package).locate_file(path)
     except importlib.metadata.PackageNotFoundError as error:
         raise ImportError(f"{package} is not installed") from error
-    return module_at(Path(str(found)))
+    return module_at(Path(str(file)))
 
 
 def module_at(source: Path) -> ModuleType:

@@ -44,21 +44,21 @@ def summary(rows: Sequence[Row]) -> str:
 def lines(rows: Sequence[Row]) -> list[list[str]]:
     """The cells of the table: HEADER, then a line for each model and measure."""
     grouped, mine = gather(rows), ours_of(rows)
-    found = [
+    rows_of_models = [
         line(case, measure, by_name, alone(case, measure, grouped, mine), mine)
         for (case, measure), by_name in grouped.items()
         if case.variant == "model"
     ]
-    return [list(HEADER), *found]
+    return [list(HEADER), *rows_of_models]
 
 
 def alone(case: Case, measure: str, grouped: Any, mine: str) -> float | None:
     """The speed-up of a model's attentions, from the sums of their times. None if one failed."""
     together = {"inductor": 0.0, mine: 0.0}
     for each in MODELS[case.activation].attentions(case):
-        found = grouped.get((each, measure), {})
+        row_of = grouped.get((each, measure), {})
         for name in together:
-            ms = (found.get(name) or {}).get("ms")
+            ms = (row_of.get(name) or {}).get("ms")
             if not ms:
                 return None
             together[name] += ms
@@ -91,7 +91,7 @@ def trained(rows: Sequence[Row]) -> list[list[str]]:
     The largest batch was measured with the first seed. off: The distance of a loss curve from
     stock's with the same seed, over the spread of stock's curves.
     """
-    found = [
+    lines = [
         ["contender", "seed", "ms", "tokens/s", "MiB", "largest batch", "first loss", "last loss",
          "off"]
     ]  # fmt: skip
@@ -100,14 +100,14 @@ def trained(rows: Sequence[Row]) -> list[list[str]]:
         first, *_, last = row["losses"] or [None, None]
         key = row["contender"], row["case"]["seed"]
         off = None if key[0] == "inductor" else off_stock(rows, key[0], [key[1]])
-        found.append(
+        lines.append(
             [
                 *map(str, key), cell(row, "ms"), number(row["tokens"], ".0f"),
                 number(row["peak_mib"], ".1f"), batch(largest.get(key)), number(first, ".4f"),
                 number(last, ".4f"), number(off, ".2f"),
             ]
         )  # fmt: skip
-    return found
+    return lines
 
 
 def of(rows: Sequence[Row], measure: str) -> list[Row]:
@@ -130,8 +130,8 @@ def off_stock(rows: Sequence[Row], name: str, seeds: Sequence[int] = ()) -> floa
     """
 
     def curves(name: str) -> dict[int, list[float]]:
-        found = (row for row in rows if row["contender"] == name and row["losses"])
-        return {row["case"]["seed"]: row["losses"] for row in found}
+        trained_rows = (row for row in rows if row["contender"] == name and row["losses"])
+        return {row["case"]["seed"]: row["losses"] for row in trained_rows}
 
     mine, stock = curves(name), curves("inductor")
     both = [seed for seed in mine if seed in stock and (not seeds or seed in seeds)]
@@ -143,8 +143,8 @@ def off_stock(rows: Sequence[Row], name: str, seeds: Sequence[int] = ()) -> floa
 
 def verdict(rows: Sequence[Row]) -> list[str]:
     """A line that says whether the mean of our curves is within the spread of stock's seeds."""
-    found = off_stock(rows, ours_of(rows))
-    if found is None:
+    distance = off_stock(rows, ours_of(rows))
+    if distance is None:
         return []
-    where = "within" if found <= 1 else "outside"
-    return [f"our mean curve is {where} the spread of stock's seeds: {found:.2f} of it"]
+    where = "within" if distance <= 1 else "outside"
+    return [f"our mean curve is {where} the spread of stock's seeds: {distance:.2f} of it"]

@@ -100,8 +100,8 @@ def batches(case: Case, steps: int) -> Iterator[tuple[Tensor, ...]]:
         following = (items + torch.randint(1, 9, (total,), generator=drawn)) % ITEMS
         following[:-1] = torch.where(first[1:] == first[:-1], items[1:], following[:-1])
         negatives = torch.randint(ITEMS, (NEGATIVES,), generator=drawn)
-        given = (items, torch.arange(total) - first, ends, following, negatives)
-        moved = tuple(t.to(case.device) for t in given)
+        tensors = (items, torch.arange(total) - first, ends, following, negatives)
+        moved = tuple(t.to(case.device) for t in tensors)
         for tensor in (moved[0], moved[1], moved[3]):
             dynamo.may_vary(tensor, 0)
         yield moved

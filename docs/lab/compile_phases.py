@@ -27,7 +27,7 @@ CASES = {
 }
 # A stack belongs to the first phase that it has a frame of: a file and a function, or parts.
 PHASES = {
-    "waits for CuTe kernels": "kernels/cute/ahead.py:finish",
+    "waits for CuTe kernels": "kernels/cute/precompile.py:finish",
     "import of cutlass": "cutlass/__init__.py:<module>",
     "comparison of configurations": "select_algorithm.py:do_autotuning",
     "the judge": "gdpa_inductor/judge/",

@@ -53,14 +53,14 @@ def subjects(name: str) -> list[Subject]:
 
 def fewer(on: Subject, count: int) -> Subject:
     """Without the last rows, so many."""
-    *leaves, ends = on.given
+    *leaves, ends = on.inputs
     rows = len(leaves[0]) - count
     leaves = [x.detach()[:rows].clone().requires_grad_() for x in leaves]
     for x in leaves:
         dynamo.may_vary(x, 0)
     return dataclasses.replace(
         on,
-        given=(*leaves, ends.clamp(max=rows)),
+        inputs=(*leaves, ends.clamp(max=rows)),
         leaves=tuple(leaves),
         direction=on.direction[:rows],
     )
@@ -75,12 +75,12 @@ def calls(ons: Sequence[Subject], build: Callable[[Callable], Callable]) -> Call
     def forward() -> None:
         torch.compiler.cudagraph_mark_step_begin()
         with torch.no_grad():
-            function(*next(turn).given)
+            function(*next(turn).inputs)
 
     def step() -> None:
         on = next(turn)
         torch.compiler.cudagraph_mark_step_begin()
-        torch.autograd.grad(function(*on.given), on.leaves, on.direction)
+        torch.autograd.grad(function(*on.inputs), on.leaves, on.direction)
 
     for call in [forward, step] * 4:
         call()

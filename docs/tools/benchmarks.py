@@ -68,10 +68,10 @@ def runs(folder: Path = MEASUREMENTS) -> dict[str, Run]:
     Raises:
         ValueError: a file of no table.
     """
-    found = {path.stem: read(path) for path in sorted(folder.glob("*.jsonl"))}
-    if unknown := set(found) - {table.file for table in TABLES}:
+    runs_by_file = {path.stem: read(path) for path in sorted(folder.glob("*.jsonl"))}
+    if unknown := set(runs_by_file) - {table.file for table in TABLES}:
         raise ValueError(f"no table is made from {', '.join(sorted(unknown))}")
-    return found
+    return runs_by_file
 
 
 def fill(words: str) -> str:
@@ -89,10 +89,10 @@ def machine(run: Run) -> str:
 
 def steadiness(run: Run) -> str:
     """How far the runs of a figure are apart, over all figures of the file."""
-    found = sorted(row["spread"] - 1 for row in run.rows if row.get("spread"))
-    if not found:
+    spreads = sorted(row["spread"] - 1 for row in run.rows if row.get("spread"))
+    if not spreads:
         return "The spread of the runs was not recorded."
-    half, most = (found[int(share * (len(found) - 1))] for share in (0.5, 0.9))
+    half, most = (spreads[int(share * (len(spreads) - 1))] for share in (0.5, 0.9))
     return f"Spread: half of the figures within {half:.1%}, nine of ten within {most:.0%}."
 
 
@@ -109,10 +109,10 @@ def section(table: Table, run: Run, same: bool) -> str:
     return "\n\n".join(parts)
 
 
-def headline(found: Mapping[str, Run]) -> str:
+def headline(by_file: Mapping[str, Run]) -> str:
     """The results in a few lines, of the files that there are."""
-    said = [line(found[name]) for name, line in HEADLINES.items() if name in found]
-    cards = {found[name].machine.get("gpu") or "a CPU" for name in HEADLINES if name in found}
+    said = [line(by_file[name]) for name, line in HEADLINES.items() if name in by_file]
+    cards = {by_file[name].machine.get("gpu") or "a CPU" for name in HEADLINES if name in by_file}
     return f"On {' and '.join(sorted(cards))}:\n\n" + "".join(f"{bulleted(one)}\n" for one in said)
 
 
@@ -130,37 +130,37 @@ def wrapped(command: str) -> str:
     return " \\\n    ".join(lines)
 
 
-def pages(found: Mapping[str, Run]) -> dict[Path, str]:
+def pages(by_file: Mapping[str, Run]) -> dict[Path, str]:
     """Every file that is generated, with its text."""
-    named = [table for table in TABLES if table.file in found]
-    present = [table for table in named if len(table.cells(found[table.file])) > 1]
+    named = [table for table in TABLES if table.file in by_file]
+    present = [table for table in named if len(table.cells(by_file[table.file])) > 1]
     befores: list[Table | None] = [None, *present]
     body = "\n\n".join(
-        section(table, found[table.file], same=before is not None and before.file == table.file)
+        section(table, by_file[table.file], same=before is not None and before.file == table.file)
         for table, before in zip(present, befores, strict=False)
     )
     template = (Path(__file__).parent / "benchmarks.md.in").read_text()
-    template = template.replace(TOP, headline(found)).replace(PLACE, body + "\n")
-    made = {DOCS / "benchmarks.md": template}
+    template = template.replace(TOP, headline(by_file)).replace(PLACE, body + "\n")
+    texts = {DOCS / "benchmarks.md": template}
     for table in present:
         if table.panels:
-            svg = chart(table.panels(found[table.file]), table.question)
-            made[DOCS / "charts" / f"{table.name}.svg"] = svg
-    return made | readme(found)
+            svg = chart(table.panels(by_file[table.file]), table.question)
+            texts[DOCS / "charts" / f"{table.name}.svg"] = svg
+    return texts | readme(by_file)
 
 
-def readme(found: Mapping[str, Run]) -> dict[Path, str]:
+def readme(by_file: Mapping[str, Run]) -> dict[Path, str]:
     """README with its chart, which shows a training step."""
-    name = next(name for name in SHOWN if name in found)
-    run = found[name]
+    name = next(name for name in SHOWN if name in by_file)
+    run = by_file[name]
     panels, words = readme_panels(name, run)
     label = "Speed and memory of a training step"
     shown = f"![{label}](docs/charts/readme.svg)\n\n{fill(f'{words} {machine(run)}')}\n\n"
     shown += f"```\n{wrapped(run.command)}\n```\n\n"
     text = between((ROOT / "README.md").read_text(), BEGIN, shown, END)
-    if "recommender" in found:
-        shown = whole_model(found["recommender"])
-        shown += f"{fill(ranked(found['demo']))}\n\n" if "demo" in found else ""
+    if "recommender" in by_file:
+        shown = whole_model(by_file["recommender"])
+        shown += f"{fill(ranked(by_file['demo']))}\n\n" if "demo" in by_file else ""
         text = between(text, FIRST, shown, LAST)
     return {DOCS / "charts" / "readme.svg": chart(panels, label), ROOT / "README.md": text}
 
@@ -179,10 +179,10 @@ def whole_model(run: Run) -> str:
 
 
 def main() -> int:
-    made = pages(runs())
-    for stale in set((DOCS / "charts").glob("*.svg")) - set(made):
+    texts = pages(runs())
+    for stale in set((DOCS / "charts").glob("*.svg")) - set(texts):
         stale.unlink()
-    for path, words in made.items():
+    for path, words in texts.items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(words)
         print(path.relative_to(ROOT))

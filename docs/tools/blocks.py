@@ -39,24 +39,24 @@ class Block:
 
 def blocks(text: str) -> list[Block]:
     """Those that are run."""
-    found = []
+    examples = []
     for match in BLOCK.finditer(text):
         needs = match["needs"]
         if not match["skip"] or (needs and importlib.util.find_spec(needs)):
             width = len(match["indent"])
             code = "".join(line[width:] for line in match["code"].splitlines(keepends=True))
             place = match.span("output") if match["output"] is not None else (0, 0)
-            found.append(Block(code, match["output"], place))
-    return found
+            examples.append(Block(code, match["output"], place))
+    return examples
 
 
-def run(found: list[Block], name: str = "example.py", seconds: float = 600) -> list[str]:
+def run(examples: list[Block], name: str = "example.py", seconds: float = 600) -> list[str]:
     """What each block prints, on the CPU, in a process of its own.
 
     Raises:
         RuntimeError: a block failed; with the last lines of what it said.
     """
-    source = "".join(f"{block.code}print({MARK!r})\n\n" for block in found)
+    source = "".join(f"{block.code}print({MARK!r})\n\n" for block in examples)
     environment = dict(os.environ, CUDA_VISIBLE_DEVICES="")
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder:
@@ -67,13 +67,13 @@ def run(found: list[Block], name: str = "example.py", seconds: float = 600) -> l
         )  # fmt: skip
     if done.returncode:
         raise RuntimeError("\n".join(done.stderr.splitlines()[-30:]))
-    return [part.lstrip("\n") for part in done.stdout.split(f"{MARK}\n")[: len(found)]]
+    return [part.lstrip("\n") for part in done.stdout.split(f"{MARK}\n")[: len(examples)]]
 
 
 def renewed(text: str) -> str:
     """The page with the outputs that its blocks have now."""
-    found = blocks(text)
-    for block, printed in reversed(list(zip(found, run(found), strict=True))):
+    examples = blocks(text)
+    for block, printed in reversed(list(zip(examples, run(examples), strict=True))):
         if block.output is not None:
             start, end = block.place
             text = text[:start] + printed + text[end:]

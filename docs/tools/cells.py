@@ -37,10 +37,10 @@ def length(row: Row) -> int:
 
 def grouped(rows: Iterable[Row], label: Callable[[Row], str]) -> dict[str, dict[Key, Row]]:
     """By label, then by measure and contender."""
-    found: dict[str, dict[Key, Row]] = {}
+    groups: dict[str, dict[Key, Row]] = {}
     for row in rows:
-        found.setdefault(label(row), {})[row["measure"], row["contender"]] = row
-    return found
+        groups.setdefault(label(row), {})[row["measure"], row["contender"]] = row
+    return groups
 
 
 def case_label(row: Row) -> str:
@@ -105,8 +105,8 @@ def modelled(measure: str, *columns: str) -> Callable[[Run], list[list[str]]]:
     def cells(run: Run) -> list[list[str]]:
         header, *lines = summary.lines(run.rows)
         places = [header.index(name) for name in ("row", *columns)]
-        kept = [header, *(line for line in lines if line[1] == measure)]
-        return [[line[place] or "–" for place in places] for line in kept]
+        rows = [header, *(line for line in lines if line[1] == measure)]
+        return [[line[place] or "–" for place in places] for line in rows]
 
     return cells
 
@@ -153,8 +153,8 @@ def demonstrated(run: Run) -> list[list[str]]:
                 number(row.get("curve") or None, ".0e") or "–",
             ]
         )  # fmt: skip
-    kept = [place for place, name in enumerate(header) if name != "ms a step" or timed(run)]
-    return [[line[place] for place in kept] for line in (header, *lines)]
+    columns = [place for place, name in enumerate(header) if name != "ms a step" or timed(run)]
+    return [[line[place] for place in columns] for line in (header, *lines)]
 
 
 def timed(run: Run) -> bool:
@@ -209,8 +209,8 @@ def grid(measure: str) -> Callable[[Run], list[list[str]]]:
             for n in lengths:
                 here = {r["contender"]: r for r in rows if label(r) == name and length(r) == n}
                 ours, stock = here.get("gdpa"), here.get("inductor")
-                kept = ours is not None and refused(ours)
-                line.append("left" if kept else faster(stock, ours).strip(" ()") or "–")
+                unfused = ours is not None and refused(ours)
+                line.append("left" if unfused else faster(stock, ours).strip(" ()") or "–")
             lines.append(line)
         return [["", *map(str, lengths)], *lines]
 
@@ -239,12 +239,12 @@ def ceiling(measure: str) -> Callable[[Run], list[list[str]]]:
     def cells(run: Run) -> list[list[str]]:
         rows = [row for row in run.rows if row["measure"] == measure]
         lengths = sorted({length(row) for row in rows})
-        found = {(row["contender"], length(row)): row for row in rows}
+        row_of = {(row["contender"], length(row)): row for row in rows}
         lines = [
             [
                 words,
                 *(
-                    f"{found[name, n]['tflops']:.0f}" if (name, n) in found else "–"
+                    f"{row_of[name, n]['tflops']:.0f}" if (name, n) in row_of else "–"
                     for n in lengths
                 ),
             ]

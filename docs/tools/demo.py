@@ -41,13 +41,13 @@ def row(run: Run, first: Run, busy: bool) -> dict[str, Any]:
 def main(argv: list[str]) -> None:
     busy = "--busy" in argv
     argv = [word for word in argv if word != "--busy"]
-    given = parse_arguments(argv)
-    until = time.time() + given.limit
-    histories, setting = prepare(given)
-    runs = run_all(setting, given.contenders, given.seconds, until)
+    arguments = parse_arguments(argv)
+    until = time.time() + arguments.limit
+    histories, setting = prepare(arguments)
+    runs = run_all(setting, arguments.contenders, arguments.seconds, until)
     popular = popularity(histories, setting)
     header = {
-        "machine": machine(given.device),
+        "machine": machine(arguments.device),
         "command": " ".join(["make demo", *([f'ARGS="{shlex.join(argv)}"'] if argv else [])]),
         "note": BUSY if busy else "",
     }

@@ -178,7 +178,7 @@ def placed(spec: Aux, operand: Tensor) -> Tensor:
     return operand.view([operand.shape[named.index(axis)] if axis in named else 1 for axis in AXES])
 
 
-def picture(mask: Mask, found: Tensor) -> str:
+def picture(mask: Mask, classes: Tensor) -> str:
     """The tiles of each of `shown`, side by side: queries downward, keys to the right."""
     side = N // TILE * CELL
     top = 20 if mask.shown[0][0] else 2
@@ -186,13 +186,13 @@ def picture(mask: Mask, found: Tensor) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {len(mask.shown) * (side + 24)} '
         f'{side + top + 2}" width="{len(mask.shown) * (side + 24)}" role="img" '
         f'font-family="{FONT}" font-size="12" fill="{GREY}">',
-        f"<title>{escape(mask.name)}: {escape(shares(found))}</title>",
+        f"<title>{escape(mask.name)}: {escape(shares(classes))}</title>",
     ]
     for place, (words, b, h) in enumerate(mask.shown):
         left = place * (side + 24) + 2
         lines += [text(left, 12, words)] if words else []
         for number, colour in enumerate(STATES.values()):
-            cells = (found[b, h] == number).nonzero().tolist()
+            cells = (classes[b, h] == number).nonzero().tolist()
             path = "".join(
                 f"M{left + x * CELL} {top + y * CELL}h{CELL - 1}v{CELL - 1}h-{CELL - 1}z"
                 for y, x in cells
@@ -201,9 +201,9 @@ def picture(mask: Mask, found: Tensor) -> str:
     return "\n".join([*lines, "</svg>", ""])
 
 
-def shares(found: Tensor) -> str:
+def shares(classes: Tensor) -> str:
     """Of all tiles: `47 % skipped, 47 % computed whole, 6 % computed with the mask`."""
-    parts = {name: (found == number).float().mean().item() for number, name in enumerate(STATES)}
+    parts = {name: (classes == number).float().mean().item() for number, name in enumerate(STATES)}
     ordered = sorted(parts, key=lambda name: name != "skipped")
     return ", ".join(f"{parts[name]:.0%} {name}" for name in ordered).replace("%", " %")
 
@@ -301,37 +301,37 @@ def slug(name: str) -> str:
 
 def pages() -> dict[Path, str]:
     """Every file that is generated, with its text."""
-    made: dict[Path, str] = {}
+    texts: dict[Path, str] = {}
     parts = [HEAD.format(n=N, tile=TILE)]
     for mask in MASKS:
-        found, formula = states(mask)
-        made[PICTURES / f"{slug(mask.name)}.svg"] = picture(mask, found)
-        parts.append(masked(mask, found, formula))
+        classes, formula = states(mask)
+        texts[PICTURES / f"{slug(mask.name)}.svg"] = picture(mask, classes)
+        parts.append(masked(mask, classes, formula))
     rows = []
     for one in ACTIVATIONS:
         program = activation(one)
         name = slug(one.name)
-        made[PICTURES / f"{name}.svg"] = plot(curve(program), one.name)
+        texts[PICTURES / f"{name}.svg"] = plot(curve(program), one.name)
         cells = (f"{one.name}: {one.words}", f"`{one.spelling}`", f"`{program.formula}`",
                  f"![{one.name}](gallery/{name}.svg)")  # fmt: skip
         rows.append(f"| {' | '.join(cells)} |")
-    made[PAGE] = "\n".join([*parts, MIDDLE + "\n".join(rows), TAIL])
-    return made
+    texts[PAGE] = "\n".join([*parts, MIDDLE + "\n".join(rows), TAIL])
+    return texts
 
 
-def masked(mask: Mask, found: Tensor, formula: str) -> str:
+def masked(mask: Mask, classes: Tensor, formula: str) -> str:
     code = inspect.getsource(mask.keep)
     return (
         f"### {mask.name}\n\n{mask.words}\n\n```python\n{code}```\n\n"
-        f"![{mask.name}](gallery/{slug(mask.name)}.svg)\n\n{shares(found)}:\n\n`{formula}`\n"
+        f"![{mask.name}](gallery/{slug(mask.name)}.svg)\n\n{shares(classes)}:\n\n`{formula}`\n"
     )
 
 
 def main() -> None:
-    made = pages()
-    for stale in set(PICTURES.glob("*.svg")) - set(made):
+    texts = pages()
+    for stale in set(PICTURES.glob("*.svg")) - set(texts):
         stale.unlink()
-    for path, words in made.items():
+    for path, words in texts.items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(words)
 

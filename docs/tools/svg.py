@@ -56,8 +56,8 @@ def legend(colours: Mapping[str, str]) -> Iterator[str]:
 def draw(panel: Panel, colours: Mapping[str, str], x: float, width: float) -> Iterator[str]:
     """Title, a line at each tick, bars in groups, their values above them."""
     yield text(x, 44, panel.title, weight="600")
-    found = [value for group in panel.values.values() for value in group.values() if value]
-    ceiling = nice(max(found))
+    values = [value for group in panel.values.values() for value in group.values() if value]
+    ceiling = nice(max(values))
     base = TOP + PLOT
     for tick in range(3):
         y = base - PLOT * tick / 2

@@ -52,9 +52,9 @@ class Table:
 
 def ceiling_panels(measure: str) -> Callable[[Run], list[Panel]]:
     def panels(run: Run) -> list[Panel]:
-        found = {(length(row), row["contender"]): row["tflops"] for row in run.rows}
+        tflops = {(length(row), row["contender"]): row["tflops"] for row in run.rows}
         values: dict[str, dict[str, float | None]] = {
-            str(n): {CEILING[name]: found.get((n, name)) for name in CHARTED}
+            str(n): {CEILING[name]: tflops.get((n, name)) for name in CHARTED}
             for n in sorted({length(row) for row in run.rows if row["measure"] == measure})
         }
         return [Panel(f"{measure}, TFLOP/s (more is better)", "length N", values)]
@@ -66,11 +66,11 @@ def bars(
     rows: Sequence[Row], measure: str, unit: str, label: Callable[[Row], str]
 ) -> dict[str, dict[str, float | None]]:
     """The values of a panel: groups by label, a bar per contender."""
-    found: dict[str, dict[str, float | None]] = {}
+    groups: dict[str, dict[str, float | None]] = {}
     for row in rows:
         if row["measure"] == measure:
-            found.setdefault(label(row), {})[WORDS[row["contender"]].strip("`")] = row[unit]
-    return found
+            groups.setdefault(label(row), {})[WORDS[row["contender"]].strip("`")] = row[unit]
+    return groups
 
 
 def speed_panels(*measures: str, activation: str = "silu") -> Callable[[Run], list[Panel]]:
@@ -151,14 +151,14 @@ TRAINED = (
 
 def end_to_end(run: Run) -> str:
     """A column for each contender, the fastest last."""
-    found = [trained(run, name) for name in ("eager", "inductor", "gdpa")]
+    rows = [trained(run, name) for name in ("eager", "inductor", "gdpa")]
     cells = {
         "": ["eager", "stock Inductor", "**gdpa**"],
-        "steps per second": [f"{1000 / row['ms']:.0f}" for row in found],
-        "peak memory of a step": [f"{row['peak_mib']:,.0f} MiB" for row in found],
+        "steps per second": [f"{1000 / row['ms']:.0f}" for row in rows],
+        "peak memory of a step": [f"{row['peak_mib']:,.0f} MiB" for row in rows],
         "largest batch that fits": [f"{row['largest']:,}" if row["largest"] else "–"
-                                    for row in found],
-        "loss, mean of the last 20 steps": [f"{mean(row['losses'][-20:]):.2f}" for row in found],
+                                    for row in rows],
+        "loss, mean of the last 20 steps": [f"{mean(row['losses'][-20:]):.2f}" for row in rows],
     }  # fmt: skip
     lines = [f"| {' | '.join([name, *row])} |" for name, row in cells.items()]
     return "\n".join([lines[0], "|---|---:|---:|---:|", *lines[1:]])
@@ -173,12 +173,12 @@ def other_seeds(run: Run) -> str:
 
 def ranked(run: Run) -> str:
     """The demo in words: memory and ranking of the contenders."""
-    found = {row["contender"]: row for row in run.rows}
-    hits = {name: f"{row['metrics']['HR@10']:.3f}" for name, row in found.items()}
-    memory = [f"{found[name]['peak_mib']:.0f}" for name in ("eager", "inductor", "gdpa")]
+    row_of = {row["contender"]: row for row in run.rows}
+    hits = {name: f"{row['metrics']['HR@10']:.3f}" for name, row in row_of.items()}
+    memory = [f"{row_of[name]['peak_mib']:.0f}" for name in ("eager", "inductor", "gdpa")]
     return (
         "The demo trains two such layers on MovieLens-100K, on any machine. After "
-        f"{found['gdpa']['steps']} steps (`make demo` does {parse_arguments([]).steps}) eager, "
+        f"{row_of['gdpa']['steps']} steps (`make demo` does {parse_arguments([]).steps}) eager, "
         f"stock Inductor and gdpa reach an HR@10 of {hits['eager']}, {hits['inductor']} and "
         f"{hits['gdpa']}; ranking by popularity alone has {hits['popularity alone']}. The "
         f"peak of a step on a CPU is {memory[0]}, {memory[1]} and {memory[2]} MiB."
@@ -187,14 +187,14 @@ def ranked(run: Run) -> str:
 
 def across_models(run: Run) -> str:
     """The speed-ups of all public models in words."""
-    found = {}
+    speed = {}
     for measure in ("step", "forward"):
         speedups = [float(line[1]) for line in modelled(measure, "speedup")(run)[1:]]
         ends = f"{min(speedups):.2g} to {max(speedups):.2g}"
-        found[measure] = f"{median(speedups):.2g} times Inductor's speed in the median ({ends})"
+        speed[measure] = f"{median(speedups):.2g} times Inductor's speed in the median ({ends})"
     return (
-        f"**{len(speedups)} public models**, unchanged: a training step runs at {found['step']}, "
-        f"inference at {found['forward']}."
+        f"**{len(speedups)} public models**, unchanged: a training step runs at {speed['step']}, "
+        f"inference at {speed['forward']}."
     )
 
 

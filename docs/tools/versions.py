@@ -19,11 +19,11 @@ _PART = re.compile(r"(<!-- matrix -->\n).*?(<!-- end of matrix -->)", re.DOTALL)
 
 def latest() -> dict[str, list[dict]]:
     """By version of torch, the last record of each run."""
-    found: dict[str, dict[str, dict]] = {row.torch: {} for row in rows()}
+    records_of: dict[str, dict[str, dict]] = {row.torch: {} for row in rows()}
     for text in RECORDS.read_text().splitlines():
         record = json.loads(text)
-        found.setdefault(record["torch"], {})[record["shows"]] = record
-    return {version: list(records.values()) for version, records in found.items()}
+        records_of.setdefault(record["torch"], {})[record["shows"]] = record
+    return {version: list(records.values()) for version, records in records_of.items()}
 
 
 def line(row: Row, records: list[dict]) -> str:
@@ -36,11 +36,11 @@ def line(row: Row, records: list[dict]) -> str:
 
 
 def table() -> str:
-    found = latest()
+    records_of = latest()
     head = (
         "| torch | Triton | fbgemm | Python | what passed (tests) | on |\n|---|---|---|---|---|---|"
     )
-    return "\n".join([head, *(line(row, found[row.torch]) for row in rows())])
+    return "\n".join([head, *(line(row, records_of[row.torch]) for row in rows())])
 
 
 def renewed(page: str) -> str:

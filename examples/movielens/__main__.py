@@ -84,10 +84,10 @@ def run_all(setting: Setting, contenders: Sequence[str], seconds: float, until: 
     results: list[Run] = []
     for number, name in enumerate(contenders):
         share = (until - time.time()) / (len(contenders) - number)
-        asked = dataclasses.replace(
+        job = dataclasses.replace(
             setting, contender=name, seconds=seconds, until=time.time() + _TRAINING * share
         )
-        result = run_worker(asked, share)
+        result = run_worker(job, share)
         if result is None:
             print(f"{name}: no result in {max(share, 0):.0f} s.")
             continue
@@ -122,11 +122,11 @@ def follow(process: subprocess.Popen[str], progress: Progress) -> Run | None:
 
 
 def show(
-    results: Sequence[Run], histories: data.Histories, setting: Setting, asked: Sequence[str]
+    results: Sequence[Run], histories: data.Histories, setting: Setting, contenders: Sequence[str]
 ) -> bool:
     """Print all results. Returns whether gdpa fused something and trained the same model.
 
-    asked: The contenders that should have run.
+    contenders: Those that should have run.
     """
     by_name = {result.contender: result for result in results}
     if not results:
@@ -147,7 +147,7 @@ def show(
     )
     print("step, peak: one training step's median time and extra memory. Errors: relative, of the")
     print("first loss and of the worst parameter gradient, against the same model in fp64.")
-    good, line = verdict(by_name, setting, asked)
+    good, line = verdict(by_name, setting, contenders)
     print(f"\n{line}" if line else "")
     return good
 
@@ -158,26 +158,28 @@ def popularity(histories: data.Histories, setting: Setting) -> dict[str, float]:
     return metrics.evaluate(histories.sample(setting.ranked), scorer, setting.length)
 
 
-def verdict(by_name: dict[str, Run], setting: Setting, asked: Sequence[str]) -> tuple[bool, str]:
+def verdict(
+    by_name: dict[str, Run], setting: Setting, contenders: Sequence[str]
+) -> tuple[bool, str]:
     """True if gdpa fused something and trained the same model, with a line that says so.
 
     The line is "" if eager and gdpa were not both asked for.
     """
-    if not {"eager", "gdpa"} <= {*asked}:
+    if not {"eager", "gdpa"} <= {*contenders}:
         return True, ""
     late = [name for name in ("eager", "gdpa") if name not in by_name]
     if late:
         return False, f"UNDECIDED: {' and '.join(late)} had no result in time."
     ours = by_name["gdpa"]
     apart, limit = difference(ours, by_name["eager"]), CURVE_TOLERANCE[setting.device]
-    same, found = apart <= limit, ours.matches > 0
+    same, fused = apart <= limit, ours.matches > 0
     relation = "the same losses as eager" if same else "OTHER LOSSES than eager"
     steps = min(len(ours.losses), len(by_name["eager"].losses))
     over = f"in {steps} step{'s' if steps != 1 else ''}"
-    regions = f"{ours.matches} region{'s' if ours.matches != 1 else ''}" if found else "NOTHING"
+    regions = f"{ours.matches} region{'s' if ours.matches != 1 else ''}" if fused else "NOTHING"
     times = [f"{run.step_ms:.1f} ms ({name})" for name, run in by_name.items()]
-    return same and found, (
-        f"{'PASSED' if same and found else 'FAILED'}: gdpa fused {regions} and trained to "
+    return same and fused, (
+        f"{'PASSED' if same and fused else 'FAILED'}: gdpa fused {regions} and trained to "
         f"{relation} {over} ({apart:.1e} apart, limit {limit}); a step takes {', '.join(times)}."
     )
 

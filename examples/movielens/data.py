@@ -124,8 +124,8 @@ def parse(text: str, name: str) -> Histories:
     users: dict[int, list[int]] = {}
     for user, _, item in events:
         users.setdefault(user, []).append(ids[item])
-    kept = tuple(tuple(history) for history in users.values() if len(history) >= 3)
-    return Histories(name, kept, len(ids))
+    histories = tuple(tuple(history) for history in users.values() if len(history) >= 3)
+    return Histories(name, histories, len(ids))
 
 
 def generate(users: int = 943, items: int = 1682, seed: int = 0) -> str:

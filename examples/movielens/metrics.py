@@ -10,19 +10,19 @@ from .data import Histories, pad
 Scorer = Callable[[Tensor, Tensor], Tensor]
 
 
-def ranks(scores: Tensor, held_out: Tensor, seen: Tensor) -> Tensor:
+def ranks(scores: Tensor, targets: Tensor, seen: Tensor) -> Tensor:
     """The ranks of the held-out items, int64 [B]. Rank 0 is the best.
 
     A tie counts against the held-out item, so with constant scores it ranks last.
 
     scores:    The scores of all items, [B, items + 1].
-    held_out:  The ids of the held-out items, [B].
+    targets:   The ids of the held-out items, [B].
     seen:      The ids of items that do not compete, [B, L].
     """
-    wanted = scores.gather(1, held_out[:, None])
+    wanted = scores.gather(1, targets[:, None])
     scores = scores.scatter(1, seen, float("-inf"))
     scores[:, 0] = float("-inf")
-    scores.scatter_(1, held_out[:, None], float("-inf"))
+    scores.scatter_(1, targets[:, None], float("-inf"))
     return (scores >= wanted).sum(1)
 
 
@@ -35,16 +35,16 @@ def evaluate(
              place of each history.
     length:  N.
     """
-    found: list[Tensor] = []
+    parts: list[Tensor] = []
     for start in range(0, len(data.users), batch):
         users = data.users[start : start + batch]
         history = torch.tensor([pad(u[:-1], length) for u in users], device=device)
         last = torch.tensor([min(len(u) - 1, length) - 1 for u in users], device=device)
-        held_out = torch.tensor([u[-1] for u in users], device=device)
+        targets = torch.tensor([u[-1] for u in users], device=device)
         longest = max(len(u) for u in users)
         seen = torch.tensor([pad(u[:-1], longest) for u in users], device=device)
-        found.append(ranks(scorer(history, last).float(), held_out, seen).cpu())
-    rank = torch.cat(found)
+        parts.append(ranks(scorer(history, last).float(), targets, seen).cpu())
+    rank = torch.cat(parts)
     hit = (rank < k).double()
     gain = hit / torch.log2(rank.double() + 2)
     return {f"HR@{k}": hit.mean().item(), f"NDCG@{k}": gain.mean().item()}

@@ -50,8 +50,8 @@ def plot(curves: dict[str, Sequence[float]], columns: int = 60, rows: int = 12) 
     for name, values in smoothed.items():
         for column, value in enumerate(values):
             row = rows - 1 - round((value - low) / step)
-            taken = grid[row][column] != " "
-            grid[row][column] = "*" if taken else MARKS.get(name, name[0])
+            occupied = grid[row][column] != " "
+            grid[row][column] = "*" if occupied else MARKS.get(name, name[0])
     lines = [f"{high - i * step:7.3f} │{''.join(row).rstrip()}" for i, row in enumerate(grid)]
     legend = ", ".join(f"{MARKS.get(name, name[0])} {name}" for name in curves)
     return "\n".join([*lines, " " * 8 + "└" + "─" * columns, " " * 9 + f"{legend}, * several"])

@@ -166,7 +166,7 @@ def run(setting: Setting) -> Run:
     loss_error, grad_error = errors(loss, model, batches[0])
     losses, seconds = train(setting, forward, model, batches)
     step_s = statistics.median(seconds)
-    found = Run(
+    result = Run(
         contender=setting.contender,
         losses=losses,
         compile_s=max(first_s - step_s, 0.0),
@@ -177,16 +177,16 @@ def run(setting: Setting) -> Run:
         explained=explained,
         matches=matches,
     )
-    report(found)
-    found.peak_bytes = peak_extra_bytes(once, setting.device)
+    report(result)
+    result.peak_bytes = peak_extra_bytes(once, setting.device)
     with torch.no_grad():
-        asked = histories.sample(setting.ranked)
-        found.metrics = metrics.evaluate(asked, model.rank, setting.length, device=setting.device)
-    return found
+        ranked = histories.sample(setting.ranked)
+        result.metrics = metrics.evaluate(ranked, model.rank, setting.length, device=setting.device)
+    return result
 
 
-def report(found: Run) -> None:
-    print(json.dumps({"result": dataclasses.asdict(found)}), flush=True)
+def report(result: Run) -> None:
+    print(json.dumps({"result": dataclasses.asdict(result)}), flush=True)
 
 
 def drawn(setting: Setting, histories: data.Histories) -> list[data.Batch]:

@@ -23,14 +23,14 @@ def gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:
 
 def leaf_of(node: Any) -> tuple[Any, int] | None:
     """The place of the leaf whose gradient a node of autograd's graph adds to."""
-    held = getattr(node, "variable", None)
-    return (None, id(held)) if isinstance(held, torch.Tensor) else None
+    variable = getattr(node, "variable", None)
+    return (None, id(variable)) if isinstance(variable, torch.Tensor) else None
 
 
 def is_of_user(node: Any) -> bool:
     """Whether a node of autograd's graph is an autograd function, and not an operator's own."""
-    made_for_operator = type(node).__name__.startswith("GeneratedBackwardFor_")
-    return isinstance(node, torch.autograd.function.BackwardCFunction) and not made_for_operator
+    of_operator = type(node).__name__.startswith("GeneratedBackwardFor_")
+    return isinstance(node, torch.autograd.function.BackwardCFunction) and not of_operator
 
 
 def is_view(tensor: torch.Tensor) -> bool:
@@ -52,8 +52,8 @@ def is_leaf(tensor: torch.Tensor) -> bool:
 
 def is_fragile_view(tensor: torch.Tensor) -> bool:
     """A view made under `no_grad`, which must not be written into where gradients flow."""
-    made = torch._C._autograd.CreationMeta
-    return tensor._is_view() and torch._C._autograd._get_creation_meta(tensor) != made.DEFAULT
+    creation = torch._C._autograd.CreationMeta
+    return tensor._is_view() and torch._C._autograd._get_creation_meta(tensor) != creation.DEFAULT
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -93,14 +93,14 @@ def saved_tensor_hooks_set_aside() -> Iterator[None]:
     Non-reentrant checkpointing counts by such hooks what a forward saves.
     """
     stack = torch._C._autograd
-    found = []
+    hook_pairs = []
     while (hooks := stack._top_saved_tensors_default_hooks(True)) is not None:
         stack._pop_saved_tensors_default_hooks()
-        found.append(hooks)
+        hook_pairs.append(hooks)
     try:
         yield
     finally:
-        for hooks in reversed(found):
+        for hooks in reversed(hook_pairs):
             stack._push_saved_tensors_default_hooks(*hooks)
 
 

@@ -40,8 +40,8 @@ def empty(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tens
 def empty_strided(size: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """On the current CUDA device."""
     guards: Any = torch._C._dynamo.guards
-    made: Tensor = guards._empty_strided_cuda(size, strides, dtype)
-    return made
+    tensor: Tensor = guards._empty_strided_cuda(size, strides, dtype)
+    return tensor
 
 
 _contiguous = functools.lru_cache(1024)(contiguous_strides)

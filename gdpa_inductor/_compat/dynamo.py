@@ -56,10 +56,10 @@ def without_limit() -> contextlib.AbstractContextManager[Any]:
     from torch._dynamo import config
 
     often = 1 << 20
-    found: contextlib.AbstractContextManager[Any] = config.patch(
+    patch: contextlib.AbstractContextManager[Any] = config.patch(
         recompile_limit=often, accumulated_recompile_limit=often
     )
-    return found
+    return patch
 
 
 _numbers = itertools.count()
@@ -78,10 +78,10 @@ def compiled_alone(
     copy = FunctionType(code, function.__globals__, code.co_name)
     has_limit = "recompile_limit" in inspect.signature(torch.compile).parameters
     more: dict[str, Any] = {"recompile_limit": 64} if has_limit else {}  # from torch 2.12 on
-    found: Callable[..., Any] = torch.compile(
+    compiled: Callable[..., Any] = torch.compile(
         copy, backend=backend, fullgraph=True, options=options, **more
     )
-    return found
+    return compiled
 
 
 def is_disabled() -> bool:
@@ -231,15 +231,15 @@ def settings(target: Any) -> tuple[bool | None, dict[str, Any]]:
         wrapped = next((x.cell_contents for name, x in cells if name == "callback"), wrapped)
     while (inner := getattr(wrapped, "_torchdynamo_orig_backend", None)) is not None:
         wrapped = inner
-    given = getattr(wrapped, "kwargs", {})
-    return getattr(wrapped, "dynamic", None), given.get("options") or {}
+    arguments = getattr(wrapped, "kwargs", {})
+    return getattr(wrapped, "dynamic", None), arguments.get("options") or {}
 
 
 @contextlib.contextmanager
 def compiled_calls_set_aside(target: Any) -> Iterator[None]:
     """A context in which modules that `Module.compile` has compiled run as they were written."""
     modules = list(target.modules()) if isinstance(target, torch.nn.Module) else []
-    held = [
+    calls = [
         (x, x.__dict__.pop("_compiled_call_impl"))
         for x in modules
         if "_compiled_call_impl" in x.__dict__
@@ -247,7 +247,7 @@ def compiled_calls_set_aside(target: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, call in held:
+        for module, call in calls:
             module._compiled_call_impl = call
 
 
@@ -267,7 +267,7 @@ def stored_attributes() -> dict[int, str]:
     from torch._dynamo.variables.base import VariableTracker
 
     translator = getattr(tls, "current_tx", None)
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     effects = {} if translator is None else translator.output.side_effects.store_attr_mutations
     for attributes in effects.values():
         for name, value in attributes.items():
@@ -275,11 +275,11 @@ def stored_attributes() -> dict[int, str]:
             def note(part: Any, name: str = name) -> None:
                 proxy = getattr(part, "proxy", None)
                 if proxy is not None:
-                    found.setdefault(id(proxy.node.meta.get("example_value")), name)
+                    names.setdefault(id(proxy.node.meta.get("example_value")), name)
 
             VariableTracker.visit(note, value)
-    found.pop(id(None), None)
-    return found
+    names.pop(id(None), None)
+    return names
 
 
 def frame_under_way() -> str:
@@ -287,16 +287,14 @@ def frame_under_way() -> str:
 
     It is the same in recompiles; "" outside of one.
     """
-    found = CompileContext.current_compile_id()
-    if found is None:
-        return ""
-    return f"{'' if found.frame_id is None else found.frame_id}"
+    frame_id = getattr(CompileContext.current_compile_id(), "frame_id", None)
+    return "" if frame_id is None else str(frame_id)
 
 
 def compile_under_way() -> str:
     """A name of the current compile, the same when Dynamo begins it again; "" outside of one."""
-    found = CompileContext.current_compile_id()
-    return "" if found is None else f"{found.frame_id}/{found.frame_compile_id}"
+    compile_id = CompileContext.current_compile_id()
+    return "" if compile_id is None else f"{compile_id.frame_id}/{compile_id.frame_compile_id}"
 
 
 @dataclass(frozen=True)
@@ -316,12 +314,12 @@ def outermost_call() -> CompiledCall | None:
 
     Dynamo compiles a frame when it is called, so the call is among the frames above.
     """
-    found, frame = None, sys._getframe()
+    outermost, frame = None, sys._getframe()
     while (above := frame.f_back) is not None:
         frame, code = above, above.f_code
         if code.co_name == "compile_wrapper" and is_torchs(code.co_filename):
-            found = frame
-    names = found.f_locals if found else {}
+            outermost = frame
+    names = outermost.f_locals if outermost else {}
     return CompiledCall(names["self"], names["cleanups"]) if "cleanups" in names else None
 
 

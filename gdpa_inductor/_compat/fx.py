@@ -58,9 +58,13 @@ def trace_functional(
 
 
 def _rrelu(
-    x: torch.Tensor, noise: torch.Tensor, lower: float = 1 / 8, upper: float = 1 / 3,
-    training: bool = False, generator: Any = None,
-) -> Any:  # fmt: skip
+    x: torch.Tensor,
+    noise: torch.Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> Any:
     """In evaluation the slope is the mean, and nothing is drawn."""
     if training:
         return NotImplemented

@@ -77,7 +77,7 @@ def start_processes() -> None:
     maybe_warm_pool()
 
 
-def in_background(task: Callable[..., Any], *given: Any) -> Future[Any] | None:
+def in_background(task: Callable[..., Any], *arguments: Any) -> Future[Any] | None:
     """Run `task` in one of Inductor's worker processes. Returns None if there are none.
 
     task: A function of a module.
@@ -87,7 +87,7 @@ def in_background(task: Callable[..., Any], *given: Any) -> Future[Any] | None:
     if get_compile_threads() <= 1:
         return None
     AsyncCompile.use_process_pool()  # starts them; it waits for none
-    future: Future[Any] = AsyncCompile.process_pool().submit(task, *given)
+    future: Future[Any] = AsyncCompile.process_pool().submit(task, *arguments)
     return future
 
 
@@ -201,8 +201,8 @@ def compile_graph(
     from torch.utils._python_dispatch import _disable_current_modes
 
     def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = function(*tensors)
-        return found if isinstance(found, tuple) else ()
+        results = function(*tensors)
+        return results if isinstance(results, tuple) else ()
 
     with _disable_current_modes(), torch.no_grad(), torch.inference_mode(False):
         with mock.patch.object(proxy_tensor, "PythonKeyTracer", _unannounced_tracer()):
@@ -212,8 +212,8 @@ def compile_graph(
                 tracing_mode="symbolic" if dynamic else "fake",
             )
             traced = make(*examples)
-        for held in (traced, traced.graph):  # the keys of caches have it
-            held._tracer_cls = proxy_tensor.PythonKeyTracer
+        for owner in (traced, traced.graph):  # the keys of caches have it
+            owner._tracer_cls = proxy_tensor.PythonKeyTracer
         traced.shape_env = None  # which no key of a cache can have; that of the inputs is the same
         fakes = [node.meta["val"] for node in traced.graph.nodes if node.op == "placeholder"]
         mode = fakes[0].fake_mode

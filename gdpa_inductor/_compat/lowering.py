@@ -48,28 +48,29 @@ def spent(arguments: Sequence[Any], views: bool = False) -> list[bool]:
     from torch._inductor import ir
     from torch._inductor.virtualized import V
 
-    given: list[torch.fx.Node] = []
-    torch.fx.map_arg(V.graph.current_node.args, given.append)
+    reads: list[torch.fx.Node] = []
+    torch.fx.map_arg(V.graph.current_node.args, reads.append)
 
     def is_spent(node: Any) -> bool:
-        if not isinstance(node, torch.fx.Node) or given.count(node) != 1:
+        if not isinstance(node, torch.fx.Node) or reads.count(node) != 1:
             return False
         reader = V.graph.current_node
         while views and list(node.users) == [reader] and getattr(node.target, "is_view", False):
             node, reader = node.args[0], node
-        held = V.graph.graph_inputs_original.get(str(node.target))
-        placed = node.op == "placeholder" and isinstance(held, ir.DonatedBuffer)
+        graph_input = V.graph.graph_inputs_original.get(str(node.target))
+        placed = node.op == "placeholder" and isinstance(graph_input, ir.DonatedBuffer)
         return placed and list(node.users) == [reader] and _has_memory_alone(node)
 
     return list(map(is_spent, arguments))
 
 
-def _has_memory_alone(held: torch.fx.Node) -> bool:
+def _has_memory_alone(node: torch.fx.Node) -> bool:
     """True if an input of the graph uses all of its memory, and no other input uses it."""
-    storage = held.meta["val"].untyped_storage()
-    inputs = held.graph.find_nodes(op="placeholder")
-    values = [node.meta.get("val") for node in inputs if node is not held]
-    whole = storage.nbytes() == held.meta["val"].numel() * held.meta["val"].itemsize
+    value = node.meta["val"]
+    storage = value.untyped_storage()
+    inputs = node.graph.find_nodes(op="placeholder")
+    values = [other.meta.get("val") for other in inputs if other is not node]
+    whole = storage.nbytes() == value.numel() * value.itemsize
     return statically_known_true(whole) and not any(
         StorageWeakRef(x.untyped_storage()) == StorageWeakRef(storage)
         for x in values
@@ -102,13 +103,13 @@ def once_per_graph(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
     """The result of `make` for the key, computed once for each graph that is lowered."""
     from torch._inductor.virtualized import V
 
-    made = _MADE.setdefault(V.graph, {})
-    if key not in made:
-        made[key] = make()
-    return made[key]
+    results = _PER_GRAPH.setdefault(V.graph, {})
+    if key not in results:
+        results[key] = make()
+    return results[key]
 
 
-_MADE: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = weakref.WeakKeyDictionary()
+_PER_GRAPH: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = weakref.WeakKeyDictionary()
 
 
 def copied(source: Any, dtype: torch.dtype | None = None) -> Any:
@@ -119,12 +120,12 @@ def copied(source: Any, dtype: torch.dtype | None = None) -> Any:
     from torch._inductor.lowering import to_dtype
     from torch._inductor.virtualized import V
 
-    made = to_dtype(source, dtype or source.get_dtype(), copy=True)
-    made.realize()
+    buffer = to_dtype(source, dtype or source.get_dtype(), copy=True)
+    buffer.realize()
     # While a layout is not settled, views of torch 2.11 may read by strides that it does not get.
     strides = V.graph.current_node.meta["val"].stride()
-    made.freeze_layout_with_exact_strides([size_expr(step) for step in strides])
-    return made
+    buffer.freeze_layout_with_exact_strides([size_expr(step) for step in strides])
+    return buffer
 
 
 def lowered(op: Any, *args: Any) -> Any:
@@ -157,27 +158,29 @@ def unwidened(node: Any) -> Any:
     from torch._inductor.virtualized import V
 
     whole = ir.Pointwise(
-        device=node.get_device(), dtype=node.get_dtype(), inner_fn=node.make_loader(),
+        device=node.get_device(),
+        dtype=node.get_dtype(),
+        inner_fn=node.make_loader(),
         ranges=node.get_size(),
-    )  # fmt: skip
+    )
     reads = list(whole.get_reads())
     if whole.inner_fn_opcount().used_ops != {"load", "to_dtype"} or len(reads) != 1:
         return node
-    held = V.graph.try_get_buffer(reads[0].name)
+    buffer = V.graph.try_get_buffer(reads[0].name)
     read = reads[0].normalize() if isinstance(reads[0], dependencies.MemoryDep) else None
     # A row that is expanded is read in order too, but more than once.
     once = read is not None and statically_equal(read.get_numel(), node.get_numel())
     if (
         not (once and read.is_contiguous())
-        or held is None
-        or held.get_dtype() not in (torch.float16, torch.bfloat16)
+        or buffer is None
+        or buffer.get_dtype() not in (torch.float16, torch.bfloat16)
     ):
         return node
-    layout = held.get_layout()
-    if not (layout.is_contiguous() and statically_equal(held.get_numel(), node.get_numel())):
+    layout = buffer.get_layout()
+    if not (layout.is_contiguous() and statically_equal(buffer.get_numel(), node.get_numel())):
         return node
-    found = held if isinstance(held, ir.TensorBox) else ir.TensorBox.create(held)
-    return lowered(torch.ops.aten.reshape.default, found, node.get_size())
+    box = buffer if isinstance(buffer, ir.TensorBox) else ir.TensorBox.create(buffer)
+    return lowered(torch.ops.aten.reshape.default, box, node.get_size())
 
 
 def extern_call(op: Any, *args: Any, **options: Any) -> Any:
@@ -202,10 +205,10 @@ def direct_call(op: Any, callee: tuple[str, str, str], *args: Any, **options: An
         def codegen(self, wrapper: Any) -> None:
             if not V.graph.cpp_wrapper:
                 module, name, argument = callee
-                made = f"{module}.{name}".replace(".", "_")  # others may have a `name` too
+                alias = f"{module}.{name}".replace(".", "_")  # others may have a `name` too
                 self.python_kernel_name = f"gdpa_{self.get_name()}"
-                wrapper.add_import_once(f"from {module} import {name} as {made}")
-                wrapper.add_import_once(f"{self.python_kernel_name} = {made}({argument})")
+                wrapper.add_import_once(f"from {module} import {name} as {alias}")
+                wrapper.add_import_once(f"{self.python_kernel_name} = {alias}({argument})")
             super().codegen(wrapper)
 
     def boxed(node: Any) -> Any:
@@ -330,10 +333,10 @@ def realized(node: Any, device: torch.device) -> Any:
 
     if node.get_device() != device:
         node = to_device(node, device)
-    found = ir.ExternKernel.realize_input(node)
-    if isinstance(found.get_layout(), ir.FlexibleLayout):
-        found.freeze_layout()
-    return found
+    buffer = ir.ExternKernel.realize_input(node)
+    if isinstance(buffer.get_layout(), ir.FlexibleLayout):
+        buffer.freeze_layout()
+    return buffer
 
 
 def rounded_to_tf32(node: Any) -> Any:
@@ -343,12 +346,8 @@ def rounded_to_tf32(node: Any) -> Any:
     load = node.make_loader()
 
     def body(index: Any) -> Any:
-        return inductor_op(
-            "inline_asm_elementwise",
-            load(index),
-            asm="cvt.rna.tf32.f32 $0, $1;",
-            constraints="=r,r",
-        )
+        conversion = {"asm": "cvt.rna.tf32.f32 $0, $1;", "constraints": "=r,r"}
+        return inductor_op("inline_asm_elementwise", load(index), **conversion)
 
     return ir.Pointwise.create(
         device=node.get_device(), dtype=torch.float32, inner_fn=body, ranges=node.get_size()
@@ -392,7 +391,7 @@ def zeros(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Any:
 
 def zeroed(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Any:
     """A contiguous buffer of zeros for a kernel to add to."""
-    made = zeros(size, dtype, device)
-    made.realize()
-    made.freeze_layout_with_exact_strides(contiguous_layout(size, dtype, device).stride)
-    return made
+    buffer = zeros(size, dtype, device)
+    buffer.realize()
+    buffer.freeze_layout_with_exact_strides(contiguous_layout(size, dtype, device).stride)
+    return buffer

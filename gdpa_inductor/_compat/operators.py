@@ -96,16 +96,16 @@ def is_random(op: Any) -> bool:
     return isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
 
 
-def draws(op: Any, given: Mapping[str, Any]) -> bool:
+def draws(op: Any, arguments: Mapping[str, Any]) -> bool:
     """Whether a call with these arguments draws from a generator."""
-    return is_random(op) and not is_idle(op, given)
+    return is_random(op) and not is_idle(op, arguments)
 
 
-def is_idle(op: Any, given: Mapping[str, Any]) -> bool:
+def is_idle(op: Any, arguments: Mapping[str, Any]) -> bool:
     """A call of a random operator that draws nothing: rrelu in evaluation. Nor does it write to its
     noise.
     """
-    return op_name(op).startswith("rrelu_with_noise") and given["training"] is False
+    return op_name(op).startswith("rrelu_with_noise") and arguments["training"] is False
 
 
 def is_pointwise(name: str) -> bool:

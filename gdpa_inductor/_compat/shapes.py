@@ -60,11 +60,11 @@ def size_hint(size: int | torch.SymInt) -> int | None:
 def contiguous_strides(size: Sequence[Any], order: Sequence[int] | None = None) -> tuple[Any, ...]:
     """The strides of a contiguous tensor. order: The dims, outermost first; by default in order."""
     dims = range(len(size)) if order is None else order
-    found: list[Any] = [1] * len(size)
+    strides: list[Any] = [1] * len(size)
     for inner, outer in itertools.pairwise(reversed(dims)):
         extent = size[inner]
-        found[outer] = found[inner] * (max(extent, 1) if isinstance(extent, int) else extent)
-    return tuple(found)
+        strides[outer] = strides[inner] * (max(extent, 1) if isinstance(extent, int) else extent)
+    return tuple(strides)
 
 
 def dense_strides(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -97,8 +97,8 @@ def hint_of(number: Any) -> Any:
 
 def size_bounds(size: torch.SymInt) -> tuple[int | None, int | None]:
     """The smallest and largest value that a size may have, as far as known. Adds no guard."""
-    found = size.node.shape_env.bound_sympy(size.node.expr)
-    low, high = (int(end) if end.is_Integer else None for end in (found.lower, found.upper))
+    bounds = size.node.shape_env.bound_sympy(size.node.expr)
+    low, high = (int(end) if end.is_Integer else None for end in (bounds.lower, bounds.upper))
     return low, high
 
 
@@ -119,15 +119,15 @@ def exact_quotient(
     import sympy
 
     top, bottom = (s if isinstance(s, int) else s.node.expr for s in (size, divisor))
-    found = sympy.cancel(sympy.sympify(top) / sympy.sympify(bottom))
-    if found.is_Integer:
-        return int(found)
-    if sympy.fraction(found)[1] != 1 or not found.is_polynomial():
+    quotient = sympy.cancel(sympy.sympify(top) / sympy.sympify(bottom))
+    if quotient.is_Integer:
+        return int(quotient)
+    if sympy.fraction(quotient)[1] != 1 or not quotient.is_polynomial():
         return None
     whole, part = size_hint(size), size_hint(divisor)
     hint = None if whole is None or not part else whole // part
     node: Any = (divisor if isinstance(size, int) else size).node
-    return node.shape_env.create_symintnode(sympy.expand(found), hint=hint)
+    return node.shape_env.create_symintnode(sympy.expand(quotient), hint=hint)
 
 
 @contextlib.contextmanager

@@ -21,8 +21,8 @@ def class_of_user(value: Any) -> type | None:
     """The class of a tensor that is of none of torch's own. Of a parameter its data's counts."""
     if not isinstance(value, torch.Tensor):
         return None
-    held = type(value.data if isinstance(value, torch.nn.Parameter) else value)
-    return None if held.__module__.split(".")[0] == "torch" else held
+    tensor_class = type(value.data if isinstance(value, torch.nn.Parameter) else value)
+    return None if tensor_class.__module__.split(".")[0] == "torch" else tensor_class
 
 
 def fake_mode_of(tensor: torch.Tensor) -> Any:
@@ -43,15 +43,16 @@ def device_of(tensor: torch.Tensor) -> torch.device:
     return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
 
-def asked(question: Any, tensor: torch.Tensor) -> Any:
+def metadata_of(question: Any, tensor: torch.Tensor) -> Any:
     """What a tensor says of itself. A fake knows its device without being dispatched."""
     return device_of(tensor) if question is torch.ops.prim.device.default else question(tensor)
 
 
 def constant_of(value: Any) -> Any:
     """The value of a fake tensor of one element that is known to hold a constant, or None."""
-    held = getattr(value, "constant", None)
-    return element_of(held) if isinstance(held, torch.Tensor) and held.numel() == 1 else None
+    constant = getattr(value, "constant", None)
+    known = isinstance(constant, torch.Tensor) and constant.numel() == 1
+    return element_of(constant) if known else None
 
 
 def element_of(tensor: torch.Tensor) -> Any:
@@ -79,8 +80,8 @@ def offsets_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def longest_of(nested: torch.Tensor) -> int | torch.SymInt | None:
     """The length that a jagged nested tensor was told its longest sequence has; None if none."""
-    found: int | torch.SymInt | None = getattr(nested, "_maybe_max_seqlen", None)
-    return found
+    longest: int | torch.SymInt | None = getattr(nested, "_maybe_max_seqlen", None)
+    return longest
 
 
 _COMPRESSED = {  # layout: the tensors of its indices
@@ -111,8 +112,8 @@ def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     its mesh too (torch 2.13).
     """
     flatten = getattr(tensor, "__tensor_flatten__", None)
-    held = [] if flatten is None else [getattr(tensor, name) for name in flatten()[0]]
-    return [x for x in held if isinstance(x, torch.Tensor)]
+    attributes = [] if flatten is None else [getattr(tensor, name) for name in flatten()[0]]
+    return [x for x in attributes if isinstance(x, torch.Tensor)]
 
 
 def is_foreign(value: Any) -> bool:

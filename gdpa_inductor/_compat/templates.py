@@ -32,10 +32,10 @@ def triton_template(
     """A template of a jinja source. names: what the source may read besides Inductor's own."""
     from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate
 
-    made = TritonTemplate(name=name, grid=SymbolicGridFn(grid), source=source, **_freeze())
-    made.template.globals.update(names)
-    made.kernel_type = _kernel_type()
-    return made
+    template = TritonTemplate(name=name, grid=SymbolicGridFn(grid), source=source, **_freeze())
+    template.template.globals.update(names)
+    template.kernel_type = _kernel_type()
+    return template
 
 
 @functools.cache
@@ -111,17 +111,17 @@ def best_of(
         raise RuntimeError(f"no configuration of {name} can be rendered: {errors}")
     callers += rivals
     nodes, layout = body["input_nodes"], body["layout"]
-    given = {number: lambda _, make=make: make() for number, make in examples.items()}
+    inputs = {number: lambda _, make=make: make() for number, make in examples.items()}
     with _quiet():
-        found = autotune_select_algorithm(
-            name, callers, nodes, layout, return_multi_template=False, input_gen_fns=given or None
+        result = autotune_select_algorithm(
+            name, callers, nodes, layout, return_multi_template=False, input_gen_fns=inputs or None
         )
-    made = found[0] if isinstance(found, tuple) else found  # 2.11 returns the node alone
-    node = made.data.data
+    output = result[0] if isinstance(result, tuple) else result  # 2.11 returns the node alone
+    node = output.data.data
     if hasattr(node, "subgraph_inps"):  # where Inductor's own template, flex_attention, has them
         named = [x if isinstance(x, sympy.Expr) else size_expr(x) for x in sizes]
         node.subgraph_inps = [x for x in named if x.free_symbols]
-    return made
+    return output
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from .record import Event, Log, Ref
 
 
 def is_known(
-    log: Log, ran: Sequence[Event], bodies: Sequence[GraphModule], given: Sequence[Any]
+    log: Log, ran: Sequence[Event], bodies: Sequence[GraphModule], inputs: Sequence[Any]
 ) -> bool:
     """Whether the two bodies of an autograd function are such a pair, by a run of both on fakes.
 
@@ -29,17 +29,17 @@ def is_known(
         return False
     forward, backward = bodies
     with torch.no_grad():
-        (results, *kept), there = _logged(log, lambda: Interpreter(forward).run(*given))
+        (results, *rest), there = _logged(log, lambda: Interpreter(forward).run(*inputs))
         flat = results if isinstance(results, (tuple, list)) else [results]
         coming = [torch.empty_like(x) if isinstance(x, Tensor) else x for x in flat]
-        saved = kept[0] if kept else ()
+        saved = rest[0] if rest else ()
         returned, back = _logged(log, lambda: Interpreter(backward).run(*coming, *saved))
     if len(there) != 1 or len(back) != 1:
         return False
     if [isinstance(x, Tensor) for x in flat] != [True, *[False] * (len(flat) - 1)]:
         return False
     passed = returned if isinstance(returned, (tuple, list)) else [returned]
-    ends = [(log.ref(given[i]), log.ref(x)) for i, x in enumerate(passed) if isinstance(x, Tensor)]
+    ends = [(log.ref(inputs[i]), log.ref(x)) for i, x in enumerate(passed) if isinstance(x, Tensor)]
     return ends == [(there[0].args[0], back[0].results[0])] and _transposed(
         there[0], back[0], log.ref(coming[0])
     )
@@ -48,8 +48,8 @@ def is_known(
 def _logged(log: Log, call: Callable[[], Any]) -> tuple[Any, list[Event]]:
     """What a call returns, and the operations that it has run, views left out."""
     first = log.now
-    made = call()
-    return made, [event for event in log.events[first:] if event.writes]
+    result = call()
+    return result, [event for event in log.events[first:] if event.writes]
 
 
 def _transposed(forward: Event, backward: Event, coming: Ref) -> bool:

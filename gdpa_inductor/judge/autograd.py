@@ -109,7 +109,7 @@ def check_saved(whole: SideBySide) -> None:
     change if the caller holds it.
     """
     common = {_version(whole, s) for s in whole.saved if s.side != "after"}
-    held = _held_by_the_caller(whole)
+    of_caller = _storages_of_caller(whole)
     for saved in whole.saved:
         if saved.side == "before" and (silent := _written_silently(whole, saved)):
             raise Fault(f"the backward is to see the write of `{silent}`")
@@ -120,11 +120,11 @@ def check_saved(whole: SideBySide) -> None:
         if len(whole.log.writes[storage]) > version:
             later = whole.log.writes[storage][version][0]
             raise Fault(f"`{later.name}` changes what is kept for the backward", saved.node)
-        if storage in held:
+        if storage in of_caller:
             raise Fault("what the caller may change is kept for the backward", saved.node)
 
 
-def _held_by_the_caller(whole: SideBySide) -> set[int]:
+def _storages_of_caller(whole: SideBySide) -> set[int]:
     """The storages of inputs, parameters and results."""
     return {whole.log.ref(x).storage for x in (*whole.inputs.passed, *whole.results)}
 

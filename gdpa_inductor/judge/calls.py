@@ -18,7 +18,7 @@ def drawn(events: Sequence[Event]) -> list[Any]:
     return [
         (event.name, [(x.sizes, x.dtype) for x in event.results if isinstance(x, Ref)])
         for event in events
-        if operators.draws(event.op, event.given)
+        if operators.draws(event.op, event.arguments)
     ]
 
 
@@ -52,16 +52,16 @@ def _takes_wrappers(node: Node) -> bool:
     """A call that takes or returns tensors of others' classes, such as distributed ones: those are
     not made here, and what is called is theirs.
     """
-    held = [n.meta.get("example_value") for n in (node, *node.all_input_nodes)]
-    return any(subclasses.is_foreign(x) for x in fx.tree_leaves(held))
+    values = [n.meta.get("example_value") for n in (node, *node.all_input_nodes)]
+    return any(subclasses.is_foreign(x) for x in fx.tree_leaves(values))
 
 
 def may_write_wrappers(node: Node) -> bool:
     """A call that is not run and, by its name, writes into what others may be views of."""
     name = str(node.target) if node.op == "call_method" else operators.op_name(node.target)
-    named = (name.endswith("_") and not name.endswith("__")) or name.strip("_") in _IN_PLACE
-    asked = "out" in node.kwargs or _may_ask_inplace(node)
-    return (named or asked) and _takes_wrappers(node)
+    by_name = (name.endswith("_") and not name.endswith("__")) or name.strip("_") in _IN_PLACE
+    by_argument = "out" in node.kwargs or _may_ask_inplace(node)
+    return (by_name or by_argument) and _takes_wrappers(node)
 
 
 def _may_ask_inplace(node: Node) -> bool:
@@ -71,13 +71,13 @@ def _may_ask_inplace(node: Node) -> bool:
     return bool(node.kwargs.get("inplace")) or (takes and any(x is True for x in node.args))
 
 
-def specialised(node: Node, made: Any) -> Any:
+def specialised(node: Node, result: Any) -> Any:
     """What a method returns: of `.item()` the number that the sizes of the graph were made for, if
     it is only this one.
     """
-    held = node.meta.get("example_value")
-    known = isinstance(held, torch.SymInt) and shapes.is_constant(held)
-    return int(shapes.expression_of(held)) if known and isinstance(made, int) else made
+    example = node.meta.get("example_value")
+    known = isinstance(example, torch.SymInt) and shapes.is_constant(example)
+    return int(shapes.expression_of(example)) if known and isinstance(result, int) else result
 
 
 def after_bodies(args: Sequence[Any]) -> list[Any]:

@@ -104,15 +104,15 @@ class SampledWeights:
         """Where functions turn that the weights are made by, and the scores as a leaf."""
         leaf = scores.to(self.scores.dtype).requires_grad_()
         turns: list[Tensor] = []
-        given = dict.fromkeys(self.scored, leaf)
-        ev = Evaluator(self.log, self.lanes, given, differentiate=True, turns=turns)
+        products = dict.fromkeys(self.scored, leaf)
+        ev = Evaluator(self.log, self.lanes, products, differentiate=True, turns=turns)
         try:
             ev.element(*side)
         except Untracked:
             return [], leaf
         return turns, leaf
 
-    def told_apart(
+    def split_sides(
         self, sides: Sequence[Side], gaps: list[Tensor] | None = None
     ) -> tuple[Side, Side]:
         """Decide which of two sides has the weights. Returns (weights, values).
@@ -121,9 +121,9 @@ class SampledWeights:
         overwritten are in no weight. gaps: Gets the distances of numbers that are compared.
         """
         for weight, value in (sides, sides[::-1]):
-            given = {event: self.drawn(event) for event in self.products}
+            products = {event: self.drawn(event) for event in self.products}
             seen: list[Tensor] | None = None if gaps is None else []
-            ev = Evaluator(self.log, self.lanes, given, gaps=seen)
+            ev = Evaluator(self.log, self.lanes, products, gaps=seen)
             ev.element(*weight)
             if ev.touched:
                 self.scored = ev.touched
@@ -192,8 +192,8 @@ class SampledWeights:
         fp64: 0 and 5e-15. Narrower dtypes have enough slack.
         """
         leaf, size = self.leaves(self.exact, self.scores), torch.ones(COUNT, dtype=torch.float64)
-        for number, given in enumerate(self.call.program.aux):
-            if given.kind == "f" and self.narrowest == torch.float64:
+        for number, spec in enumerate(self.call.program.aux):
+            if spec.kind == "f" and self.narrowest == torch.float64:
                 operand = leaf(Expr("aux", (), number, "f")).double().abs()
                 size = size * operand.nan_to_num(posinf=1.0).clamp(min=1.0)
         return size
@@ -224,9 +224,9 @@ class SampledWeights:
         moved = torch.tensor([1.0, 1.0 + eps, 1.0 - eps], dtype=torch.float64)
         score = self.scores.double() * moved.repeat_interleave(CASES)
         score = (score if wide else score.to(self.scores.dtype)).requires_grad_(self.training)
-        given = dict.fromkeys(self.scored, score)
+        products = dict.fromkeys(self.scored, score)
         ev = Evaluator(
-            self.log, self.lanes, given, wide=wide, differentiate=self.training,
+            self.log, self.lanes, products, wide=wide, differentiate=self.training,
             most=torch.finfo(self.narrowest).eps ** 0.5,
             turns=None if self.aimed is None else [],
         )  # fmt: skip
@@ -246,10 +246,12 @@ class SampledWeights:
             if node.op == "aux":
                 number = int(node.value or 0)
                 place = self.call.aux[number]
-                found = ev.element(place, self.call.event.number, self.call.aux_at(number, self.at))
+                operand = ev.element(
+                    place, self.call.event.number, self.call.aux_at(number, self.at)
+                )
                 if node.kind == "f":  # loaded in the dtype that the kernel computes in
-                    found = found.to(self.compute_dtype)
-                return found.to(kinds[node.kind])
+                    operand = operand.to(self.compute_dtype)
+                return operand.to(kinds[node.kind])
             if node.op in self.at:
                 return self.at[node.op]
             literal = self.call.scalars[int(node.value or 0)] if node.op == "scalar" else node.value
@@ -329,11 +331,11 @@ class SampledWeights:
         tied = self._tied.get(self.compute_dtype)
         if self.aimed is None or tied is None:
             return torch.zeros(COUNT, dtype=torch.bool)
-        found = self._recorded[False]
-        weight = found.weight.detach().double().view(-1, CASES)
+        recorded = self._recorded[False]
+        weight = recorded.weight.detach().double().view(-1, CASES)
         low, high = weight.aminmax(dim=0)
         steady = high - low <= SLACK * self.eps * (weight[0].abs() + self.scale[:CASES])
-        here = found.ev.tied[:CASES] & tied[:CASES] & steady & ~self.lanes.special_scores[:CASES]
+        here = recorded.ev.tied[:CASES] & tied[:CASES] & steady & ~self.lanes.special_scores[:CASES]
         return here.repeat(COUNT // CASES)
 
     def apart(self, side: Side, valid: Tensor, wide: bool) -> Tensor:
@@ -342,11 +344,11 @@ class SampledWeights:
         wider = wide and self.scores.dtype != torch.float64
         expected = [x.weight.detach().double() for x in self.recorded(side, wider)]
         with self.exact.noting() as mine:
-            given = self.programmed(wide)
+            programmed = self.programmed(wide)
         if not wide:
             self.unsampled |= self._recorded[False].ev.missed ^ mine
         least = SLACK * self.eps * self.scale
-        return (outside(expected, given, self.eps, least) | self.raised) & valid & self.valid
+        return (outside(expected, programmed, self.eps, least) | self.raised) & valid & self.valid
 
     def example(self, side: Side, wrong: Tensor) -> str:
         """One lane in words."""
@@ -361,7 +363,7 @@ class SampledWeights:
 
 
 def outside(
-    expected: Sequence[Tensor], given: Sequence[Tensor], eps: float, least: Tensor
+    expected: Sequence[Tensor], actual: Sequence[Tensor], eps: float, least: Tensor
 ) -> Tensor:
     """Lanes in which no given value matches the expected ones.
 
@@ -376,7 +378,7 @@ def outside(
     spread = torch.where(low <= high, high - low, 0.0)
     size = torch.where(finite, known.abs(), 0.0).amax(0)
     slack = SLACK * eps * size + 4 * spread + least[:CASES]
-    for value in (x[:CASES] for x in given):
+    for value in (x[:CASES] for x in actual):
         close = (value >= low - slack) & (value <= high + slack)
         same = (known == value).any(0) | (known.isnan().any(0) & value.isnan())
         # A number is 0 in one precision and not in another, and is multiplied by infinity.

@@ -90,7 +90,7 @@ class Evaluator:
         self._touched: dict[Event, tuple[Index, Tensor]] = {}
         self.roots: dict[tuple[Any, int], Root] = {}
         self._memo: dict[Any, Any] = {}
-        self._kept: list[Any] = []  # indices, so that an `id` is that of one object only
+        self._alive: list[Any] = []  # indices, so that an `id` is that of one object only
         self._plain: Evaluator | None = None
 
     # What rules use
@@ -114,9 +114,9 @@ class Evaluator:
 
     def note_gap(self, args: Sequence[Any]) -> None:
         """Two numbers are compared."""
-        found = None if self.gaps is None else gap(args)
-        if self.gaps is not None and found is not None:
-            self.gaps.append(found)
+        distance = None if self.gaps is None else gap(args)
+        if self.gaps is not None and distance is not None:
+            self.gaps.append(distance)
 
     def note_turns(self, event: Event, args: Sequence[Any]) -> None:
         """Note where a function of the score turns, and which lanes are there."""
@@ -160,8 +160,8 @@ class Evaluator:
 
     def place(self, event: Event, number: int) -> Ref:
         """The place of result `number` of a call, or the place that it writes."""
-        made = event.results[number] if number < len(event.results) else None
-        return made if isinstance(made, Ref) else event.writes[number][0]
+        result = event.results[number] if number < len(event.results) else None
+        return result if isinstance(result, Ref) else event.writes[number][0]
 
     def unknown(self, event: Event) -> UnknownOperation:
         return UnknownOperation(f"`{event.name}` is not known to the evaluator")
@@ -172,18 +172,18 @@ class Evaluator:
         """The elements `index` of a tensor as it was at a time."""
         ref.require_known()
         history = [w for w in self.log.writes[ref.storage] if w[0].number < time]
-        found = self._held(history, len(history) - 1, ref, index)
-        return found if ref.grad or not found.requires_grad else found.detach()
+        elements = self._cached(history, len(history) - 1, ref, index)
+        return elements if ref.grad or not elements.requires_grad else elements.detach()
 
-    def _held(self, history: list[Write], last: int, ref: Ref, index: Index) -> Tensor:
+    def _cached(self, history: list[Write], last: int, ref: Ref, index: Index) -> Tensor:
         key = (ref.storage, last, ref.geometry, id(self.live), tuple(map(id, index)))
         if key not in self._memo:
-            self._kept.append(index)
+            self._alive.append(index)
             with self.noting() as missed:
                 self._memo[key] = self._read(history, last, ref, index), missed
-        found, missed = self._memo[key]
+        elements, missed = self._memo[key]
         self.missed |= missed
-        return found
+        return elements
 
     def _read(self, history: list[Write], last: int, ref: Ref, index: Index) -> Tensor:
         if last < 0 and ref.storage in self.log.constants:
@@ -202,18 +202,18 @@ class Evaluator:
         if place.geometry != ref.geometry:
             covered, within = self._located(place, self._address(ref, index))
         if last > 0 and self._is_untracked(event, place, ref):
-            self._check_tracked(event, self._held(history, last - 1, ref, index))
+            self._check_tracked(event, self._cached(history, last - 1, ref, index))
         self.overwrites |= last > 0 and event.name in _OVERWRITE
         if covered is None or bool(covered.all()):
-            return self._made(event, place, number, within)
+            return self._written(event, place, number, within)
         with self.within(~covered):
-            older = self._held(history, last - 1, ref, index)
+            older = self._cached(history, last - 1, ref, index)
         if not bool(covered.any()):
             if ref.dtype.is_floating_point and overlap(place, ref):
                 self.missed.add(event)
             return older
         with self.within(covered):
-            return torch.where(covered, self._made(event, place, number, within), older)
+            return torch.where(covered, self._written(event, place, number, within), older)
 
     def _unlike(self, event: Event, place: Ref, ref: Ref, index: Index, *, first: bool) -> Tensor:
         """Elements that were written in another dtype, or with an unknown size.
@@ -234,7 +234,7 @@ class Evaluator:
         """Whether autograd does not see a write to a tensor that is read with gradients."""
         return self.differentiate and ref.grad and not (event.grad and place.grad)
 
-    def _made(self, event: Event, place: Ref, number: int | None, index: Index) -> Tensor:
+    def _written(self, event: Event, place: Ref, number: int | None, index: Index) -> Tensor:
         """The elements that a call wrote at `index` of a place."""
         if event in self.products:
             self._touch(event, index)
@@ -251,16 +251,16 @@ class Evaluator:
             return decided
         entry = number if number is not None else _position(event, place)
         with torch.set_grad_enabled(self.differentiate and event.grad):
-            made = rule(self, event, entry, index).to(self.dtype(place.dtype))
+            elements = rule(self, event, entry, index).to(self.dtype(place.dtype))
         if not place.dtype.is_floating_point:
-            return made
+            return elements
         if self.most is not None:
-            self.require(~_is_moved(made.detach(), self.most))
+            self.require(~_is_moved(elements.detach(), self.most))
         if not self.wide:
-            return made
+            return elements
         if event.side == "both" or narrows(event, place.dtype):
-            made = _rounded(made, place.dtype)
-        return self._overflown(made) if place.dtype in _SINGLE else made
+            elements = _rounded(elements, place.dtype)
+        return self._overflown(elements) if place.dtype in _SINGLE else elements
 
     def _decided(self, event: Event, place: Ref, number: int | None, index: Index) -> Tensor | None:
         """Integers and bools that depend on no score: as the model computes them, with
@@ -271,13 +271,13 @@ class Evaluator:
         plain = self._plain = self._plain or Evaluator(self.log, self.lanes, {})
         try:
             plain.live = self.live
-            made = plain._made(event, place, number, index)
+            elements = plain._written(event, place, number, index)
         except UnknownOperation:
             return None
         finally:
             plain.live = plain.true
         self.valid = self.valid & plain.valid
-        return made
+        return elements
 
     def _overflown(self, x: Tensor) -> Tensor:
         """Numbers past the range of fp32 become infinite, as fp32 and 16-bit types do.
@@ -298,10 +298,10 @@ class Evaluator:
             return product * alpha  # then the addend is not even read
         at = broadcast(index, place.sizes, added.sizes, self.zero)
         with torch.set_grad_enabled(self.differentiate and event.grad):
-            made, other = product * alpha, self.element(added, event.number, at)
+            result, other = product * alpha, self.element(added, event.number, at)
             # Nor here, but it has a gradient: of zeros.
-            made = made + other * beta if beta else torch.where(self.true, made, other)
-        return made.to(self.dtype(place.dtype))
+            result = result + other * beta if beta else torch.where(self.true, result, other)
+        return result.to(self.dtype(place.dtype))
 
     def _touch(self, event: Event, index: Index) -> None:
         known, lanes = self._touched.get(event, (index, self.live))
@@ -330,22 +330,22 @@ class Evaluator:
     def _address(self, ref: Ref, index: Index) -> Tensor:
         key = ("address", ref.geometry, tuple(map(id, index)))
         if key not in self._memo:
-            found = self.zero + ref.offset
+            address = self.zero + ref.offset
             for position, size, stride in zip(index, ref.sizes, ref.strides):
                 if size != 1 and stride:
-                    found = found + position * stride
+                    address = address + position * stride
             # One object for equal addresses, whichever view they are reached through.
-            self._memo[key] = self._one(found)
+            self._memo[key] = self._one(address)
         return self._memo[key]
 
-    def _one(self, found: Tensor) -> Tensor:
-        return self._memo.setdefault(("lanes", bytes_of(found)), found)
+    def _one(self, tensor: Tensor) -> Tensor:
+        return self._memo.setdefault(("lanes", bytes_of(tensor)), tensor)
 
     def _located(self, place: Ref, address: Tensor) -> tuple[Tensor, Index]:
         """Which addresses lie in a place, and at which index."""
         key = ("located", place.geometry, id(address))
         if key not in self._memo:
-            self._kept.append(address)
+            self._alive.append(address)
             covered, index = located(place, address)
             self._memo[key] = covered, tuple(map(self._one, index))
         return self._memo[key]
@@ -389,8 +389,8 @@ CASTS = {"_to_copy": 0, "copy": 1, "copy_": 1}  # and the argument that is cast
 
 def narrows(event: Event, dtype: torch.dtype) -> bool:
     """Whether a call casts numbers to a `dtype` that rounds them, and the model asks for it."""
-    given = event.args[CASTS[event.name]] if event.name in CASTS and not event.implied else None
-    return isinstance(given, Ref) and loses(given.dtype, dtype)
+    source = event.args[CASTS[event.name]] if event.name in CASTS and not event.implied else None
+    return isinstance(source, Ref) and loses(source.dtype, dtype)
 
 
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -401,4 +401,4 @@ def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _position(event: Event, place: Ref) -> int:
     """The number of a write among those of its call."""
-    return next(i for i, (held, _) in enumerate(event.writes) if held == place)
+    return next(i for i, (target, _) in enumerate(event.writes) if target == place)

@@ -21,25 +21,25 @@ class Fused:
     """
 
     def __init__(self, event: Event) -> None:
-        given = event.given
+        arguments = event.arguments
         self.event = event
-        self.query: Ref = given["query"]
-        self.key: Ref = given["key"]
-        self.value: Ref = given["value"]
+        self.query: Ref = arguments["query"]
+        self.key: Ref = arguments["key"]
+        self.value: Ref = arguments["value"]
         for operand in (self.query, self.key, self.value):
             operand.require_known()
-        self.scalars: list[Any] = list(given["scalars"] or [])
-        self.program = ScoreMod.parse(given["score_mod"])
-        self.cu_query: Ref | None = given["cu_seqlens_q"]
-        self.cu_key: Ref | None = given["cu_seqlens_k"]
-        self.rows = self.query.sizes[2] if self.cu_query is None else int(given["max_seqlen_q"])
-        self.keys = self.key.sizes[2] if self.cu_key is None else int(given["max_seqlen_k"])
+        self.scalars: list[Any] = list(arguments["scalars"] or [])
+        self.program = ScoreMod.parse(arguments["score_mod"])
+        self.cu_query: Ref | None = arguments["cu_seqlens_q"]
+        self.cu_key: Ref | None = arguments["cu_seqlens_k"]
+        self.rows = self.query.sizes[2] if self.cu_query is None else int(arguments["max_seqlen_q"])
+        self.keys = self.key.sizes[2] if self.cu_key is None else int(arguments["max_seqlen_k"])
         self.heads, self.width = self.query.sizes[1], self.query.sizes[-1]
         jagged = [(self.query, self.cu_query), (self.key, self.cu_key)]
         self.total = min((p.sizes[0] for p, cu in jagged if cu is not None), default=1)
         self.aux: list[Ref] = [
             place.fitted([self._extents.get(entry, 1) for entry in spec.access])
-            for place, spec in zip(given["aux"] or [], self.program.aux, strict=True)
+            for place, spec in zip(arguments["aux"] or [], self.program.aux, strict=True)
         ]
 
     @property

@@ -39,18 +39,19 @@ def gradients_apart(weights: SampledWeights, side: Side, valid: Tensor, wide: bo
     """
     lanes = weights.lanes
     grad = lanes.reals(lanes.hash("gradient"), torch.float32, lanes.lane < 0)
-    expected = [_recorded(found, grad) for found in weights.recorded(side, wide)]
-    given = [_programmed(weights, grad, dtype) for dtype in weights.compute_dtypes(wide)]
+    expected = [_recorded(one, grad) for one in weights.recorded(side, wide)]
+    actual = [_programmed(weights, grad, dtype) for dtype in weights.compute_dtypes(wide)]
     # At NaN torch's vectors and single elements have different slopes.
     nan = torch.stack([weights.scores, *weights.programmed(wide)]).isnan().any(0)
     ok = valid & weights.valid & ~nan
-    if any(found.ev.overwrites for found in weights.recorded(side, wide)):
+    if any(one.ev.overwrites for one in weights.recorded(side, wide)):
         # In torch an overwritten value gets a gradient of zeros, which meets infinity on its way.
         # Here it gets none.
         ok = ok & ~lanes.special_scores
     least = SLACK * weights.eps * weights.scale * weights.amplitude * grad.double().abs()
-    for place in _places([*expected, *given]):
-        theirs, mine = ([_summed(place, found) for found in many] for many in (expected, given))
+    for place in _places([*expected, *actual]):
+        theirs = [_summed(place, gradients) for gradients in expected]
+        mine = [_summed(place, gradients) for gradients in actual]
         finite = torch.stack(theirs).view(-1, CASES).isfinite().all(0).repeat(COUNT // CASES)
         wrong = outside(theirs, mine, weights.eps, least) & ok & finite
         size = grad.double().abs() * weights.amplitude
@@ -73,18 +74,18 @@ def _at_a_turn(
     """
     wrong = torch.ones(CASES, dtype=torch.bool)
     for expected in (x[:CASES] for x in theirs):
-        for found in (x[:CASES] for x in mine):
+        for actual in (x[:CASES] for x in mine):
             slack = _TURN_SLACK * eps * (expected.abs() + size[:CASES])
-            wrong &= (found - expected).abs() > slack
+            wrong &= (actual - expected).abs() > slack
     return wrong.repeat(COUNT // CASES)
 
 
 def slopes(weights: SampledWeights, side: Side) -> tuple[Tensor, Tensor]:
     """The recorded weights, and their derivative by the score."""
-    found = weights.recorded(side, wide=False)[0]
-    grad = torch.ones_like(found.weight)
-    by_score = [x.value for x in _recorded(found, grad) if x.root == SCORE]
-    return found.weight.detach(), sum(by_score, torch.zeros(COUNT, dtype=torch.float64))
+    recorded = weights.recorded(side, wide=False)[0]
+    grad = torch.ones_like(recorded.weight)
+    by_score = [x.value for x in _recorded(recorded, grad) if x.root == SCORE]
+    return recorded.weight.detach(), sum(by_score, torch.zeros(COUNT, dtype=torch.float64))
 
 
 def factors_apart(weights: SampledWeights, theirs: Sequence[Side], mine: Sequence[Side]) -> Tensor:
@@ -99,7 +100,7 @@ def factors_apart(weights: SampledWeights, theirs: Sequence[Side], mine: Sequenc
         roots = ev.roots.values() if term.requires_grad else ()
         both.append(_pulled([term], [torch.ones_like(term)], roots))
     for place in _places(both):
-        before, after = (_summed(place, found) for found in both)
+        before, after = (_summed(place, gradients) for gradients in both)
         size = torch.maximum(torch.maximum(before.abs(), after.abs()), grad.abs())
         wrong |= (size < torch.inf) & ((before - after).abs() > _ROUGH * size)
     return wrong & ~lanes.special_operands
@@ -107,25 +108,25 @@ def factors_apart(weights: SampledWeights, theirs: Sequence[Side], mine: Sequenc
 
 def _places(evaluations: Iterable[Sequence[Gradient]]) -> Iterable[Gradient]:
     """One gradient for each root and its addresses."""
-    every = (found for gradients in evaluations for found in gradients)
+    every = (gradient for gradients in evaluations for gradient in gradients)
     return {(x.root, bytes_of(x.address)): x for x in every}.values()
 
 
 def _summed(place: Gradient, gradients: Sequence[Gradient]) -> Tensor:
     """The gradient of the elements at a place, from all that reads them."""
     total = torch.zeros(COUNT, dtype=torch.float64)
-    for found in gradients:
-        if found.root == place.root:
-            here = found.address == place.address
-            total = torch.where(here, total + found.value, total)
+    for gradient in gradients:
+        if gradient.root == place.root:
+            here = gradient.address == place.address
+            total = torch.where(here, total + gradient.value, total)
     return total
 
 
-def _recorded(found: Recorded, grad: Tensor) -> list[Gradient]:
-    weight, ev = found.weight, found.ev
+def _recorded(recorded: Recorded, grad: Tensor) -> list[Gradient]:
+    weight, ev = recorded.weight, recorded.ev
     if not weight.requires_grad:
         return []
-    roots = [Root(SCORE, ev.zero, found.score), *ev.roots.values()]
+    roots = [Root(SCORE, ev.zero, recorded.score), *ev.roots.values()]
     return _pulled([weight], [grad.to(weight.dtype)], roots)
 
 
@@ -135,7 +136,7 @@ def _programmed(weights: SampledWeights, grad: Tensor, dtype: torch.dtype) -> li
     ev = Evaluator(weights.log, weights.lanes, {}, differentiate=True)
     leaf = weights.leaves(ev, weights.scores.to(dtype), grad.to(dtype))
     # Read with gradients, and known from then on.
-    operands = [leaf(Expr("aux", (), n, given.kind)) for n, given in enumerate(program.aux)]
+    operands = [leaf(Expr("aux", (), n, spec.kind)) for n, spec in enumerate(program.aux)]
     wanted = [program.gradients.score, *program.gradients.aux]
     with torch.no_grad():
         terms = iter(fold([x for x in wanted if x is not None], leaf, weights.applied(dtype)))
@@ -145,10 +146,10 @@ def _programmed(weights: SampledWeights, grad: Tensor, dtype: torch.dtype) -> li
         if term is not None and operand.requires_grad:
             outputs.append(operand)
             cotangents.append(term.to(operand.dtype))
-    found = _pulled(outputs, cotangents, ev.roots.values()) if outputs else []
+    gradients = _pulled(outputs, cotangents, ev.roots.values()) if outputs else []
     if by_score is not None and (weights.call.query.grad or weights.call.key.grad):
-        found.append(Gradient(SCORE, ev.zero, by_score.double()))
-    return found
+        gradients.append(Gradient(SCORE, ev.zero, by_score.double()))
+    return gradients
 
 
 def _pulled(

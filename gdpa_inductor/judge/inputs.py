@@ -32,14 +32,14 @@ class GraphInputs:
     _shared: set[Any] = field(default_factory=set)
     _learned: set[Any] = field(default_factory=set)
     _attributes: dict[int, Any] = field(default_factory=dict)
-    _kept: list[Any] = field(default_factory=list)
+    _alive: list[Any] = field(default_factory=list)
 
     def of_graph(self, gm: GraphModule) -> list[Any]:
         """A value for each placeholder."""
         nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
-        given = [_captured(n) for n in nodes]
+        captures = [_captured(n) for n in nodes]
         needed: dict[Any, int] = {}
-        for tensor in given:
+        for tensor in captures:
             if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
                 key = _key(tensor)
                 (self._shared if key in needed else self._alone).add(key)
@@ -47,45 +47,45 @@ class GraphInputs:
                     self._learned.add(key)
                 needed[key] = max(needed.get(key, 0), _extent(tensor))
         self._alone -= self._shared
-        found = [
+        fakes = [
             self._like(t, needed.get(_key(t), 0)) if isinstance(t, Tensor) else _number(t)
-            for t in given
+            for t in captures
         ]
-        tensors = (x for x in found if isinstance(x, Tensor))
+        tensors = (x for x in fakes if isinstance(x, Tensor))
         self.passed += [x for x in tensors if x.layout == torch.strided]
-        return found
+        return fakes
 
     def attribute(self, owner: GraphModule, target: str) -> Any:
         """A parameter, buffer or body that a graph fetches."""
-        held: Any = owner
+        value: Any = owner
         for part in target.split("."):
-            held = getattr(held, part)
-        if not isinstance(held, Tensor):
-            return held
-        if id(held) not in self._attributes:
-            self._kept.append(held)
-            if _is_result(held):
-                self._learned.add(_key(held))
-            made = self._attributes[id(held)] = self._like(held, _extent(held))
-            self.passed += [made] if made.layout == torch.strided else []
-        return self._attributes[id(held)]
+            value = getattr(value, part)
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in self._attributes:
+            self._alive.append(value)
+            if _is_result(value):
+                self._learned.add(_key(value))
+            fake = self._attributes[id(value)] = self._like(value, _extent(value))
+            self.passed += [fake] if fake.layout == torch.strided else []
+        return self._attributes[id(value)]
 
-    def fresh(self, node: Node, given: Iterable[Any]) -> Any:
+    def fresh(self, node: Node, operands: Iterable[Any]) -> Any:
         """New results, as the capture has them, for a call that is not run."""
         value = node.meta.get("example_value")
         value = node.meta.get("val") if value is None else value
         grad = torch.is_grad_enabled() and any(
-            isinstance(x, Tensor) and x.requires_grad for x in given
+            isinstance(x, Tensor) and x.requires_grad for x in operands
         )
 
-        def made(x: Any) -> Any:
+        def fake(x: Any) -> Any:
             if not isinstance(x, Tensor):
                 return _number(x)
             sizes, strides = _sizes(x.shape), _sizes(x.stride())
             new = torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
             return new.requires_grad_(grad and new.is_floating_point())
 
-        return fx.tree_map(made, value)
+        return fx.tree_map(fake, value)
 
     def _like(self, tensor: Tensor, extent: int) -> Tensor:
         if tensor.layout != torch.strided:
@@ -93,32 +93,32 @@ class GraphInputs:
         sizes, strides = _sizes(tensor.shape), _sizes(tensor.stride())
         start = shapes.hint_of(tensor.storage_offset())
         if not start and autograd.is_leaf(tensor) and _key(tensor) in self._alone:
-            made = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
-            return made.requires_grad_(tensor.requires_grad)
+            fake = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
+            return fake.requires_grad_(tensor.requires_grad)
         base = self._base(tensor, extent)
         if _is_result(tensor):
             base = base if base.requires_grad else base.detach().requires_grad_().clone()
             return base.as_strided(sizes, strides, start)
         with torch.no_grad():
-            made = base.detach().as_strided(sizes, strides, start).detach()
-        return made.requires_grad_(tensor.requires_grad)
+            fake = base.detach().as_strided(sizes, strides, start).detach()
+        return fake.requires_grad_(tensor.requires_grad)
 
     def _base(self, tensor: Tensor, extent: int) -> Tensor:
         key = _key(tensor)
         if key not in self._bases:
-            self._kept.append(tensor)
-            made = torch.empty(extent, dtype=tensor.dtype, device=tensor.device)
+            self._alive.append(tensor)
+            base = torch.empty(extent, dtype=tensor.dtype, device=tensor.device)
             if key in self._learned:  # unlike a leaf, the clone may be written in place
-                made = made.requires_grad_().clone()
-            self._bases[key] = made
+                base = base.requires_grad_().clone()
+            self._bases[key] = base
         return self._bases[key]
 
     def _nested(self, tensor: Tensor) -> Tensor:
         try:
-            made: Tensor = self.mode.from_tensor(tensor, static_shapes=True)
+            fake: Tensor = self.mode.from_tensor(tensor, static_shapes=True)
         except Exception as error:
             raise Incomplete(f"an input of layout {tensor.layout}") from error
-        return made
+        return fake
 
 
 def _captured(node: Node) -> Any:

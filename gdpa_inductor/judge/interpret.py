@@ -104,10 +104,10 @@ class SideBySide:
         Raises Fault if they differ, and Incomplete if that cannot be decided.
         """
         with autograd.restored_state(), self.inputs.mode:
-            given = self.inputs.of_graph(before)
+            inputs = self.inputs.of_graph(before)
             with Recorder(self.log), _hooks(before, self._save):
-                self.log.referred([subclasses.parts_of(x) for x in given])
-                results = Bodies(self, before, after, "").run(given)
+                self.log.referred([subclasses.parts_of(x) for x in inputs])
+                results = Bodies(self, before, after, "").run(inputs)
         leaves = fx.tree_leaves(results)
         self.results = [x for x in leaves if isinstance(x, Tensor) and x.layout == torch.strided]
 
@@ -144,9 +144,9 @@ class Bodies:
     values: dict[str, Any] = field(default_factory=dict)
     others: dict[str, Any] = field(default_factory=dict)
 
-    def run(self, given: Sequence[Any]) -> Any:
+    def run(self, inputs: Sequence[Any]) -> Any:
         """Run both, and return their results."""
-        self._given = iter(given)
+        self._inputs = iter(inputs)
         result: Any = None
         for old, new in self._merged():
             self.whole.node = (old or new).name  # type: ignore[union-attr]
@@ -180,10 +180,10 @@ class Bodies:
         return self.values[node.name]
 
     def _arguments(self, node: Node, side: str) -> tuple[Any, Any]:
-        found: tuple[Any, Any] = torch.fx.map_arg(
+        arguments: tuple[Any, Any] = torch.fx.map_arg(
             (node.args, node.kwargs), lambda n: self._value(n, side)
         )
-        return found
+        return arguments
 
     def _alone(self, node: Node, side: str) -> None:
         """Run a node that one graph alone has: it draws no random numbers, or others shift."""
@@ -210,12 +210,12 @@ class Bodies:
         log = self.whole.log
         log.side, first = side, log.now
         try:
-            for given in node.all_input_nodes:
-                self._note_use(given, side)
-            made = self._run(node, side)
+            for operand in node.all_input_nodes:
+                self._note_use(operand, side)
+            result = self._run(node, side)
         finally:
             log.side = "both"
-        (self.values if side == "before" else self.others)[node.name] = made
+        (self.values if side == "before" else self.others)[node.name] = result
         for event in log.events[first:]:
             for place, _ in event.writes:
                 if log.owner[place.storage] != side:
@@ -229,9 +229,9 @@ class Bodies:
             new.op != "get_attr" and new.target,
         ):
             raise Fault(f"`{old.name}` calls something else", new.name)
-        for given in old.all_input_nodes:
-            self._note_use(given, "before")
-            self._note_shown(given)
+        for operand in old.all_input_nodes:
+            self._note_use(operand, "before")
+            self._note_shown(operand)
         agreed = self._agreed(old, new)
         if old.op == "output":
             if not agreed:
@@ -273,21 +273,21 @@ class Bodies:
 
     def _flat(self, node: Node, side: str) -> list[tuple[Any, str]]:
         """Every value that a node is given, with the name of the node that it comes from."""
-        found: list[tuple[Any, str]] = []
+        values: list[tuple[Any, str]] = []
 
-        def note(given: Node) -> Any:
-            return _Named(self._value(given, side), given.name)
+        def note(operand: Node) -> Any:
+            return _Named(self._value(operand, side), operand.name)
 
-        held = torch.fx.map_arg((node.args, node.kwargs), note)
-        for leaf in fx.tree_leaves(held, is_leaf=lambda x: isinstance(x, (_Named, slice))):
+        labelled = torch.fx.map_arg((node.args, node.kwargs), note)
+        for leaf in fx.tree_leaves(labelled, is_leaf=lambda x: isinstance(x, (_Named, slice))):
             if isinstance(leaf, _Named):
-                found += [(value, leaf.name) for value in fx.tree_leaves(leaf.value)]
+                values += [(value, leaf.name) for value in fx.tree_leaves(leaf.value)]
             elif isinstance(leaf, slice):
                 parts = (leaf.start, leaf.stop, leaf.step)
-                found += [(x.value, x.name) if isinstance(x, _Named) else (x, "") for x in parts]
+                values += [(x.value, x.name) if isinstance(x, _Named) else (x, "") for x in parts]
             else:
-                found.append((leaf, ""))
-        return found
+                values.append((leaf, ""))
+        return values
 
     def _note_use(self, node: Node, side: str) -> None:
         """Where a common value stands in autograd's graph, now that it is used."""
@@ -314,7 +314,7 @@ class Bodies:
     def _run(self, node: Node, side: str, other: Node | None = None) -> Any:
         """Run one node. other: the same node of the rewritten graph, whose bodies may differ."""
         if node.op == "placeholder":
-            return next(self._given)
+            return next(self._inputs)
         if node.op == "get_attr":
             owner = self.before if side == "before" else self.after
             return self.whole.inputs.attribute(owner, str(node.target))
@@ -329,9 +329,9 @@ class Bodies:
         if calls.is_opaque(node):
             if calls.may_write_wrappers(node):
                 raise Incomplete("a write into a tensor of another class")
-            made = self.whole.inputs.fresh(node, fx.tree_leaves((args, kwargs)))
-            self.whole.log.opaque(target, (args, kwargs), made)
-            return made
+            result = self.whole.inputs.fresh(node, fx.tree_leaves((args, kwargs)))
+            self.whole.log.opaque(target, (args, kwargs), result)
+            return result
         if fx.counts(target, args):
             return self._called(*fx.arange_of(target, args, kwargs))
         if node.op == "call_method":
@@ -350,37 +350,37 @@ class Bodies:
             raise Fault(f"`{node.name}` detaches what is a view now", node.name)
         if views and called.startswith("_foreach") and called.endswith("_"):
             storages = {self.whole.log.ref(x).storage for x in views}
-            given = [x for x in fx.tree_leaves(args) if isinstance(x, Tensor)]
-            if any(self.whole.log.ref(x).storage in storages for x in given):
+            tensors = [x for x in fx.tree_leaves(args) if isinstance(x, Tensor)]
+            if any(self.whole.log.ref(x).storage in storages for x in tensors):
                 raise Fault(f"`{node.name}` writes into what is a view now", node.name)
 
     def _called(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a function or a method of torch, which may make a leaf of its own."""
-        made = target(*args, **kwargs)
-        given = list(map(id, fx.tree_leaves((args, kwargs))))
-        for x in fx.tree_leaves(made):
+        result = target(*args, **kwargs)
+        inputs = list(map(id, fx.tree_leaves((args, kwargs))))
+        for x in fx.tree_leaves(result):
             if not isinstance(x, Tensor) or not x.requires_grad or x.layout != torch.strided:
                 continue
-            if id(x) not in given and not autograd.is_view(x) and autograd.is_leaf(x):
+            if id(x) not in inputs and not autograd.is_view(x) and autograd.is_leaf(x):
                 self.whole.leaves[id(x)] = x
-        return made
+        return result
 
     def _applied(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an autograd function. What it keeps, no hook sees: maybe all of it."""
-        whole, bodies, given = self.whole, args[:2], args[2:]
-        for tensor in fx.tree_leaves((given, kwargs)):
+        whole, bodies, inputs = self.whole, args[:2], args[2:]
+        for tensor in fx.tree_leaves((inputs, kwargs)):
             if isinstance(tensor, Tensor):
                 whole._save(tensor)
         first = whole.log.now
-        made = target(*args, **kwargs)
+        result = target(*args, **kwargs)
         ran = whole.log.events[first:]
-        if adjoint.is_known(whole.log, ran, bodies, given):
-            results = [x for x in fx.tree_leaves(made) if isinstance(x, Tensor)]
+        if adjoint.is_known(whole.log, ran, bodies, inputs):
+            results = [x for x in fx.tree_leaves(result) if isinstance(x, Tensor)]
             whole.derived += [x.grad_fn for x in results if x.grad_fn is not None]
         else:
             for event in ran:
                 event.grad = False
-        return made
+        return result
 
     def _inlined(self, node: Node, args: Sequence[Any], other: Node | None) -> Any:
         """Run the bodies of a checkpoint or a branch as part of the graph; of branches, all."""
@@ -390,13 +390,13 @@ class Bodies:
             [x for x in fx.tree_leaves(self._arguments(n, side)[0]) if isinstance(x, GraphModule)]
             for n, side in ((node, "before"), (other, "after"))
         )
-        given = args[-1] if isinstance(args[-1], (tuple, list)) else calls.after_bodies(args)
-        made: list[Any] = []
+        inputs = args[-1] if isinstance(args[-1], (tuple, list)) else calls.after_bodies(args)
+        results: list[Any] = []
         for number, (old, new) in enumerate(zip(olds, news, strict=True)):
             path = f"{self.path}{node.name}.{number}/"
             with calls.switched(node, args):
-                made.append(Bodies(self.whole, old, new, path).run(given))
-        return made[0]
+                results.append(Bodies(self.whole, old, new, path).run(inputs))
+        return results[0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,20 +39,20 @@ def padding_of(event: Event) -> PaddingCall | None:
     pads = event.name in _PADS
     if not event.is_known or not (pads or event.name in _UNPADS):
         return None
-    offsets = event.given.get("offsets", event.given.get("x_offsets"))
+    offsets = event.arguments.get("offsets", event.arguments.get("x_offsets"))
     if isinstance(offsets, (list, tuple)) and len(offsets) == 1:
         (offsets,) = offsets
     if not isinstance(offsets, Ref):
         return None
-    fill = event.given.get("padding_value", 0.0) if pads else 0.0
+    fill = event.arguments.get("padding_value", 0.0) if pads else 0.0
     return PaddingCall(pads, event.args[0], offsets, fill)
 
 
 def _known(ev: Evaluator, event: Event) -> PaddingCall:
-    held = padding_of(event)
-    if held is None:
+    call = padding_of(event)
+    if call is None:
         raise ev.unknown(event)
-    return held
+    return call
 
 
 def span(ev: Evaluator, offsets: Ref, time: int, sequence: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,28 +63,28 @@ def span(ev: Evaluator, offsets: Ref, time: int, sequence: Tensor) -> tuple[Tens
 
 
 def _padded(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
-    held = _known(ev, event)
-    start, length = span(ev, held.offsets, event.number, index[0])
+    call = _known(ev, event)
+    start, length = span(ev, call.offsets, event.number, index[0])
     inside = (index[1] >= 0) & (index[1] < length)
     with ev.within(inside):
-        value = ev.element(held.source, event.number, (start + index[1], *index[2:]))
-    return torch.where(inside, value, value.new_tensor(held.fill))
+        value = ev.element(call.source, event.number, (start + index[1], *index[2:]))
+    return torch.where(inside, value, value.new_tensor(call.fill))
 
 
 def _unpadded(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     """Rows without their padding. The lanes say which sequence a row belongs to."""
-    held = _known(ev, event)
-    longest, sequence = held.source.sizes[1], ev.lanes.sequence
+    call = _known(ev, event)
+    longest, sequence = call.source.sizes[1], ev.lanes.sequence
     if sequence is None:
         at = (ev.zero, index[0] % longest, *index[1:])
-        return ev.element(held.source, event.number, at)
-    start, length = span(ev, held.offsets, event.number, sequence)
+        return ev.element(call.source, event.number, at)
+    start, length = span(ev, call.offsets, event.number, sequence)
     row = index[0] - start
     ev.note_owned((row >= 0) & (row < length))
     at = (sequence, ev.clamped(row, longest), *index[1:])
-    made = torch.where(row < longest, ev.element(held.source, event.number, at), 0)
+    rows = torch.where(row < longest, ev.element(call.source, event.number, at), 0)
     # By these offsets the row may belong to another sequence. Then its elements are unknown.
-    return torch.where((row >= 0) & (row < length), made, ev.stranger(made.dtype))
+    return torch.where((row >= 0) & (row < length), rows, ev.stranger(rows.dtype))
 
 
 def _running_sum(first: int) -> Callable[[Evaluator, Event, int, Index], Tensor]:

@@ -61,13 +61,13 @@ def _described(gm: GraphModule, path: str = "") -> Iterator[str]:
     """A line for each node of a graph and of the bodies that it holds."""
     storages: dict[int, int] = {}
     for node in gm.graph.nodes:
-        given = torch.fx.map_arg((node.args, node.kwargs), lambda n: f"%{n.name}")
+        arguments = torch.fx.map_arg((node.args, node.kwargs), lambda n: f"%{n.name}")
         value = dynamo.real_input(node) if node.op == "placeholder" else None
         value = node.meta.get("example_value", node.meta.get("val")) if value is None else value
         if node.op == "get_attr":
             value = _attribute(gm, str(node.target))
-        found = [_tensor(x, storages) for x in fx.tree_leaves(value)]
-        yield f"{path}{node.name} {node.op} {_target(node)} {given!r} {found}"
+        tensors = [_tensor(x, storages) for x in fx.tree_leaves(value)]
+        yield f"{path}{node.name} {node.op} {_target(node)} {arguments!r} {tensors}"
     for name, child in gm.named_children():
         if isinstance(child, GraphModule):
             yield from _described(child, f"{path}{name}/")
@@ -94,7 +94,7 @@ def _tensor(value: Any, storages: dict[int, int]) -> str:
 
 
 def _attribute(gm: GraphModule, target: str) -> Any:
-    held: Any = gm
+    value: Any = gm
     for part in target.split("."):
-        held = getattr(held, part, None)
-    return held if isinstance(held, Tensor) else None
+        value = getattr(value, part, None)
+    return value if isinstance(value, Tensor) else None

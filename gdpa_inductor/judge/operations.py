@@ -57,11 +57,11 @@ def _regrouped(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor
     flat = ev.zero
     for position, size in zip(index, place.sizes):
         flat = flat * size + position
-    found: list[Tensor] = []
+    positions: list[Tensor] = []
     for size in reversed(source.sizes):
-        found.append(ev.zero if size == 1 else flat % size)
+        positions.append(ev.zero if size == 1 else flat % size)
         flat = flat // size
-    return ev.element(source, event.number, tuple(reversed(found)))
+    return ev.element(source, event.number, tuple(reversed(positions)))
 
 
 def _repeated(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
@@ -78,36 +78,36 @@ def _flipped(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
 
 
 def _dim(event: Event, position: int, rank: int) -> int:
-    given = event.args[position] if len(event.args) > position else event.kwargs.get("dim", 0)
-    return int(given) % rank
+    dim = event.args[position] if len(event.args) > position else event.kwargs.get("dim", 0)
+    return int(dim) % rank
 
 
 def _concatenated(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     """cat: the part that the position lies in."""
     parts = [p for p in event.args[0] if p.sizes != (0,)]
-    dim, start, found = _dim(event, 1, len(index)), 0, None
+    dim, start, result = _dim(event, 1, len(index)), 0, None
     for part in parts:
         size = part.sizes[dim]
         at = index[dim] - start
-        held = ev.clamped(at, size)
+        place = ev.clamped(at, size)
         with ev.within((at >= 0) & (at < size)):
-            value = ev.element(part, event.number, (*index[:dim], held, *index[dim + 1 :]))
+            value = ev.element(part, event.number, (*index[:dim], place, *index[dim + 1 :]))
         value = value.to(ev.dtype(ev.place(event, number).dtype))
-        found = value if found is None else torch.where(at >= 0, value, found)
+        result = value if result is None else torch.where(at >= 0, value, result)
         start += size
-    assert found is not None
-    return found
+    assert result is not None
+    return result
 
 
 def _stacked(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     dim = _dim(event, 1, len(index))
-    at, found = (*index[:dim], *index[dim + 1 :]), None
+    at, result = (*index[:dim], *index[dim + 1 :]), None
     for position, part in enumerate(event.args[0]):
         with ev.within(index[dim] == position):
             value = ev.element(part, event.number, at)
-        found = value if found is None else torch.where(index[dim] == position, value, found)
-    assert found is not None
-    return found
+        result = value if result is None else torch.where(index[dim] == position, value, result)
+    assert result is not None
+    return result
 
 
 def _padded(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
@@ -128,20 +128,22 @@ def _summed(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     """sum over dims: three of its terms stand for it. Both graphs add up terms of the same places
     if they sum the same elements, and hardly ever if not.
     """
-    source, dims = event.args[0], event.given.get("dim")
-    if not dims or event.given["dtype"] is not None:
+    source, dims = event.args[0], event.arguments.get("dim")
+    if not dims or event.arguments["dtype"] is not None:
         raise ev.unknown(event)
     rank = len(source.sizes)
     gone = {d % rank for d in dims}
-    kept = iter(index)
-    full = [next(kept) if d not in gone or event.given["keepdim"] else ev.zero for d in range(rank)]
-    drawn, found = ev.lanes.hash("summed"), None
+    rest = iter(index)
+    full = [
+        next(rest) if d not in gone or event.arguments["keepdim"] else ev.zero for d in range(rank)
+    ]
+    drawn, total = ev.lanes.hash("summed"), None
     for place in (drawn * 0, drawn * 0 - 1, drawn >> 7):
         at = [place % max(n, 1) if d in gone else full[d] for d, n in enumerate(source.sizes)]
         term = ev.element(source, event.number, tuple(at))
-        found = term if found is None else found + term
-    assert found is not None
-    return found
+        total = term if total is None else total + term
+    assert total is not None
+    return total
 
 
 # Functions of the index
@@ -150,14 +152,14 @@ def _summed(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
 def _filled(position: int) -> Rule:
     def rule(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
         place = ev.place(event, number)
-        given: Any = event.kwargs.get("fill_value", event.kwargs.get("value"))
+        value: Any = event.kwargs.get("fill_value", event.kwargs.get("value"))
         if len(event.args) > position:
-            given = event.args[position]
-        if isinstance(given, Ref):
-            return ev.element(given, event.number, ())
-        if isinstance(given, float) and given in ev.log.numbers:
-            return ev.number(given).to(ev.dtype(place.dtype))
-        return torch.full_like(ev.zero, given, dtype=place.dtype).to(ev.dtype(place.dtype))
+            value = event.args[position]
+        if isinstance(value, Ref):
+            return ev.element(value, event.number, ())
+        if isinstance(value, float) and value in ev.log.numbers:
+            return ev.number(value).to(ev.dtype(place.dtype))
+        return torch.full_like(ev.zero, value, dtype=place.dtype).to(ev.dtype(place.dtype))
 
     return rule
 
@@ -175,12 +177,12 @@ def _uninitialised(ev: Evaluator, event: Event, number: int, index: Index) -> Te
 
 def _counted(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     """arange: in the accumulation type, then in its own, as the kernels have it."""
-    given, place = event.args, ev.place(event, number)
-    start = given[0] if len(given) > 1 else 0
-    step = given[2] if len(given) > 2 else 1
+    arguments, place = event.args, ev.place(event, number)
+    start = arguments[0] if len(arguments) > 1 else 0
+    step = arguments[2] if len(arguments) > 2 else 1
     if place.dtype.is_floating_point or any(isinstance(x, float) for x in (start, step)):
-        made = start + index[0].double() * step
-        return made.to(place.dtype).to(ev.dtype(place.dtype))
+        value = start + index[0].double() * step
+        return value.to(place.dtype).to(ev.dtype(place.dtype))
     return (start + index[0] * step).to(place.dtype)
 
 
@@ -226,28 +228,28 @@ def _embedded(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     source, places = event.args[:2]
     place = ev.element(places, event.number, index[:-1]).long()
     ev.require(place >= 0)
-    found = _looked_up(ev, source, event, [ev.zero, index[-1]], 0, place)
-    if not found.requires_grad:
-        return found
-    found = torch.where(place == event.given["padding_idx"], found.detach(), found)
-    if event.given["scale_grad_by_freq"]:
+    row = _looked_up(ev, source, event, [ev.zero, index[-1]], 0, place)
+    if not row.requires_grad:
+        return row
+    row = torch.where(place == event.arguments["padding_idx"], row.detach(), row)
+    if event.arguments["scale_grad_by_freq"]:
         # By how often a place is among these: some number.
         often = ev.lanes.hash(("often", places.storage, places.geometry), place) % 5 + 1
-        found.register_hook(lambda grad: grad / often)
-    return found
+        row.register_hook(lambda grad: grad / often)
+    return row
 
 
-def _taken(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+def _take_flat(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     source, places = event.args[:2]
     place, total = ev.element(places, event.number, index).long(), 1
     for size in source.sizes:
         total *= size
     ev.require((place >= -total) & (place < total))
-    flat, found = ev.clamped(torch.where(place < 0, place + total, place), total), []
+    flat, positions = ev.clamped(torch.where(place < 0, place + total, place), total), []
     for size in reversed(source.sizes):
-        found.append(flat % size)
+        positions.append(flat % size)
         flat = flat // size
-    return ev.element(source, event.number, tuple(reversed(found)))
+    return ev.element(source, event.number, tuple(reversed(positions)))
 
 
 def _subscripted(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
@@ -259,13 +261,13 @@ def _looked_up_along(ev: Evaluator, event: Event, number: int, index: Index) -> 
     return _indexed(ev, event, index, [*[None] * dim, places])
 
 
-def _indexed(ev: Evaluator, event: Event, index: Index, given: list[Any]) -> Tensor:
+def _indexed(ev: Evaluator, event: Event, index: Index, indices: list[Any]) -> Tensor:
     """aten.index: indices are broadcast; their dims stand first unless they are neighbours."""
     source = event.args[0]
-    used = [d for d, x in enumerate(given) if x is not None]
-    shapes = [given[d].sizes for d in used]
+    used = [d for d, x in enumerate(indices) if x is not None]
+    shapes = [indices[d].sizes for d in used]
     shape = torch.broadcast_shapes(*shapes)
-    if any(given[d].dtype in (torch.bool, torch.uint8) for d in used):
+    if any(indices[d].dtype in (torch.bool, torch.uint8) for d in used):
         raise ev.unknown(event)
     neighbours = used == list(range(used[0], used[-1] + 1))
     first = used[0] if neighbours else 0
@@ -276,8 +278,8 @@ def _indexed(ev: Evaluator, event: Event, index: Index, given: list[Any]) -> Ten
         if d not in used:
             at.append(rest.pop(0))
             continue
-        own = broadcast(tuple(looked), shape, given[d].sizes, ev.zero)
-        place = ev.element(given[d], event.number, own).long()
+        own = broadcast(tuple(looked), shape, indices[d].sizes, ev.zero)
+        place = ev.element(indices[d], event.number, own).long()
         ev.require((place >= -size) & (place < size))
         at.append(ev.clamped(torch.where(place < 0, place + size, place), size))
     return ev.element(source, event.number, tuple(at))
@@ -288,19 +290,19 @@ _MOST_BOUNDARIES = 512  # each is an element to be found
 
 def _bucketed(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     """bucketize, searchsorted: how many boundaries lie below; of a row, if these have rows."""
-    given = event.given
-    rows, sought = given.get("boundaries") or given["sorted_sequence"], given["self"]
-    strange = not isinstance(sought, Ref) or given.get("sorter") is not None
+    arguments = event.arguments
+    rows, sought = arguments.get("boundaries") or arguments["sorted_sequence"], arguments["self"]
+    strange = not isinstance(sought, Ref) or arguments.get("sorter") is not None
     if strange or rows.sizes[-1] > _MOST_BOUNDARIES:
         raise ev.unknown(event)
     x = ev.element(sought, event.number, index)
-    right = given["right"] or given.get("side") == "right"
-    found = torch.zeros_like(ev.zero)
+    right = arguments["right"] or arguments.get("side") == "right"
+    count = torch.zeros_like(ev.zero)
     for k in range(rows.sizes[-1]):
         at = (*index[: len(rows.sizes) - 1], torch.full_like(ev.zero, k))
         boundary = ev.element(rows, event.number, at)
-        found += ~(boundary > x if right else boundary >= x)
-    return found.to(ev.place(event, number).dtype)
+        count += ~(boundary > x if right else boundary >= x)
+    return count.to(ev.place(event, number).dtype)
 
 
 def _select_written(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
@@ -331,7 +333,7 @@ RULES: dict[str, Rule] = {
     "arange": _counted, "eye": _diagonal,
     **dict.fromkeys(["tril", "tril_"], _triangle(lambda apart, k: apart <= k)),
     **dict.fromkeys(["triu", "triu_"], _triangle(lambda apart, k: apart >= k)),
-    "index_select": _selected, "gather": _gathered, "embedding": _embedded, "take": _taken,
+    "index_select": _selected, "gather": _gathered, "embedding": _embedded, "take": _take_flat,
     "index": _subscripted, "look_up": _looked_up_along,
     "bucketize": _bucketed, "searchsorted": _bucketed,
     **pointwise.RULES,

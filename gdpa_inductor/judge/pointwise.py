@@ -39,16 +39,16 @@ def is_pointwise(event: Event) -> bool:
     return torch.Tag.pointwise in getattr(event.op, "tags", ()) or event.name in UNTAGGED
 
 
-def broadcast(index: Index, sizes: Sequence[int], given: Sequence[int], zero: Tensor) -> Index:
+def broadcast(index: Index, sizes: Sequence[int], own: Sequence[int], zero: Tensor) -> Index:
     """An index of a result as that of an operand that is broadcast to it."""
-    skipped = len(sizes) - len(given)
-    return tuple(zero if size == 1 else index[skipped + d] for d, size in enumerate(given))
+    skipped = len(sizes) - len(own)
+    return tuple(zero if size == 1 else index[skipped + d] for d, size in enumerate(own))
 
 
 def elementwise(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     """Run the call itself on one element per lane."""
     place = ev.place(event, number)
-    read = lambda given: _operand(ev, event, given, place, index)
+    read = lambda argument: _operand(ev, event, argument, place, index)
     args = [read(x) for x in event.args]
     kwargs = {k: read(x) for k, x in event.kwargs.items() if k not in _NO_VALUE}
     if "dtype" in kwargs and kwargs["dtype"] is not None:
@@ -66,49 +66,49 @@ def elementwise(ev: Evaluator, event: Event, number: int, index: Index) -> Tenso
         args[0] = args[0].clone()
     if _wants_numbers(ev, event):
         return _lane_by_lane(ev, event, args, kwargs)
-    made = event.op(*args, **kwargs)
-    return made[number] if isinstance(made, (tuple, list)) else made
+    result = event.op(*args, **kwargs)
+    return result[number] if isinstance(result, (tuple, list)) else result
 
 
 def _wants_numbers(ev: Evaluator, event: Event) -> bool:
     """True if a number that `.item()` read stands where a call takes no tensor."""
     declared = {a.name: str(a.type) for a in operators.schema_of(event.op).arguments}
     return any(
-        isinstance(given, float) and given in ev.log.numbers and declared[name] != "Tensor"
-        for name, given in event.given.items()
+        isinstance(argument, float) and argument in ev.log.numbers and declared[name] != "Tensor"
+        for name, argument in event.arguments.items()
     )
 
 
 def _lane_by_lane(ev: Evaluator, event: Event, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     """Run a call once for each lane, with its own number."""
 
-    def pick(given: Any, read: Any, lane: int) -> Any:
+    def pick(argument: Any, read: Any, lane: int) -> Any:
         if not isinstance(read, Tensor):
             return read
-        return read[lane : lane + 1].clone() if isinstance(given, Ref) else float(read[lane])
+        return read[lane : lane + 1].clone() if isinstance(argument, Ref) else float(read[lane])
 
-    made, runs = [], ev.true.clone()
+    results, runs = [], ev.true.clone()
     for lane in range(COUNT):
-        own = [pick(given, read, lane) for given, read in zip(event.args, args)]
+        own = [pick(argument, read, lane) for argument, read in zip(event.args, args)]
         named = {k: pick(event.kwargs[k], read, lane) for k, read in kwargs.items()}
         try:
-            made.append(event.op(*own, **named))
+            results.append(event.op(*own, **named))
         except RuntimeError:  # a number that the dtype does not hold
             runs[lane] = False
-            made.append(next(x for x in own if isinstance(x, Tensor)))
+            results.append(next(x for x in own if isinstance(x, Tensor)))
     ev.require(runs)
-    return torch.cat(made)
+    return torch.cat(results)
 
 
-def _operand(ev: Evaluator, event: Event, given: Any, place: Ref, index: Index) -> Any:
-    if isinstance(given, Ref):
-        given = given.fitted(place.sizes[len(place.sizes) - len(given.sizes) :])
-        given.require_known()
-        at = broadcast(index, place.sizes, given.sizes, ev.zero)
-        return ev.element(given, event.number, at)
-    if isinstance(given, float) and given in ev.log.numbers:
-        return _as_scalar(ev.number(given), event, place)
-    return given
+def _operand(ev: Evaluator, event: Event, argument: Any, place: Ref, index: Index) -> Any:
+    if isinstance(argument, Ref):
+        argument = argument.fitted(place.sizes[len(place.sizes) - len(argument.sizes) :])
+        argument.require_known()
+        at = broadcast(index, place.sizes, argument.sizes, ev.zero)
+        return ev.element(argument, event.number, at)
+    if isinstance(argument, float) and argument in ev.log.numbers:
+        return _as_scalar(ev.number(argument), event, place)
+    return argument
 
 
 def _as_scalar(number: Tensor, event: Event, place: Ref) -> Tensor:
@@ -132,10 +132,10 @@ def _like(ref: Ref) -> Tensor:
 
 def _promoted(ev: Evaluator, refs: Sequence[Any], args: list[Any]) -> list[Any]:
     """Tensors without dims do not promote those with dims of the same category: cast them first."""
-    held = [r for r in refs if isinstance(r, Ref)]
-    if len(held) < 2 or all(r.sizes for r in held) or not any(r.sizes for r in held):
+    tensors = [r for r in refs if isinstance(r, Ref)]
+    if len(tensors) < 2 or all(r.sizes for r in tensors) or not any(r.sizes for r in tensors):
         return args
-    samples = [_like(r) for r in held if r.dtype != torch.bool]
+    samples = [_like(r) for r in tensors if r.dtype != torch.bool]
     if len(samples) < 2:
         return args
     common = samples[0].dtype if len(samples) == 1 else torch.result_type(samples[0], samples[1])
@@ -147,10 +147,10 @@ def _meeting(refs: Sequence[Any], args: list[Any]) -> list[Any]:
     """Two tensors are compared in one dtype. Casting one of them to it may round, and then they are
     equal which were not: it rounds here too.
     """
-    held = [r for r in refs if isinstance(r, Ref)]
-    if len(held) != 2 or held[0].dtype == held[1].dtype:
+    tensors = [r for r in refs if isinstance(r, Ref)]
+    if len(tensors) != 2 or tensors[0].dtype == tensors[1].dtype:
         return args
-    common = torch.result_type(*map(_like, held))
+    common = torch.result_type(*map(_like, tensors))
     rounds = lambda r: isinstance(r, Ref) and loses(r.dtype, common)
     return [x.to(common).double() if rounds(r) else x for r, x in zip(refs, args)]
 
@@ -175,7 +175,7 @@ def _avoid_errors(ev: Evaluator, event: Event, args: list[Any]) -> None:
     tensors = [x for x in args if isinstance(x, Tensor)]
     if any(x.is_floating_point() for x in tensors) or len(args) < 2:
         return
-    divides = base in _DIVISIONS or (base == "div" and event.given.get("rounding_mode"))
+    divides = base in _DIVISIONS or (base == "div" and event.arguments.get("rounding_mode"))
     if divides and isinstance(args[1], Tensor):
         ev.require_everywhere(args[1] != 0)
         args[1] = torch.where(args[1] == 0, 1, args[1])
@@ -189,24 +189,26 @@ def _masked(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     if not isinstance(event.args[2], Ref):
         return elementwise(ev, event, number, index)
     place = ev.place(event, number)
-    kept, mask, value = (_operand(ev, event, given, place, index) for given in event.args)
-    return torch.where(mask, value.to(kept.dtype), kept)
+    source, mask, value = (_operand(ev, event, argument, place, index) for argument in event.args)
+    return torch.where(mask, value.to(source.dtype), source)
 
 
 def foreach(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     """One call for each entry of the lists."""
     entry = number if event.results else _entry(event, ev.place(event, number))
-    pick = lambda given: [given[entry]] if isinstance(given, (list, tuple)) else given
+    pick = lambda argument: [argument[entry]] if isinstance(argument, (list, tuple)) else argument
     place = ev.place(event, number)
     args = []
-    for given in map(pick, event.args):
-        many = isinstance(given, list)
-        found = [_operand(ev, event, g, place, index) for g in (given if many else [given])]
+    for argument in map(pick, event.args):
+        many = isinstance(argument, list)
+        operands = [
+            _operand(ev, event, g, place, index) for g in (argument if many else [argument])
+        ]
         args.append(
-            [x.clone() if isinstance(x, Tensor) else x for x in found] if many else found[0]
+            [x.clone() if isinstance(x, Tensor) else x for x in operands] if many else operands[0]
         )
-    made = event.op(*args, **event.kwargs)
-    return (made or args[0])[0]  # type: ignore[no-any-return]
+    result = event.op(*args, **event.kwargs)
+    return (result or args[0])[0]  # type: ignore[no-any-return]
 
 
 def _entry(event: Event, place: Ref) -> int:
@@ -215,11 +217,11 @@ def _entry(event: Event, place: Ref) -> int:
 
 def _rrelu(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     """In evaluation the slope is the mean; in training it is drawn."""
-    given = event.given
-    if given["training"]:
+    arguments = event.arguments
+    if arguments["training"]:
         raise ev.unknown(event)
-    x = ev.element(given["self"], event.number, index)
-    return torch.nn.functional.leaky_relu(x, (given["lower"] + given["upper"]) / 2)
+    x = ev.element(arguments["self"], event.number, index)
+    return torch.nn.functional.leaky_relu(x, (arguments["lower"] + arguments["upper"]) / 2)
 
 
 RULES: dict[str, Rule] = {

@@ -51,15 +51,15 @@ class Proof:
             side: [e for e in log.products if e.space == space and side in (e.side, e.again)]
             for side, space in (("before", "aten"), ("after", "gdpa"))
         }
-        found = self._traced(Lanes(self.seed), self._output_index())
-        if isinstance(found, bool):
-            return found
-        call = Fused(found[1].event)
-        lanes, output, row, key, owned = self._sampled(call, found[1])
+        traced = self._traced(Lanes(self.seed), self._output_index())
+        if isinstance(traced, bool):
+            return traced
+        call = Fused(traced[1].event)
+        lanes, output, row, key, owned = self._sampled(call, traced[1])
         if call.jagged:  # now the lanes know whose row is read
-            found = self._traced(lanes, output, owned)
-            assert not isinstance(found, bool)
-        second, fused, valid = found
+            traced = self._traced(lanes, output, owned)
+            assert not isinstance(traced, bool)
+        second, fused, valid = traced
         at = {**call.coordinates(lanes, fused.index, row), "kv_idx": key}
         training = self.claim.before.requires_grad
         weights = SampledWeights(log, lanes, self.products["before"], call, at, training)
@@ -105,13 +105,13 @@ class Proof:
         whose row the fused call computes for the lane's sequence.
         """
         # Exact in every dtype that the result may be cast to on the way.
-        given = lanes.reals(lanes.hash("result"), torch.bfloat16, lanes.lane < 0)
+        elements = lanes.reals(lanes.hash("result"), torch.bfloat16, lanes.lane < 0)
         ends: dict[str, _Read] = {}
         values: dict[str, Tensor] = {}
         valid = torch.ones(COUNT, dtype=torch.bool) if owned is None else owned
         for side, place in (("before", self.before), ("after", self.after)):
-            products = dict.fromkeys(self.products[side], given)
-            ev = Evaluator(self.log, lanes, dict.fromkeys(products, given))
+            products = dict.fromkeys(self.products[side], elements)
+            ev = Evaluator(self.log, lanes, dict.fromkeys(products, elements))
             values[side] = ev.element(place, self.log.now, index)
             if owned is not None and ev.owned is not None:
                 self._refuse_missing(ev.owned & ev.valid & ~owned)
@@ -187,10 +187,10 @@ class Proof:
         sides = lambda m: [(left, time, (*batch, j, m)), (right, time, (*batch, m, k))]
         weights.lanes.settle()
         gaps: list[Tensor] = []
-        weight, value = weights.told_apart(sides(weights.at["kv_idx"]), gaps)
+        weight, value = weights.split_sides(sides(weights.at["kv_idx"]), gaps)
         if gaps:
             weights = aimed(weights, gaps)
-            weight, value = weights.told_apart(sides(weights.at["kv_idx"]))
+            weight, value = weights.split_sides(sides(weights.at["kv_idx"]))
         if weights.training and not self.log.nested:
             weights.aim(weight)
         valid = self._decide_values(weights, value, valid)

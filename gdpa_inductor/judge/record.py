@@ -112,7 +112,7 @@ class Event:
         return self.space in _KNOWN_SPACES
 
     @cached_property
-    def given(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """The arguments by name, defaults included."""
         declared = operators.schema_of(self.op).arguments
         defaults = {a.name: a.default_value for a in declared if a.has_default_value()}
@@ -170,12 +170,12 @@ class Log:
         """The place of a tensor; a storage that was not seen before is added."""
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise Incomplete(f"a tensor of layout {tensor.layout}")
-        held = tensor.untyped_storage()
-        address = subclasses.storage_address(held)
+        storage = tensor.untyped_storage()
+        address = subclasses.storage_address(storage)
         known = self._known.get(address)
         if known is None:
             known = self._known[address] = len(self._alive)
-            self._alive.append(held)
+            self._alive.append(storage)
             self.writes[known], self.owner[known] = [], self.side
             if type(tensor) is Tensor and tensor.numel() == 1:  # a literal of the graph, no fake
                 self.constants[known] = subclasses.element_of(tensor)
@@ -197,8 +197,8 @@ class Log:
         if isinstance(values, Tensor):
             return self.ref(values)
         if isinstance(values, (list, tuple)):
-            made = [self.referred(x) for x in values]
-            return made if isinstance(values, list) else tuple(made)
+            entries = [self.referred(x) for x in values]
+            return entries if isinstance(values, list) else tuple(entries)
         if isinstance(values, dict):
             return {name: self.referred(x) for name, x in values.items()}
         whole = type(values) is int or (type(values) is float and values.is_integer())
@@ -208,8 +208,8 @@ class Log:
 
     def event(self, op: Any, args: Any, kwargs: dict[str, Any] | None = None) -> Event:
         """A new event, operands as they are now; `add` ends it."""
-        given, named = self.referred(args), self.referred(kwargs or {})
-        return Event(self.now, op, given, named, self.side, self.grad, self.implied)
+        positional, named = self.referred(args), self.referred(kwargs or {})
+        return Event(self.now, op, positional, named, self.side, self.grad, self.implied)
 
     def add(self, event: Event) -> None:
         self.events.append(event)
@@ -223,17 +223,17 @@ class Log:
         """The number of the next event: a time."""
         return len(self.events)
 
-    def opaque(self, op: Any, given: Any, results: Any) -> None:
+    def opaque(self, op: Any, operands: Any, results: Any) -> None:
         """Log a call without a schema: it is taken to write all that it is given.
 
         A hook changes gradients and no element. Both graphs have it on the same tensor.
         """
-        event = self.event(op, (given,))
+        event = self.event(op, (operands,))
         changed = [x for x in fx.tree_leaves(event.args) if isinstance(x, Ref)]
         changed = [] if event.name in _HOOKS else changed
-        made = [self.ref(x) for x in fx.tree_leaves(results) if isinstance(x, Tensor)]
-        event.results = tuple(made)
-        event.writes = [(place, None) for place in (*changed, *made)]
+        outputs = [self.ref(x) for x in fx.tree_leaves(results) if isinstance(x, Tensor)]
+        event.results = tuple(outputs)
+        event.writes = [(place, None) for place in (*changed, *outputs)]
         self.add(event)
 
 
@@ -249,11 +249,11 @@ class Recorder(operators.TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "prim":  # a question about a tensor
-            return subclasses.asked(func, args[0])
+            return subclasses.metadata_of(func, args[0])
         if torch.is_inference_mode_enabled() and operators.is_composite(func):
-            made = self._decomposed(func, args, kwargs)
-            if made is not NotImplemented:
-                return made
+            result = self._decomposed(func, args, kwargs)
+            if result is not NotImplemented:
+                return result
         # A nested tensor: what it does to its values is logged.
         if subclasses.holds_subclass(types):
             self.log.nested = True
@@ -266,14 +266,14 @@ class Recorder(operators.TorchDispatchMode):
         event.writes = [(place, None) for place in _written(func, event)]
         if event.name in _LIFTS and type(args[0]) is Tensor:
             log.literal_tensors[event.args[0].storage] = args[0]
-        made = func(*args, **kwargs)
-        flat, _ = fx.tree_flatten(made)
+        result = func(*args, **kwargs)
+        flat, _ = fx.tree_flatten(result)
         fresh = [isinstance(x, Tensor) and not known(x) for x in flat]
         event.results = tuple(log.ref(x) if isinstance(x, Tensor) else x for x in flat)
         _note_results(event, fresh)
         event.constant = subclasses.constant_of(flat[0]) if len(flat) == 1 else None
         log.add(event)
-        return made
+        return result
 
     def _decomposed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A composite as its parts. Modes see it whole in inference mode, with autocast off."""
@@ -308,14 +308,14 @@ class Recorder(operators.TorchDispatchMode):
 def _written(func: Any, event: Event) -> list[Ref]:
     """The operands that a call changes: by its schema, or by a list of those that keep silent."""
     silent = SILENT_WRITERS.get(event.name, ())
-    found: list[Ref] = []
+    places: list[Ref] = []
     for argument in operators.schema_of(func).arguments:
         declared = argument.alias_info is not None and argument.alias_info.is_write
-        idle = argument.name == "noise" and operators.is_idle(func, event.given)
+        idle = argument.name == "noise" and operators.is_idle(func, event.arguments)
         if (declared or argument.name in silent) and not idle:
-            given = fx.tree_leaves(event.given.get(argument.name))
-            found += [x for x in given if isinstance(x, Ref)]
-    return found
+            leaves = fx.tree_leaves(event.arguments.get(argument.name))
+            places += [x for x in leaves if isinstance(x, Ref)]
+    return places
 
 
 _HOOKS = ("register_hook",)  # from torch 2.15 on a call in Dynamo's graph
@@ -332,8 +332,10 @@ def _note_results(event: Event, fresh: list[bool]) -> None:
     """Say which result holds what was written: the same place as an operand, or a new storage."""
     results = event.results
     for number, (place, _) in enumerate(list(event.writes)):
-        same = [i for i, made in enumerate(results) if isinstance(made, Ref) and made == place]
+        same = [
+            i for i, result in enumerate(results) if isinstance(result, Ref) and result == place
+        ]
         event.writes[number] = (place, same[0] if same else None)
-    for number, (made, new) in enumerate(zip(results, fresh)):
-        if new and all(made.storage != place.storage for place, _ in event.writes):
-            event.writes.append((made, number))
+    for number, (result, new) in enumerate(zip(results, fresh)):
+        if new and all(result.storage != place.storage for place, _ in event.writes):
+            event.writes.append((result, number))

@@ -33,10 +33,10 @@ def cases() -> Tensor:
 
 def mixed(first: Tensor, *parts: Tensor | int) -> Tensor:
     """A hash of integers, lane by lane; not negative."""
-    found = first * 0x2127599BF4325C37
+    bits = first * 0x2127599BF4325C37
     for part in parts:
-        found = (found ^ (found >> 29) ^ part) * 0x2127599BF4325C37
-    return (found ^ (found >> 31)) & 0x7FFFFFFFFFFFFFFF
+        bits = (bits ^ (bits >> 29) ^ part) * 0x2127599BF4325C37
+    return (bits ^ (bits >> 31)) & 0x7FFFFFFFFFFFFFFF
 
 
 @functools.cache
@@ -75,7 +75,7 @@ class Lanes:
         self.base = torch.tensor(_BASES)[drawn % len(_BASES)]
         self.based, self.whole = (drawn >> 8) % 4 == 0, (drawn >> 16) % 2 == 0
         self._drawn: dict[Any, Tensor] = {}
-        self._kept: list[Tensor] = []  # so that an `id` is that of one address
+        self._alive: list[Tensor] = []  # so that an `id` is that of one address
         self._settled: set[Any] = set()
         self._move: Tensor | None = None
         self.special_scores = self.lane >= _ORDINARY
@@ -95,7 +95,7 @@ class Lanes:
         """The elements of a root."""
         known = (key, id(address), dtype)
         if known not in self._drawn:
-            self._kept.append(address)
+            self._alive.append(address)
             self._drawn[known] = self._moved(key, address, self._draw(key, address, dtype))
         return self._drawn[known]
 
@@ -169,8 +169,8 @@ class Lanes:
         near = self._near(self.around, drawn)
         far = torch.tensor(_FAR)[(drawn >> 9) % len(_FAR)]
         kind = (drawn >> 21) % 16
-        found = torch.where(kind < 10, near, torch.where(kind < 14, small, far))
-        return torch.where(self.based & (kind < 13), self._based(drawn), found)
+        integers = torch.where(kind < 10, near, torch.where(kind < 14, small, far))
+        return torch.where(self.based & (kind < 13), self._based(drawn), integers)
 
 
 # Where the widths of types end: 8 bits, bf16, fp16, fp32, seconds of today, milliseconds, fp64.
@@ -187,15 +187,15 @@ def positions(
     """An index into a tensor of these sizes for each lane: anywhere, at the ends, and beside
     integers that the graph names.
     """
-    lane, found = cases(), []
+    lane, index = cases(), []
     beside = {0, -1, *(x + d for x in interesting for d in (-1, 0, 1))}
     for dim, size in enumerate(sizes):
         drawn = mixed(lane + zlib.crc32(key.encode()), seed, dim)
         known = sorted({x % max(size, 1) for x in beside if abs(x) <= size + 1})
         named = torch.tensor(known)[(drawn >> 8) % len(known)]
         spread = torch.maximum((drawn >> 5) % size, (drawn >> 33) % size)  # widths end far out
-        found.append(torch.where((drawn >> 3) % 4 == 0, named, spread))
-    return found
+        index.append(torch.where((drawn >> 3) % 4 == 0, named, spread))
+    return index
 
 
 def near(row: Tensor, size: int, seed: int, interesting: Iterable[int]) -> Tensor:
@@ -220,5 +220,5 @@ def inside(position: Tensor, size: int, otherwise: Tensor) -> Tensor:
 
 def bytes_of(tensor: Tensor) -> bytes:
     """The elements of a real tensor on the CPU. NumPy would do, but torch needs none."""
-    held = tensor.contiguous()
-    return ctypes.string_at(held.data_ptr(), held.nbytes)
+    dense = tensor.contiguous()
+    return ctypes.string_at(dense.data_ptr(), dense.nbytes)

@@ -26,9 +26,9 @@ def judged(before: GraphModule, after: GraphModule, claims: Claims | None = None
     except Incomplete as reason:
         return Verdict(str(reason), whole.node, invalid=False)
     except Exception as error:  # whatever an interpretation may raise, the model stays as it is
-        told = f"{type(error).__name__}: {error}"
-        told = SIZE_OF_ELEMENTS if shapes.asks_for_elements(error) else told
-        return Verdict(told, whole.node, invalid=False)
+        message = f"{type(error).__name__}: {error}"
+        message = SIZE_OF_ELEMENTS if shapes.asks_for_elements(error) else message
+        return Verdict(message, whole.node, invalid=False)
     return None
 
 

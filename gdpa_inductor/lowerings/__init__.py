@@ -16,7 +16,7 @@ from . import chunked as chunked
 from . import cpu as cpu
 from . import cute as cute
 from .choose import Choice, choose
-from .early import begin
+from .precompile import begin
 
 __all__ = ["Choice", "begin", "choose", "register"]
 

@@ -57,7 +57,7 @@ class Backend:
     lower:           Lowers a forward: Inductor IR of the output, contiguous.
     lower_backward:  Lowers a backward: IR of the wanted gradients, as in `ops.laid_gradients`.
     about:           Text that the report adds to a choice of this backend.
-    ahead:           Begins to compile the kernels of a call. Its nodes are fake tensors.
+    precompile:      Begins to compile the kernels of a call. Its nodes are fake tensors.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Backend:
     frugal: tuple[Rule, ...] | None = None
     about: Callable[[Problem], str] = lambda problem: ""
     by_name: tuple[str, ...] = ()
-    ahead: Callable[[Call], None] = lambda call: None
+    precompile: Callable[[Call], None] = lambda call: None
 
     def runs_on(self, device: str, kernel: str) -> bool:
         """Whether it runs on a device type. kernel: The value of the option."""
@@ -80,13 +80,13 @@ class Backend:
         """The rules of the cost model under this value of the option `profit`."""
         return self.frugal if profit == MEMORY and self.frugal is not None else self.pays
 
-    def refusal(self, problem: Problem, profit: Profit, asked: bool = False) -> Refusal | None:
+    def refusal(self, problem: Problem, profit: Profit, by_name: bool = False) -> Refusal | None:
         """The first rule that the problem breaks, or None.
 
-        profit: False leaves the cost model out. asked: The user asked for this backend by name.
+        profit: False leaves the cost model out. by_name: The user asked for this backend by name.
         """
         pays = self.profits(profit) if profit else ()
-        for rule in (*(() if asked else self.yields), *self.refuses, *pays):
+        for rule in (*(() if by_name else self.yields), *self.refuses, *pays):
             complaint = rule.complaint(problem)
             if complaint:
                 return Refusal(rule, Rejection(rule.code, complaint))

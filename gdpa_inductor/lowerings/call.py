@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from .._compat import lowering
-from ..ops import Arguments, Operands, Signature
+from ..operands import Operands
+from ..ops import Arguments, Signature
 from ..options import KernelOptions
 from ..problem import Problem
 
@@ -47,9 +48,9 @@ class Call:
         signature: Signature, operands: Operands[Any], options: str, needs: tuple[bool, ...] = ()
     ) -> Call:
         """A call that is not lowered yet. Fake tensors stand for its IR. options: As text."""
-        given = Arguments(operands, None, needs, {"kernel_options": options})
+        arguments = Arguments(operands, None, needs, {"kernel_options": options})
         problem = Problem.of(operands, signature.backward, needs)
-        return Call(signature, given, given, problem, KernelOptions.parse(options))
+        return Call(signature, arguments, arguments, problem, KernelOptions.parse(options))
 
     @property
     def backward(self) -> bool:
@@ -58,8 +59,8 @@ class Call:
     @property
     def static(self) -> bool:
         """Whether all sizes and strides are numbers, not symbols."""
-        given = (*self.fakes.operands.flat(), self.fakes.grad_out)
-        fakes = [x for x in given if isinstance(x, torch.Tensor)]
+        items = (*self.fakes.operands.flat(), self.fakes.grad_out)
+        fakes = [x for x in items if isinstance(x, torch.Tensor)]
         bounds = self.fakes.operands.lengths[2:]
         sizes = [size for x in fakes for size in (*x.shape, *x.stride())]
         return all(type(size) is int for size in (*sizes, *bounds))
@@ -78,7 +79,7 @@ class Call:
         return self.nodes.operands
 
     @property
-    def held(self) -> Operands[Any]:
+    def fx_operands(self) -> Operands[Any]:
         """The operands as FX nodes, while the call is lowered."""
         return self.signature.bind(*lowering.node_arguments()).operands
 
@@ -94,15 +95,15 @@ def in_order(options: KernelOptions) -> bool:
 
 
 def extern_call(
-    signature: Signature, given: Arguments[Any], callee: tuple[str, str, str] | None = None
+    signature: Signature, arguments: Arguments[Any], callee: tuple[str, str, str] | None = None
 ) -> Any:
     """Put a call of an operator into the generated code. A backward gives a list of results.
 
     callee: What the generated code calls instead of the operator (`lowering.direct_call`).
     """
-    args, kwargs = signature.call(given)
+    args, kwargs = signature.call(arguments)
     if callee is None:
-        found = lowering.extern_call(signature.op, *args, **kwargs)
+        result = lowering.extern_call(signature.op, *args, **kwargs)
     else:
-        found = lowering.direct_call(signature.op, callee, *args, **kwargs)
-    return list(found) if signature.backward else found
+        result = lowering.direct_call(signature.op, callee, *args, **kwargs)
+    return list(result) if signature.backward else result

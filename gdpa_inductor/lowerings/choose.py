@@ -40,13 +40,13 @@ def select(problem: Problem, kernel: str, profit: Profit) -> Choice | Rejection:
             a lowering passes profit=False.
         profit: Which cost models count.
     """
-    found: Choice | Rejection
+    choice: Choice | Rejection
     steps = LADDER[False if problem.unbounded else profit]
     for step in steps if kernel == "auto" else steps[-1:]:
-        found = _select(problem, kernel, step)
-        if found:
+        choice = _select(problem, kernel, step)
+        if choice:
             break
-    return found
+    return choice
 
 
 def _select(problem: Problem, kernel: str, profit: Profit) -> Choice | Rejection:
@@ -81,26 +81,26 @@ def _first(
     A refusal has the code of the last rule that is not quiet, and the reasons of the others. If the
     user asked for a backend and it does not pay, no other backend is tried.
     """
-    told: list[tuple[str, Refusal]] = []
+    refusals: list[tuple[str, Refusal]] = []
     last: Refusal | None = None
     for backend in candidates:
-        asked = kernel == backend.name
-        refusal = backend.refusal(problem, profit, asked)
+        by_name = kernel == backend.name
+        refusal = backend.refusal(problem, profit, by_name)
         if refusal is None:
             about = f"{problem.dtype}, head dims {problem.head_dim} and {problem.value_dim}"
             more = backend.about(problem)
-            return Choice(backend.name, about + (f", {more}" if more else "") + _others(told))
+            return Choice(backend.name, about + (f", {more}" if more else "") + _others(refusals))
         last = last or refusal
-        if asked or not refusal.rule.quiet:
-            told.append((backend.name, refusal))
-        if asked and refusal.rule in backend.profits(profit):
+        if by_name or not refusal.rule.quiet:
+            refusals.append((backend.name, refusal))
+        if by_name and refusal.rule in backend.profits(profit):
             break
-    if told:
-        _, last = told.pop()
+    if refusals:
+        _, last = refusals.pop()
     assert last is not None
-    return Rejection(last.rejection.code, last.rejection.reason + _others(told))
+    return Rejection(last.rejection.code, last.rejection.reason + _others(refusals))
 
 
-def _others(told: list[tuple[str, Refusal]]) -> str:
+def _others(refusals: list[tuple[str, Refusal]]) -> str:
     """The reasons of the backends that were not taken, as text."""
-    return "".join(f"; {name}: {refusal.rejection.reason}" for name, refusal in told)
+    return "".join(f"; {name}: {refusal.rejection.reason}" for name, refusal in refusals)

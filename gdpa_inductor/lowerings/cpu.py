@@ -1,7 +1,7 @@
 """The CPU lowering: one call of a blocked kernel in the generated code, forward and backward.
 
 `gdpa::attention_cpu` and `gdpa::attention_cpu_backward` have the arguments and results of the
-public ops, but never hold an M×N tensor. Generated code calls the operators by name (`kernel_ops`).
+public ops, but never hold an M×N tensor. Generated code calls the operators by name (`ops`).
 This module imports nothing of Inductor.
 """
 
@@ -14,24 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernel_ops import CPU_BACKWARD, CPU_FORWARD
 from ..kernels.cpu import dense as kernel
 from ..kernels.cpu import jagged, tiles
-from ..ops import (
-    Arguments,
+from ..operands import (
     Operands,
     aux_from_axes,
     aux_on_axes,
     aux_sums,
     check,
-    compute_dtype,
     in_order,
     output_shape,
-    reference,
-    reference_backward,
 )
+from ..ops import CPU_BACKWARD, CPU_FORWARD, Arguments
 from ..problem import Problem
 from ..program.score_mod import Aux
+from ..reference import compute_dtype, reference, reference_backward
 from ..rejection import Code
 from .backends import Backend, Rule, hint, one_query
 from .call import Call, extern_call

@@ -15,15 +15,16 @@ from typing import Any
 
 import torch
 
-from .._compat import dynamo, lowering
+from .._compat import dynamo, lowering, shapes
+from ..operands import score_shape
 from ..ops import ATTENTION, BACKWARD, Signature
 from ..options import CHUNKED, REFERENCE
+from ..reference import reference, reference_backward
 from ..rejection import GDPAError
 from . import tables
 from .backends import backend
-from .call import Call
+from .call import Call, extern_call
 from .choose import select
-from .unfused import unfused
 
 log = logging.getLogger("gdpa_inductor")
 
@@ -75,11 +76,30 @@ def _fall_back(call: Call, reason: str) -> Any:
     runs = chunked.runs_on(device, call.options.kernel)
     if runs and chunked.refusal(call.problem, profit=False) is None:
         try:
-            found = chunked.run(call)
+            result = chunked.run(call)
         except Exception:
             log.debug("the chunked lowering of %s failed", call.problem, exc_info=True)
         else:
             log.warning("gdpa::attention fell back to the chunked formula: %s", reason)
-            return found
+            return result
     log.warning("gdpa::attention fell back to the unfused formula: %s", reason)
     return unfused(call)
+
+
+def unfused(call: Call) -> Any:
+    """The output, or the wanted gradients. The formula holds all scores in a tensor."""
+    nodes, fakes = call.nodes, call.fakes
+    if any(shapes.size_hint(size) is None for size in score_shape(fakes.operands)):
+        # Inductor cannot multiply matrices whose sizes are known at run time only (torch 2.13).
+        return extern_call(call.signature, nodes)
+
+    def forward(*flat: Any) -> Any:
+        return reference(nodes.operands.filled(flat))
+
+    def backward(grad_out: Any, *flat: Any) -> Any:
+        return reference_backward(grad_out, nodes.operands.filled(flat), nodes.needs)
+
+    flat, fake = nodes.operands.flat(), fakes.operands.flat()
+    if call.backward:
+        return lowering.inline_formula(backward, [nodes.grad_out, *flat], [fakes.grad_out, *fake])
+    return lowering.inline_formula(forward, flat, fake)

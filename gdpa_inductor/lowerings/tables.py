@@ -112,7 +112,7 @@ def _by_kernel(grad: Any, index: Any, dim: int, size: int) -> Any:
     terms = lowering.contiguous(terms)
     places = lowering.lowered(aten.reshape.default, index, [rows])
     places = lowering.contiguous(_in_32_bits(places))
-    tables.compile_ahead(terms.get_dtype(), places.get_dtype(), size, device)
+    tables.precompile_sums(terms.get_dtype(), places.get_dtype(), size, device)
     callee = (__name__, "kernel", "")
     op = torch.ops.gdpa.table_sums.default
     sums = lowering.direct_call(op, callee, terms, places, size)

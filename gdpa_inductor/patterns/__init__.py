@@ -14,15 +14,15 @@ Stages. Each imports only those above it:
     writing/    Makes the calls that replace a region, tries them on fakes, writes them.
     profit      Whether a rewrite pays, as far as this does not depend on the device.
     plan        From one candidate to the plan of its replacement.
-    together    Which plans are written together: those of the same scores share all or nothing.
+    selection   Which plans are written together: those of the same scores share all or nothing.
     tables/     Another rewrite: gradients of learned tables from which biases are looked up.
     rewrite     One pass over a graph: all of the above in order.
-    judged      Repeats passes until the judge accepts the result.
+    validation  Repeats passes until the judge accepts the result.
 """
 
 from __future__ import annotations
 
-from .judged import rewrite_graph
 from .result import Match, Result
+from .validation import rewrite_graph
 
 __all__ = ["Match", "Result", "rewrite_graph"]

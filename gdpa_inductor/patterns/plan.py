@@ -24,10 +24,10 @@ from .host.candidates import Candidate, HostGraph
 from .host.region import Finder, Region, Sink, Through
 from .host.sizes import is_one, is_zero, product
 from .jagged.padding import GraphPadding, NotPadded
-from .jagged.step import Understood, without_padding
+from .jagged.unpadding import Understood, without_padding
 from .reading import shadow
+from .reading.layout import program_of
 from .reading.matcher import read
-from .reading.program import program_of
 from .reading.reached import with_gradients
 from .reading.reading import Operand, Reading
 from .result import Origin, Refused, internal_error
@@ -134,10 +134,10 @@ class Readings:
                 self.known[key] = self._read(region)
             except Refused as refusal:
                 self.known[key] = refusal
-        found = self.known[key]
-        if isinstance(found, Refused):
-            raise found
-        return found
+        reading = self.known[key]
+        if isinstance(reading, Refused):
+            raise reading
+        return reading
 
     def _read(self, region: Region) -> Reading:
         nodes = sorted((*region.makers, *region.nodes), key=self.graph.order.__getitem__)
@@ -167,23 +167,25 @@ class Analyst:
         reduction = self.graph.reduction(candidate)
         if reduction is not None:
             return rejection(candidate, row_sums.within(reduction, candidate.second))
-        found = [self._outcome(Candidate(candidate.second, one)) for one in self._ones(candidate)]
-        plans = [x for x in found if isinstance(x, RegionPlan) and not is_one(x.problem.rows)]
+        outcomes = [
+            self._outcome(Candidate(candidate.second, one)) for one in self._ones(candidate)
+        ]
+        plans = [x for x in outcomes if isinstance(x, RegionPlan) and not is_one(x.problem.rows)]
         if plans:
             return plans[0]
-        told = next((x for x in found if isinstance(x, Rejection)), None)
-        if told is not None and told.code not in _OF_A_BIAS:
-            return told
+        refusal = next((x for x in outcomes if isinstance(x, Rejection)), None)
+        if refusal is not None and refusal.code not in _OF_A_BIAS:
+            return refusal
         reason = "the weights are built from more than one product"
         return rejection(candidate, Refused(Code.SEVERAL_SCORES, reason))
 
     def _ones(self, candidate: Candidate) -> list[tuple[Node, ...]]:
         """The products of a candidate, each with its copies, the largest first."""
-        found: dict[tuple[Node, ...], int] = {}
+        counts: dict[tuple[Node, ...], int] = {}
         for first in candidate.firsts:
             one = tuple(x for x in candidate.firsts if self.graph.is_one_product((first, x)))
-            found[one] = shapes.size_hint(facts.tensors(first)[0].numel()) or 0
-        return sorted(found, key=lambda one: -found[one])
+            counts[one] = shapes.size_hint(facts.tensors(first)[0].numel()) or 0
+        return sorted(counts, key=lambda one: -counts[one])
 
     def _outcome(self, candidate: Candidate) -> RegionPlan | Rejection:
         """The plan of a candidate whose scores are one product, or why there is none.
@@ -284,12 +286,12 @@ class Analyst:
         It must not be made from scores. It should not be an integer for each score either, if a
         mask of one byte for each score is made from it.
         """
-        made, scores = facts.tensors(node), facts.tensors(candidate.firsts[0])[0]
-        if len(made) != 1 or set(candidate.firsts) & self.graph.reach[node]:
+        tensors, scores = facts.tensors(node), facts.tensors(candidate.firsts[0])[0]
+        if len(tensors) != 1 or set(candidate.firsts) & self.graph.reach[node]:
             return False
-        if made[0].dtype == torch.bool or made[0].dtype.is_floating_point:
+        if tensors[0].dtype == torch.bool or tensors[0].dtype.is_floating_point:
             return True
-        size, square = map(shapes.size_hint, (made[0].numel(), product(scores.shape[-2:])))
+        size, square = map(shapes.size_hint, (tensors[0].numel(), product(scores.shape[-2:])))
         return size is not None and square is not None and size < square
 
     def _region(
@@ -349,17 +351,17 @@ class Analyst:
             raise Refused(
                 Code.ANALYSIS, "a symbolic size cannot be computed from the graph's inputs"
             )
-        return RegionPlan(candidate, region, recipe, result, problem, self._judged(problem), rank)
+        return RegionPlan(candidate, region, recipe, result, problem, self._choice(problem), rank)
 
-    def _judged(self, problem: Problem) -> object:
+    def _choice(self, problem: Problem) -> object:
         choice = True if self.supports is None else self.supports(problem)
         if not choice:
-            given = (
+            refusal = (
                 choice
                 if isinstance(choice, Rejection)
                 else Rejection(Code.LOWERING, "no kernel supports it")
             )
-            raise Refused(given.code, given.reason)
+            raise Refused(refusal.code, refusal.reason)
         return choice
 
 

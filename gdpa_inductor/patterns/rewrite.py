@@ -2,7 +2,7 @@
 
 All candidates are analysed before anything is changed. If regions overlap, the one with an
 activation wins. Then each replacement is written in the place of the second product. Nodes outside
-the regions are neither run nor changed. `judged` decides whether the result stays.
+the regions are neither run nor changed. `validation` decides whether the result stays.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from .host.candidates import Candidate, HostGraph
 from .jagged.padding import GraphPadding
 from .plan import Analyst, RegionPlan, Supports, rejection
 from .result import Match, Refused, Result, internal_error
-from .together import Replacement, compatible, replacements
+from .selection import Replacement, compatible, replacements
 from .writing.writer import Writer
 
 log = logging.getLogger("gdpa_inductor")
 
 
 @dataclass
-class PassOrders:
+class PassConfig:
     """The orders for one pass.
 
-    keep:    Called before the first change of any graph.
+    snapshot: Called before the first change of any graph.
     banned:  Plans that must not be written, by the names of the nodes that each replaces.
     """
 
     options: Options
     supports: Supports | None
-    keep: Callable[[], None]
+    snapshot: Callable[[], None]
     banned: Collection[tuple[str, ...]] = ()
 
 
-class Unwritten(Exception):
+class RewriteError(Exception):
     """Plans could not be written, and the graph is half changed.
 
     plans: For each, the names of the nodes that it replaces, and its refusal.
@@ -54,12 +54,12 @@ class Unwritten(Exception):
         self.plans = plans
 
 
-def rewrite_once(gm: GraphModule, told: PassOrders) -> Result:
+def rewrite_once(gm: GraphModule, config: PassConfig) -> Result:
     """Rewrite a Dynamo or ATen graph in place, and the bodies that it calls.
 
-    Raises Unwritten if that fails half-way.
+    Raises RewriteError if that fails half-way.
     """
-    return _rewrite(gm, told, set(), Caller())
+    return _rewrite(gm, config, set(), Caller())
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,15 @@ class Caller:
     path: str = ""
 
 
-def _rewrite(gm: GraphModule, told: PassOrders, seen: set[int], caller: Caller) -> Result:
+def _rewrite(gm: GraphModule, config: PassConfig, seen: set[int], caller: Caller) -> Result:
     if id(gm) in seen:
         return Result()
     seen.add(id(gm))
-    found = Result()
+    result = Result()
     calls = list(facts.bodies(gm))
     worthwhile = _worthwhile(gm.graph)
     if not worthwhile and not calls:
-        return found
+        return result
     try:
         ambient = Ambient.of(gm.graph, caller.start)
         graph = HostGraph.of(gm.graph, ambient, caller.later, caller.learns)
@@ -97,17 +97,17 @@ def _rewrite(gm: GraphModule, told: PassOrders, seen: set[int], caller: Caller) 
     for (node, _), (body, call) in zip(calls, callers, strict=True):
         same = [other for called, other in callers if called is body]
         if any(other.start != call.start for other in same):
-            found += _of_several_modes(node, body, seen)
+            result += _of_several_modes(node, body, seen)
             continue
         later = frozenset[int]().union(*(x.later for x in same))
         learns = frozenset[Node]().union(*(x.learns for x in same))
         path = f"{caller.path}.{paths[body]}".removeprefix(".")
-        found += _rewrite(body, told, seen, Caller(call.start, later, learns, path))
+        result += _rewrite(body, config, seen, Caller(call.start, later, learns, path))
     if worthwhile:
-        own = _rewrite_one(gm, graph, told)
+        own = _rewrite_one(gm, graph, config)
         matches = tuple(replace(m, body=caller.path) for m in own.matches)
-        found += Result(matches, own.rejections)
-    return _relieved(gm, graph, found) if calls and found.matches else found
+        result += Result(matches, own.rejections)
+    return _relieved(gm, graph, result) if calls and result.matches else result
 
 
 def _of_several_modes(call: Node, body: GraphModule, seen: set[int]) -> Result:
@@ -120,21 +120,21 @@ def _of_several_modes(call: Node, body: GraphModule, seen: set[int]) -> Result:
     return Result((), (Rejection(Code.OPAQUE_CALL, reason, *place),))
 
 
-def _relieved(gm: GraphModule, graph: HostGraph, found: Result) -> Result:
+def _relieved(gm: GraphModule, graph: HostGraph, result: Result) -> Result:
     """Change look-ups of tables also for biases that are passed to bodies."""
     try:
-        (notes,) = tables.relieve(graph, [tables.handed_over(gm)], Writer(graph))
+        (notes,) = tables.replace_lookups(graph, [tables.bias_sources(gm)], Writer(graph))
         gm.recompile()
     except Exception as error:
         log.warning("tables could not be looked up in another way", exc_info=True)
-        told = internal_error(error)
-        raise Unwritten([(m.replaced, _blamed(m, told)) for m in found.matches]) from error
-    matches = tuple(replace(m, notes=(*m.notes, *notes)) for m in found.matches)
-    return Result(matches, found.rejections)
+        refusal = internal_error(error)
+        raise RewriteError([(m.replaced, _blamed(m, refusal)) for m in result.matches]) from error
+    matches = tuple(replace(m, notes=(*m.notes, *notes)) for m in result.matches)
+    return Result(matches, result.rejections)
 
 
-def _blamed(match: Match, told: Refused) -> Rejection:
-    return Rejection(told.code, told.reason, match.location, match.node)
+def _blamed(match: Match, refusal: Refused) -> Rejection:
+    return Rejection(refusal.code, refusal.reason, match.location, match.node)
 
 
 def _failed(error: Exception) -> Result:
@@ -146,7 +146,7 @@ def _failed(error: Exception) -> Result:
 
 def _called_from(graph: HostGraph, call: Node, body: GraphModule) -> Caller:
     """The facts that one call site gives about a body."""
-    pairs = facts.handed_over(call, body)
+    pairs = facts.body_inputs(call, body)
     return Caller(
         graph.ambient.inside(call), _changed_after(graph, call, pairs), _learning(graph, pairs)
     )
@@ -156,12 +156,12 @@ def _changed_after(
     graph: HostGraph, call: Node, pairs: Sequence[tuple[Node, Node]]
 ) -> frozenset[int]:
     """The storages of a body's inputs that are changed after it was called."""
-    found = set[int]()
+    changed = set[int]()
     for inner, outer in pairs:
-        held = facts.storages(outer)
-        if held & graph.later or graph.written(held, graph.order[call]):
-            found |= facts.storages(inner)
-    return frozenset(found)
+        own = facts.storages(outer)
+        if own & graph.later or graph.written(own, graph.order[call]):
+            changed |= facts.storages(inner)
+    return frozenset(changed)
 
 
 def _learning(graph: HostGraph, pairs: Sequence[tuple[Node, Node]]) -> frozenset[Node]:
@@ -171,49 +171,49 @@ def _learning(graph: HostGraph, pairs: Sequence[tuple[Node, Node]]) -> frozenset
 
 def _worthwhile(graph: Graph) -> bool:
     """Whether there are two products in the graph."""
-    found = [n for n in graph.nodes if products.is_product(n)]
-    return len(found) > 1 or any(len(products.operands(n)) > 3 for n in found)
+    matmuls = [n for n in graph.nodes if products.is_product(n)]
+    return len(matmuls) > 1 or any(len(products.operands(n)) > 3 for n in matmuls)
 
 
-def _rewrite_one(gm: GraphModule, graph: HostGraph, told: PassOrders) -> Result:
+def _rewrite_one(gm: GraphModule, graph: HostGraph, config: PassConfig) -> Result:
     writer = Writer(graph)
     try:
-        analyst = Analyst(graph, GraphPadding.of(graph), writer, told.options, told.supports)
+        analyst = Analyst(graph, GraphPadding.of(graph), writer, config.options, config.supports)
         outcomes = [(candidate, analyst.guarded(candidate)) for candidate in graph.candidates()]
     except Exception as error:
         return _failed(error)
     refused = [(c, outcome) for c, outcome in outcomes if isinstance(outcome, Rejection)]
     plans = [plan for _, plan in outcomes if isinstance(plan, RegionPlan)]
-    allowed = [p for p in plans if Replacement.of(p).replaced not in told.banned]
-    chosen, torn = compatible(allowed, graph, told.options.profit)
+    allowed = [p for p in plans if Replacement.of(p).replaced not in config.banned]
+    chosen, torn = compatible(allowed, graph, config.options.profit)
     refused += [(plan.candidate, rejection(plan.candidate, why)) for plan, why in torn]
     reported = _reported(refused, chosen, graph) + tuple(map(_flat, graph.flat()))
     if not chosen:
         return Result((), reported)
-    told.keep()
+    config.snapshot()
     banned = [Replacement.of(plan).replaced for plan in chosen]
     try:
-        written = replacements(chosen, writer, told.supports, told.banned)
+        written = replacements(chosen, writer, config.supports, config.banned)
         matches = _written(written, writer)
         gm.recompile()
     except Exception as error:
         log.warning("regions could not be written", exc_info=True)
         blame = internal_error(error)
-        told_why = [rejection(plan.candidate, blame) for plan in chosen]
-        raise Unwritten(list(zip(banned, told_why, strict=True))) from error
+        rejections = [rejection(plan.candidate, blame) for plan in chosen]
+        raise RewriteError(list(zip(banned, rejections, strict=True))) from error
     return Result(tuple(matches), reported)
 
 
-def _written(made: Sequence[Replacement], writer: Writer) -> list[Match]:
+def _written(rewrites: Sequence[Replacement], writer: Writer) -> list[Match]:
     """Write all of it into the graph. Bodies go last: until then the graph can be put back."""
     bodies: dict[Node, None] = {}
-    left, matches = [plan for one in made for plan in one.plans], list[Match]()
-    for one in made:
+    left, matches = [plan for one in rewrites for plan in one.plans], list[Match]()
+    for one in rewrites:
         left = left[len(one.plans) :]
         matches.append(_commit(one, writer, bodies, left))
-    biases = [[writer.current(bias) for bias in one.plans[0].biases] for one in made]
-    notes = tables.relieve(writer.host, biases, writer)
-    matches = [replace(m, notes=(*m.notes, *told)) for m, told in zip(matches, notes, strict=True)]
+    biases = [[writer.current(bias) for bias in one.plans[0].biases] for one in rewrites]
+    notes = tables.replace_lookups(writer.host, biases, writer)
+    matches = [replace(m, notes=(*m.notes, *more)) for m, more in zip(matches, notes, strict=True)]
     for node in bodies:
         if not node.users:
             _erase_body(node, writer.host.graph)
@@ -229,17 +229,17 @@ def _reported(
     belong to two layers, where the second one reads the result of the first layer: a weight stands
     between them, and the second product has a refusal of its own, or the result is used elsewhere.
     """
-    taken = {node for plan in chosen for node in plan.region.all_nodes}
+    matched = {node for plan in chosen for node in plan.region.all_nodes}
     layers = [candidate for candidate, _ in refused if not graph.projects(candidate)]
     own = {node for layer in layers for node in (*layer.firsts, layer.second)}
-    found: dict[Node, Rejection] = {}
+    rejections: dict[Node, Rejection] = {}
     for candidate, refusal in refused:
         second, firsts = candidate.second, candidate.firsts
         used = second in own or refusal.code is Code.SCORES_ESCAPE
         between = used and candidate not in layers
-        if not between and second not in firsts and taken.isdisjoint((second, *firsts)):
-            found.setdefault(second, refusal)
-    return tuple(found.values())
+        if not between and second not in firsts and matched.isdisjoint((second, *firsts)):
+            rejections.setdefault(second, refusal)
+    return tuple(rejections.values())
 
 
 def _flat(second: Node) -> Rejection:
@@ -251,14 +251,14 @@ def _flat(second: Node) -> Rejection:
 
 
 def _commit(
-    made: Replacement, writer: Writer, bodies: dict[Node, None], later: Sequence[RegionPlan]
+    rewrite: Replacement, writer: Writer, bodies: dict[Node, None], later: Sequence[RegionPlan]
 ) -> Match:
     """Write a replacement into its graph, and remove what it replaces, but not the bodies that it
     called. later: The plans that are still to be written.
     """
-    plan, pairs = made.plans[0], []
-    written = writer.write(made.recipe, plan.region.end, plan.candidate.second)
-    for number, (part, handle) in enumerate(zip(made.plans, made.results, strict=True), 1):
+    plan, pairs = rewrite.plans[0], []
+    written = writer.write(rewrite.recipe, plan.region.end, plan.candidate.second)
+    for number, (part, handle) in enumerate(zip(rewrite.plans, rewrite.results, strict=True), 1):
         end, result = part.region.end, written[handle]
         end.replace_all_uses_with(result)
         writer.replaced[end] = result
@@ -266,14 +266,22 @@ def _commit(
             for node in part.region.sink.again:
                 node.replace_all_uses_with(part.region.sink.offsets)
         pairs.append((result.name, end.name))
-        bodies.update(dict.fromkeys(_erase(part, writer, [*made.plans[number:], *later])))
-    place = places.location(written[made.results[0]])
-    module = places.module(*plan.candidate.firsts, *(p.candidate.second for p in made.plans))
-    notes = tuple(dict.fromkeys(note for part in made.plans for note in part.notes))
+        bodies.update(dict.fromkeys(_erase(part, writer, [*rewrite.plans[number:], *later])))
+    place = places.location(written[rewrite.results[0]])
+    module = places.module(*plan.candidate.firsts, *(p.candidate.second for p in rewrite.plans))
+    notes = tuple(dict.fromkeys(note for part in rewrite.plans for note in part.notes))
     return Match(
-        made.problem, place, written[made.recipe.attention].name, made.choice, made.replaced,
-        notes, pairs[0], module, plan.origins, also=tuple(pairs[1:]),
-    )  # fmt: skip
+        rewrite.problem,
+        place,
+        written[rewrite.recipe.attention].name,
+        choice=rewrite.choice,
+        replaced=rewrite.replaced,
+        notes=notes,
+        stands_for=pairs[0],
+        module=module,
+        origins=plan.origins,
+        also=tuple(pairs[1:]),
+    )
 
 
 def _erase(plan: RegionPlan, writer: Writer, later: Sequence[RegionPlan]) -> list[Node]:
@@ -289,8 +297,8 @@ def _erase(plan: RegionPlan, writer: Writer, later: Sequence[RegionPlan]) -> lis
     for node in [n for n in region.sizes if n not in writer.erased]:
         gone.update(writer.replace_size(node, gone))
     bodies = {n for call in (*gone, *plan.pads) for n in call.all_input_nodes if n.op == "get_attr"}
-    kept = {node for plan in later for node in plan.region.all_nodes}
-    gone -= kept | writer.erased
+    needed = {node for plan in later for node in plan.region.all_nodes}
+    gone -= needed | writer.erased
     for node in sorted(gone, key=order.__getitem__, reverse=True):
         graph.erase_node(node)
     writer.erased |= gone

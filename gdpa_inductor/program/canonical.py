@@ -29,9 +29,9 @@ def canonical(weight: Expr) -> Expr:
 
     def apply(node: Expr, values: list[object]) -> Expr:
         args = [v if isinstance(v, Expr) else const(v) for v in values]  # type: ignore[arg-type]
-        made = call(node.op, *args)
-        rewritten = _named(_folded(made))
-        if rewritten is not made and rewritten.kind == "f":
+        term = call(node.op, *args)
+        rewritten = _named(_folded(term))
+        if rewritten is not term and rewritten.kind == "f":
             changed.add(rewritten)
         return rewritten
 
@@ -44,9 +44,9 @@ def _named(node: Expr) -> Expr:
     spelled = ((name, row.spelled) for name, row in OPS.items() if row.spelled is not None)
     for name, written in spelled if node.op in OPS else ():
         for spelling in _spellings(written):
-            found = _match(spelling, node)
-            if found is not None:
-                return call(name, found)
+            argument = _match(spelling, node)
+            if argument is not None:
+                return call(name, argument)
     return node
 
 
@@ -96,14 +96,14 @@ def _match(pattern: Expr, node: Expr) -> Expr | None:
     if pattern.op != node.op or len(pattern.args) != len(node.args):
         return None
     for args in [node.args, node.args[::-1]] if pattern.op in _COMMUTATIVE else [node.args]:
-        found = X
+        argument = X
         for part, arg in zip(pattern.args, args, strict=True):
             seen = _match(part, arg)
-            if seen is None or (found is not X and seen is not X and seen is not found):
+            if seen is None or (argument is not X and seen is not X and seen is not argument):
                 break
-            found = found if seen is X else seen
+            argument = argument if seen is X else seen
         else:
-            return found
+            return argument
     return None
 
 

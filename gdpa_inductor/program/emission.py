@@ -16,21 +16,21 @@ def emitted(roots: Sequence[Expr], own: Container[str], fast: bool) -> list[Expr
 
     Raises ValueError if an operation is neither in `own` nor has a form.
     """
-    found: dict[Expr, Expr] = {}
+    forms: dict[Expr, Expr] = {}
 
     def written(root: Expr) -> Expr:
         for node in postorder([root]):
-            if node not in found:
-                found[node] = replaced(node)
-        return found[root]
+            if node not in forms:
+                forms[node] = replaced(node)
+        return forms[root]
 
     def replaced(node: Expr) -> Expr:
         if not node.args:
             return node
-        args = [found[a] for a in node.args]
+        args = [forms[a] for a in node.args]
         form = _form(node, args, own, fast)
         result = call(node.op, *args) if form is None else written(form)
-        found[result] = result
+        forms[result] = result
         return result
 
     return [written(root) for root in roots]

@@ -43,13 +43,13 @@ class Expr:
         cls, op: str, args: tuple[Expr, ...] = (), value: Literal | None = None, kind: str = "f"
     ) -> Expr:
         key = (op, args, repr(value), kind)
-        found = cls._interned.get(key)
-        if found is None:
-            found = object.__new__(cls)
+        node = cls._interned.get(key)
+        if node is None:
+            node = object.__new__(cls)
             for name, field in zip(cls.__slots__, (op, args, value, kind), strict=False):
-                object.__setattr__(found, name, field)
-            cls._interned[key] = found
-        return found
+                object.__setattr__(node, name, field)
+            cls._interned[key] = node
+        return node
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("an Expr is immutable")
@@ -180,10 +180,10 @@ class Op:
     fast: Callable[..., Expr | None] | None = None
     traits: Trait = Trait.NONE
 
-    def result_kind(self, given: str) -> str | None:
+    def result_kind(self, kinds: str) -> str | None:
         for signature in self.kinds:
             accepted, result = signature.split(">")
-            if accepted == given:
+            if accepted == kinds:
                 return result
         return None
 
@@ -283,6 +283,31 @@ INSTRUCTIONS: dict[str, Op] = {}
 def row_of(name: str) -> Op | None:
     """The row of an operation of programs or kernels."""
     return OPS.get(name) or INSTRUCTIONS.get(name)
+
+
+def differentiate(output: Expr, wrt: Sequence[Expr], seed: Expr = GRAD) -> list[Expr | None]:
+    """The gradients of the leaves `wrt`, for the gradient `seed` of `output`; None stands for zero.
+
+    Reverse mode on terms, by the vector-Jacobian products of their operations.
+    """
+    order = list(postorder([output]))
+    active: set[Expr] = set(wrt)
+    for node in order:
+        if _vjp(node) is not None and any(a in active for a in node.args):
+            active.add(node)
+    cotangents: dict[Expr, Expr] = {output: seed} if output in active else {}
+    for node in reversed(order):
+        g, vjp = cotangents.get(node), _vjp(node)
+        if g is None or vjp is None or node not in active:
+            continue
+        for arg, part in zip(node.args, vjp(g, node, *node.args), strict=False):
+            if part is not None and arg in active:
+                cotangents[arg] = cotangents[arg] + part if arg in cotangents else part
+    return [cotangents.get(leaf) for leaf in wrt]
+
+
+def _vjp(node: Expr) -> Callable[..., tuple[Expr | None, ...]] | None:
+    return OPS[node.op].vjp if node.op in OPS else None
 
 
 def torch_apply(dtype: torch.dtype) -> Callable[[Expr, list[Any]], torch.Tensor]:

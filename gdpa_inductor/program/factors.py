@@ -22,11 +22,11 @@ LEAST = 2.0**-16  # the least factor of queries: numbers that matter keep all th
 
 def factored(terms: Sequence[Expr]) -> tuple[tuple[Expr, ...], float]:
     """(rests, c) with each term = c · rest. c is 1 if the terms have no common factor."""
-    found = [_split(term) for term in terms]
-    factors = {factor for _, factor in found}
+    pairs = [_split(term) for term in terms]
+    factors = {factor for _, factor in pairs}
     if len(factors) > 1 or not all(1 / EXTREME <= abs(c) <= EXTREME for c in factors):
         return tuple(terms), 1.0
-    return tuple(rest for rest, _ in found), factors.pop()
+    return tuple(rest for rest, _ in pairs), factors.pop()
 
 
 def of_queries(terms: Sequence[Expr], weight: Expr) -> tuple[tuple[Expr, ...], float]:

@@ -68,33 +68,33 @@ def gated(term: Expr, weight: Expr) -> Expr:
     gates = {node: _scaled(node.args[0]) for node in known if node.op in _FORMS}
     slopes = {_SLOPES[node.op](const(1.0), node, *node.args)[0]: node for node in gates}
     sigmoids = {call("sigmoid", *node.args): node for node in gates if node.op == "silu"}
-    made: dict[Expr, Expr] = {}
+    terms: dict[Expr, Expr] = {}
 
     def gate(node: Expr) -> Gate:
         score, scale = gates[node]
-        return _FORMS[node.op](made[score], scale)
+        return _FORMS[node.op](terms[score], scale)
 
     def rewritten(node: Expr) -> Expr:
         if node in gates:
             return gate(node).weight
         if node in slopes:
-            found = gate(slopes[node])
-            return found.slope * (1.0 / found.scale)
+            form = gate(slopes[node])
+            return form.slope * (1.0 / form.scale)
         if node in sigmoids:  # its tanh is paid for already
-            found = gate(sigmoids[node])
-            return found.half * (1.0 / found.scale)
+            form = gate(sigmoids[node])
+            return form.half * (1.0 / form.scale)
         inner, scale = _scaled(node)
         if inner in slopes and gate(slopes[inner]).scale == scale:
             return gate(slopes[inner]).slope
         if inner.op == "mul" and inner.args[1] in slopes:
-            found = gate(slopes[inner.args[1]])
-            if found.scale == scale:
-                return made[inner.args[0]] * found.slope
-        return call(node.op, *(made[a] for a in node.args)) if node.args else node
+            form = gate(slopes[inner.args[1]])
+            if form.scale == scale:
+                return terms[inner.args[0]] * form.slope
+        return call(node.op, *(terms[a] for a in node.args)) if node.args else node
 
     for node in postorder([term]):
-        made[node] = rewritten(node)
-    return made[term]
+        terms[node] = rewritten(node)
+    return terms[term]
 
 
 def _scaled(x: Expr) -> tuple[Expr, float]:

@@ -21,7 +21,7 @@ INT32: Range = (-(1 << 31), (1 << 31) - 1)
 _PLACE: Range = (-(1 << 28), 1 << 28)
 # Elements of operands of which a sum of a few fits into 64 bits. Times in nanoseconds do.
 MODEST: Range = (-(1 << 61), 1 << 61)
-_GIVEN = frozenset(["aux", "aux_lo", "aux_hi", "scalar"])
+_INPUTS = frozenset(["aux", "aux_lo", "aux_hi", "scalar"])
 _KEEPS = frozenset(["maximum", "minimum", "where"])  # an operand comes out as it is
 
 
@@ -34,7 +34,7 @@ def ranges(roots: Sequence[Expr], leaf: Callable[[Expr], Range]) -> dict[Expr, R
 
     leaf: A function from a leaf that is not a literal to its range.
     """
-    found: dict[Expr, Range] = {}
+    known_ranges: dict[Expr, Range] = {}
     for node in postorder(roots):
         if node.kind != "i":
             continue
@@ -44,10 +44,11 @@ def ranges(roots: Sequence[Expr], leaf: Callable[[Expr], Range]) -> dict[Expr, R
             known = leaf(node)
         else:
             rule = OPS[node.op].integers
-            given = [TRUTH if a.kind == "b" else found.get(a, ANY) for a in node.args]
-            known = ANY if rule is None else rule(*given)
-        found[node] = known if inside(known, ANY) else ANY  # it may wrap, as it does in torch
-    return found
+            operands = [TRUTH if a.kind == "b" else known_ranges.get(a, ANY) for a in node.args]
+            known = ANY if rule is None else rule(*operands)
+        # What leaves 64 bits may wrap, as it does in torch.
+        known_ranges[node] = known if inside(known, ANY) else ANY
+    return known_ranges
 
 
 def wide(terms: Sequence[Expr]) -> bool:
@@ -56,24 +57,24 @@ def wide(terms: Sequence[Expr]) -> bool:
     Elements of operands may be as large as their dtype allows. So 32 bits are enough only if terms
     compare and choose them, and nothing else.
     """
-    found = ranges(terms, lambda node: ANY if node.op.startswith("aux") else _PLACE)
+    known_ranges = ranges(terms, lambda node: ANY if node.op.startswith("aux") else _PLACE)
     return any(
         node.op in ("mul", "int") or (node.op not in _KEEPS and not inside(known, INT32))
-        for node, known in found.items()
+        for node, known in known_ranges.items()
         if node.args or node.is_const
     )
 
 
 def wrapping(terms: Sequence[Expr]) -> set[Expr]:
     """The integer operations that may leave 64 bits, though every operand is MODEST."""
-    found = ranges(terms, lambda node: MODEST if node.op in _GIVEN else _PLACE)
-    return {node for node, known in found.items() if node.args and known == ANY}
+    known_ranges = ranges(terms, lambda node: MODEST if node.op in _INPUTS else _PLACE)
+    return {node for node, known in known_ranges.items() if node.args and known == ANY}
 
 
 def sums(terms: Sequence[Expr]) -> set[Expr]:
     """The integer leaves that enter a sum, a product or a quotient."""
-    made = [x for x in postorder(terms) if x.kind == "i" and _computes(x)]
-    return {x for x in postorder(made) if not x.args and x.kind == "i"}
+    results = [x for x in postorder(terms) if x.kind == "i" and _computes(x)]
+    return {x for x in postorder(results) if not x.args and x.kind == "i"}
 
 
 def _computes(x: Expr) -> bool:

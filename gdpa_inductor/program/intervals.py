@@ -101,13 +101,13 @@ def pinned(lo: Bound, hi: Bound, flat: bool) -> Expr:
 
 def _do(name: str, *bounds: Bound | Literal) -> Bound:
     """An operation on bounds. It is None if one of them is None."""
-    given = [x for x in bounds if x is not None]
-    return build(name, *given) if len(given) == len(bounds) else None
+    known = [x for x in bounds if x is not None]
+    return build(name, *known) if len(known) == len(bounds) else None
 
 
-def _flags(*given: Any) -> dict[str, bool]:
+def _flags(*operands: Any) -> dict[str, bool]:
     """`flat` and `falls` of a result. Each is true if it is true for one of the operands."""
-    intervals = [x for x in given if isinstance(x, Interval)]
+    intervals = [x for x in operands if isinstance(x, Interval)]
     return {"flat": any(x.flat for x in intervals), "falls": any(x.falls for x in intervals)}
 
 
@@ -385,5 +385,5 @@ def to_int(node: Expr, x: Interval) -> Interval:
 
 def to_bool(node: Expr, x: Interval) -> Interval:
     zero: Literal = 0.0 if node.args[0].kind == "f" else 0
-    found = unequal(node, x, literal(const(zero)))
-    return _truth(found.always, either(found.never, x.zero))
+    nonzero = unequal(node, x, literal(const(zero)))
+    return _truth(nonzero.always, either(nonzero.never, x.zero))

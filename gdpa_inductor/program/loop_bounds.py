@@ -53,7 +53,7 @@ def closed(
     if not set(inside).isdisjoint(classes.bounds):
         return None
     ends = frozenset((f"{axis}_lo", f"{axis}_hi"))
-    found: dict[str, Expr] = {}
+    bounds: dict[str, Expr] = {}
     halves = [
         *((atom, "zero") for atom in _parts("or", _without(classes.modest, classes.zero))),
         *((atom, "full") for atom in _parts("and", _without(classes.modest, classes.full))),
@@ -63,9 +63,9 @@ def closed(
         if half is None:
             return None
         name, value = half
-        known = found.get(name)
-        found[name] = value if known is None else _merged(name, known, value)
-    return _guarded(found)
+        known = bounds.get(name)
+        bounds[name] = value if known is None else _merged(name, known, value)
+    return _guarded(bounds)
 
 
 def _without(modest: Expr, condition: Expr) -> Expr:
@@ -74,27 +74,27 @@ def _without(modest: Expr, condition: Expr) -> Expr:
     return next(x for x in condition.args if x is not modest) if joined else condition
 
 
-def _guarded(found: dict[str, Expr]) -> dict[str, Expr]:
+def _guarded(bounds: dict[str, Expr]) -> dict[str, Expr]:
     """The ends, or the whole axis if an operand is so large that a sum may wrap.
 
     For example, a window of the largest int64 is no window.
     """
-    summed = sums(list(found.values()))
+    summed = sums(list(bounds.values()))
     modest = TRUE
     for node in sorted(summed, key=lambda node: (node.op, repr(node.value))):
         if node.op.startswith("aux"):
             modest = both(modest, within(node, node))
     if modest is TRUE:
-        return found
+        return bounds
     guarded = {
-        name: build("where", modest, found[name], end)
+        name: build("where", modest, bounds[name], end)
         for name, end in _ALL.items()
-        if name in found
+        if name in bounds
     }
-    if "empty" in found:
-        guarded["empty"] = both(modest, found["empty"])
-    if "mixed" in found or guarded.keys() & {"whole_lower", "whole_upper"}:
-        guarded["mixed"] = either(negation(modest), found.get("mixed", FALSE))
+    if "empty" in bounds:
+        guarded["empty"] = both(modest, bounds["empty"])
+    if "mixed" in bounds or guarded.keys() & {"whole_lower", "whole_upper"}:
+        guarded["mixed"] = either(negation(modest), bounds.get("mixed", FALSE))
     return guarded
 
 

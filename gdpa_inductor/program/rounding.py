@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -41,19 +41,14 @@ def fragile_condition(weight: Expr, rounded: Collection[Expr] = ()) -> Expr | No
 
     rounded: Terms that the model has in 16 bits, where whole numbers are rounded too.
     """
-    grades: dict[Expr, Grade] = {}
-
-    def note(node: Expr, values: list[Any]) -> Grade:
-        given = [v for v in values if isinstance(v, Grade)]
-        changes = node in rounded and not (_is(node, Trait.KEEPS_VALUES) or node.op == "where")
-        grades[node] = Grade.ROUNDED if changes else _grade(node, given)
-        return grades[node]
-
-    fold([weight], _leaf, note)
+    grades = _grades(
+        weight,
+        lambda x: x in rounded and not (_is(x, Trait.KEEPS_VALUES) or x.op == "where"),
+    )
     for node in postorder([weight]):
         if _is(node, Trait.DECIDES):
-            given = {grades.get(a, _leaf(a)) for a in node.args if a.kind == "f"}
-            if Grade.ROUNDED in given and Grade.SCORED not in given:
+            operands = {grades[a] for a in node.args if a.kind == "f"}
+            if Grade.ROUNDED in operands and Grade.SCORED not in operands:
                 return node
     return None
 
@@ -81,17 +76,25 @@ def rounded_term(weight: Expr, terms: Collection[Expr], large: Collection[Expr])
 
     large: Terms with integers past 2^24.
     """
+    grades = _grades(weight, lambda x: x.op == "float" and x.args[0] in large)
+    order = [node for node in postorder([weight]) if node in terms]
+    return next((node for node in reversed(order) if grades[node] is Grade.ROUNDED), None)
+
+
+def _grades(weight: Expr, rounds: Callable[[Expr], bool]) -> dict[Expr, Grade]:
+    """The grade of each term. rounds: Whether an operation rounds, whatever it does."""
     grades: dict[Expr, Grade] = {}
 
-    def note(node: Expr, values: list[Any]) -> Grade:
-        past = node.op == "float" and node.args[0] in large
-        given = [v for v in values if isinstance(v, Grade)]
-        grades[node] = Grade.ROUNDED if past else _grade(node, given)
+    def apply(node: Expr, values: list[Any]) -> Grade:
+        operands = [v for v in values if isinstance(v, Grade)]  # no literals
+        grades[node] = Grade.ROUNDED if rounds(node) else _grade(node, operands)
         return grades[node]
 
-    fold([weight], _leaf, note)
-    order = [node for node in postorder([weight]) if node in terms]
-    return next((n for n in reversed(order) if grades.get(n, _leaf(n)) is Grade.ROUNDED), None)
+    def leaf(node: Expr) -> Grade:
+        return grades.setdefault(node, _leaf(node))
+
+    fold([weight], leaf, apply)
+    return grades
 
 
 def _leaf(node: Expr) -> Grade:
@@ -106,19 +109,19 @@ def _leaf(node: Expr) -> Grade:
     return Grade.VALUE if same else Grade.ROUNDED
 
 
-def _grade(node: Expr, given: list[Grade]) -> Grade:
+def _grade(node: Expr, operands: list[Grade]) -> Grade:
     if node.kind != "f":
         return Grade.WHOLE
-    if Grade.SCORED in given:
+    if Grade.SCORED in operands:
         return Grade.SCORED
-    if _is(node, Trait.DECIDES) or (_is(node, Trait.KEEPS_WHOLES) and set(given) <= {Grade.WHOLE}):
+    if node.op == "float" or _is(node, Trait.DECIDES):
         return Grade.WHOLE
-    if node.op == "float":
+    if _is(node, Trait.KEEPS_WHOLES) and set(operands) <= {Grade.WHOLE}:
         return Grade.WHOLE
     if _is(node, Trait.KEEPS_VALUES) or node.op == "where":
-        return min(given)
+        return min(operands)
     if node.op in ("mul", "div") and any(_is_power_of_two(a) for a in node.args[-1:]):
-        return min(Grade.VALUE, *given)
+        return min(Grade.VALUE, *operands)
     return Grade.ROUNDED
 
 

@@ -25,7 +25,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .derivatives import differentiate
 from .expr import (
     AXES,
     GRAD,
@@ -37,6 +36,7 @@ from .expr import (
     aux,
     call,
     const,
+    differentiate,
     postorder,
     scalar,
 )

@@ -53,14 +53,14 @@ def _connective(name: str, x: Expr, y: Expr) -> Expr:
 
 def _parts(name: str, x: Expr) -> set[Expr]:
     """What a chain of `name` joins: the first of them, as long as the chain may be."""
-    found: set[Expr] = set()
+    parts: set[Expr] = set()
     stack = [x]
-    while stack and len(found) < _REACH:
+    while stack and len(parts) < _REACH:
         node = stack.pop()
-        if node not in found:
-            found.add(node)
+        if node not in parts:
+            parts.add(node)
             stack.extend(node.args if node.op == name else ())
-    return found
+    return parts
 
 
 def both(x: Expr, y: Expr) -> Expr:

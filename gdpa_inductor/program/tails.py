@@ -77,20 +77,20 @@ def _is_smooth(term: Expr) -> bool:
 
 
 def _values(term: Expr, score: float, gradient: float) -> _Values:
-    given = {"s": frozenset((score,)), "g": frozenset((gradient,))}
+    moving = {"s": frozenset((score,)), "g": frozenset((gradient,))}
 
     def leaf(node: Expr) -> _Values:
         if node.is_const:
             return frozenset((node.value,))
-        return given.get(node.op, _BOTH if node.kind == "b" else None)
+        return moving.get(node.op, _BOTH if node.kind == "b" else None)
 
     (values,) = fold([term], leaf, _applied)
     return values
 
 
-def _applied(node: Expr, given: list[Any]) -> _Values:
+def _applied(node: Expr, operands: list[Any]) -> _Values:
     params = OPS[node.op].params
-    args, literals = given[: len(given) - params], given[len(given) - params :]
+    args, literals = operands[: len(operands) - params], operands[len(operands) - params :]
     if node.op == "where" and args[0] is not None:
         ways = [args[1] if condition else args[2] for condition in args[0]]
         if args[0] == _BOTH:  # a masked element is 0 in the formula as well
@@ -117,6 +117,6 @@ def _tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
 
 def _few(values: Iterable[Any]) -> _Values:
     """One NaN for all: two are never equal."""
-    told = (math.nan if value != value else value for value in values)
-    found = frozenset(itertools.islice(told, _MOST + 1))
-    return found if len(found) <= _MOST else None
+    normalised = (math.nan if value != value else value for value in values)
+    result = frozenset(itertools.islice(normalised, _MOST + 1))
+    return result if len(result) <= _MOST else None

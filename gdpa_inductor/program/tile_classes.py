@@ -90,9 +90,9 @@ def classify(
         bounded: The numbers of operands that vary within a tile, and for which the kernel has
             `aux_bound`s. Other operands that vary are unknown.
     """
-    found = _classified(roots, _leaves(aux, bounded))
-    if _size(found) <= _LARGEST:
-        return found
+    classes = _classified(roots, _leaves(aux, bounded))
+    if _size(classes) <= _LARGEST:
+        return classes
     # If the program chooses by many heads or batches, a tile has to be zero for all of them.
     alike = _classified(roots, _leaves(aux, bounded, apart=False))
     return alike if _size(alike) <= _LARGEST else TileClasses(FALSE, TRUE, tuple(roots), TRUE)
@@ -125,8 +125,8 @@ def classify_by_tables(
     Floats have tables only if no tile could be skipped otherwise.
     """
     masks = [number for number in among if aux[number].kind != "f"]
-    found = classify(roots, aux, masks)
-    return found if found.skips or len(masks) == len(among) else classify(roots, aux, among)
+    classes = classify(roots, aux, masks)
+    return classes if classes.skips or len(masks) == len(among) else classify(roots, aux, among)
 
 
 _LARGEST = 512  # the most terms that are worth evaluating to skip a tile
@@ -138,16 +138,16 @@ def _size(classes: TileClasses) -> int:
 
 def _classified(roots: Sequence[Expr], leaf: Leaf) -> TileClasses:
     zero = TRUE if roots else FALSE
-    for found in lift(roots, leaf):
-        zero = both(zero, found.zero)
+    for interval in lift(roots, leaf):
+        zero = both(zero, interval.zero)
     opened: dict[Expr, Expr] = {}
     for condition in _conditions(roots, leaf):
         value = _open_value(condition, roots, leaf)
         if value is not None:
             opened[condition] = const(value)
     full = TRUE
-    for wanted, found in zip(opened.values(), lift(list(opened), leaf), strict=True):
-        full = both(full, found.always if wanted.value else found.never)
+    for wanted, interval in zip(opened.values(), lift(list(opened), leaf), strict=True):
+        full = both(full, interval.always if wanted.value else interval.never)
     modest = _modest([zero, full], roots, leaf)
     terms = tuple(substitute(roots, opened))
     zero, full = both(zero, modest), full if full is TRUE else both(full, modest)
@@ -160,12 +160,12 @@ def _modest(classes: Sequence[Expr], roots: Sequence[Expr], leaf: Leaf) -> Expr:
     Sentinels like the largest int64 do not meet it.
     """
     read = set(postorder(classes))
-    found = TRUE
+    condition = TRUE
     for node in sorted(sums(roots), key=str):
         bounds = leaf(node) if node.op == "aux" else unknown("i")
         if bounds.lo in read or bounds.hi in read:
-            found = both(found, within(bounds.lo, bounds.hi))
-    return found
+            condition = both(condition, within(bounds.lo, bounds.hi))
+    return condition
 
 
 def within(lo: Expr | None, hi: Expr | None) -> Expr:
@@ -181,7 +181,7 @@ def _keep(opened: Mapping[Expr, Expr], roots: Sequence[Expr], leaf: Leaf) -> Exp
     keep = TRUE
     for condition, value in opened.items():
         masked = substitute(roots, {condition: const(not value.value)})
-        if not all(found.zero is TRUE for found in lift(masked, _sizes(leaf))):
+        if not all(interval.zero is TRUE for interval in lift(masked, _sizes(leaf))):
             return None
         keep = both(keep, condition if value.value else negation(condition))
     return keep
@@ -220,8 +220,8 @@ def _conditions(roots: Sequence[Expr], leaf: Leaf) -> list[Expr]:
     masking: set[Expr] = set()
     for node in postorder(roots):
         if not node.args:
-            found = leaf(node)
-            if found.lo is not None and found.lo is not FALSE:
+            interval = leaf(node)
+            if interval.lo is not None and interval.lo is not FALSE:
                 decided.add(node)
         elif all(a in decided for a in node.args):
             decided.add(node)
@@ -252,7 +252,7 @@ def _open_value(condition: Expr, roots: Sequence[Expr], leaf: Leaf) -> bool | No
     zeros = {}
     for value in (False, True):
         terms = substitute(roots, {condition: const(value)})
-        zeros[value] = sum(found.zero is TRUE for found in lift(terms, at_work))
+        zeros[value] = sum(interval.zero is TRUE for interval in lift(terms, at_work))
     return None if zeros[False] == zeros[True] else zeros[False] > zeros[True]
 
 

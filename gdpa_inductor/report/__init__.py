@@ -17,8 +17,8 @@ from ..patterns import Match
 from ..rejection import Rejection
 from ..terminal import printable
 from . import sections
-from .entries import GraphBreak, Listing, SkippedFrame
 from .page import fragment, page
+from .sections import GraphBreak, Listing, SkippedFrame
 
 
 @dataclass(frozen=True, repr=False)

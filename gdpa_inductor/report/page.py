@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..patterns import Match
 from . import sections
-from .entries import Line, Listing, shorten
-from .sections import Entry
+from .sections import Entry, Line, Listing, shorten
 
 if TYPE_CHECKING:
     from . import Report

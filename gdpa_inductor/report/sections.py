@@ -7,14 +7,13 @@ as the layers of one model, become one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..patterns import Match
 from ..problem import Problem, Size
 from ..rejection import Category, Code, Rejection
-from .entries import GraphBreak, SkippedFrame, shorten
 
 if TYPE_CHECKING:
     from . import Report
@@ -27,6 +26,55 @@ FUSED, COULD_BE, LEFT = "Fused", "Not fused, but could be", "Not fused"
 _LEFT = (Category.NOT_GDPA, Category.NOT_PROFITABLE)
 STORED = "compute a bias from positions or lengths, or store it in 16 bits (docs/masks.md)"
 _LARGE = 8  # a stored operand is worth a word from this fraction of the scores' bytes on
+
+
+@dataclass(frozen=True)
+class GraphBreak:
+    """A graph break of Dynamo. location: The user's "file:line". advice: What to change."""
+
+    location: str
+    reason: str
+    advice: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class SkippedFrame:
+    """A function that Dynamo ran without capturing it. So nothing in it can be fused."""
+
+    name: str
+    location: str
+    reason: str
+    advice: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One node of a captured graph.
+
+    match, rejection: The index in the report of the match or rejection that it belongs to, or None.
+    """
+
+    name: str
+    code: str
+    value: str
+    location: str
+    inputs: tuple[str, ...] = ()
+    match: int | None = None
+    rejection: int | None = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One graph as it was captured, before the rewrite."""
+
+    title: str
+    lines: tuple[Line, ...]
 
 
 @dataclass(frozen=True)
@@ -67,17 +115,17 @@ class Section:
 
 def sections(report: Report) -> list[Section]:
     """All that is not empty, in the order in which it is printed."""
-    refused = list(enumerate(report.rejections, 1))
-    found = [
+    rejections = list(enumerate(report.rejections, 1))
+    all_sections = [
         Section(FUSED, _grouped(_match(m, i) for i, m in enumerate(report.matches, 1))),
-        Section(COULD_BE, _grouped(_rejection(r, i) for i, r in refused if could_be_fused(r))),
-        Section(LEFT, _grouped(_rejection(r, i) for i, r in refused if not could_be_fused(r))),
+        Section(COULD_BE, _grouped(_rejection(r, i) for i, r in rejections if could_be_fused(r))),
+        Section(LEFT, _grouped(_rejection(r, i) for i, r in rejections if not could_be_fused(r))),
         Section("Graph breaks", tuple(map(_break, report.graph_breaks))),
         Section("Skipped by Dynamo", tuple(map(_skipped, report.skipped_frames))),
     ]
     if not report.matches and not report.rejections:
-        found.insert(0, Section("No candidate", (Entry(CANDIDATE, ()),)))
-    return [section for section in found if section.entries]
+        all_sections.insert(0, Section("No candidate", (Entry(CANDIDATE, ()),)))
+    return [section for section in all_sections if section.entries]
 
 
 def could_be_fused(rejection: Rejection) -> bool:
@@ -97,7 +145,7 @@ def summary(report: Report) -> str:
     if could:
         counts.append(f"of which {len(could)} could be")
     others = (("graph break", report.graph_breaks), ("skipped frame", report.skipped_frames))
-    counts += [_count(len(found), noun) for noun, found in others if found]
+    counts += [_count(len(entries), noun) for noun, entries in others if entries]
     where = f", in {_count(len(report.graphs), 'graph')}" if report.graphs else ""
     return f"gdpa: {', '.join(counts)}{where}"
 
@@ -105,18 +153,29 @@ def summary(report: Report) -> str:
 def _stored(report: Report) -> int:
     """The bytes of all stored operands. One that several regions of a graph read counts once."""
     graphs = {line.match: listing.title for listing in report.graphs for line in listing.lines}
-    found: dict[tuple[object, ...], int] = {}
+    sizes: dict[tuple[object, ...], int] = {}
     for number, match in enumerate(report.matches):
         for i in match.problem.stored_aux():
             node = match.origins[i].node if i < len(match.origins) else ""
             known = (graphs.get(number), match.body, node) if node else (number, i)
-            found[known] = match.problem.aux_bytes(i) or 0
-    return sum(found.values())
+            sizes[known] = match.problem.aux_bytes(i) or 0
+    return sum(sizes.values())
 
 
 def stored_bytes(problem: Problem) -> int:
     """The bytes of aux operands with an element for each query and key, as far as known."""
     return sum(problem.aux_bytes(i) or 0 for i in problem.stored_aux())
+
+
+def shorten(location: str) -> str:
+    """A path below the working directory is written from there."""
+    path, colon, line = location.rpartition(":")
+    if not location:
+        return "(no source line)"
+    try:
+        return f"{Path(path).relative_to(Path.cwd())}{colon}{line}"
+    except ValueError:
+        return location
 
 
 def _total(sizes: Iterable[int | None], what: str = "") -> str:
@@ -126,16 +185,16 @@ def _total(sizes: Iterable[int | None], what: str = "") -> str:
 
 def _grouped(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     """Equal ones as one; the first says what they are."""
-    found: dict[tuple[object, ...], Entry] = {}
+    groups: dict[tuple[object, ...], Entry] = {}
     for entry in entries:
         key = (entry.place, entry.same)
-        first = found.get(key, replace(entry, numbers=(), modules=()))
-        found[key] = replace(
+        first = groups.get(key, replace(entry, numbers=(), modules=()))
+        groups[key] = replace(
             first,
             numbers=(*first.numbers, *entry.numbers),
             modules=(*first.modules, *entry.modules),
         )
-    return tuple(found.values())
+    return tuple(groups.values())
 
 
 def _match(match: Match, number: int) -> Entry:
@@ -152,12 +211,12 @@ def _rejection(rejection: Rejection, number: int) -> Entry:
     return Entry(place, lines, advice, "rejection", (number,), modules, lines)
 
 
-def _break(found: GraphBreak) -> Entry:
-    return Entry(shorten(found.location), (found.reason,), found.advice)
+def _break(graph_break: GraphBreak) -> Entry:
+    return Entry(shorten(graph_break.location), (graph_break.reason,), graph_break.advice)
 
 
-def _skipped(found: SkippedFrame) -> Entry:
-    return Entry(f"{shorten(found.location)} {found.name}()", (found.reason,), found.advice)
+def _skipped(frame: SkippedFrame) -> Entry:
+    return Entry(f"{shorten(frame.location)} {frame.name}()", (frame.reason,), frame.advice)
 
 
 def match_lines(match: Match) -> Iterator[str]:

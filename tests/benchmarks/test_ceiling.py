@@ -126,7 +126,7 @@ def test_dq_is_found_in_the_order_of_the_registers(rows: int):
                 held[:, :, group, :, thread, number] = part
     launch = object.__new__(host.Launch)
     launch.loop, launch.heads, launch.tiles = host.BackwardCeiling(rows), heads, tiles
-    launch.given, launch.dq = (torch.empty(1, heads, length, 128),), held.flatten()
+    launch.tensors, launch.dq = (torch.empty(1, heads, length, 128),), held.flatten()
     flat = wanted.reshape(1, heads, tiles * rows, 128)
     assert torch.equal(launch.rows_of_dq(), flat[:, :, :length])
 

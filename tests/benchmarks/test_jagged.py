@@ -44,10 +44,10 @@ def test_the_formula_is_found_and_runs_on_the_values(case: Case):
     counters.clear()
     on = subject(case)
     options = {"gdpa.profit": False}
-    found = torch.compile(on.function, backend=gdpa_backend, options=options)(*on.given)
+    found = torch.compile(on.function, backend=gdpa_backend, options=options)(*on.inputs)
     grads = torch.autograd.grad(found, on.leaves, on.direction)
     assert counters["gdpa"]["matched_varlen"] == 1
-    wanted = on.function(*on.given)
+    wanted = on.function(*on.inputs)
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
     for got, want in zip(grads, torch.autograd.grad(wanted, on.leaves, on.direction), strict=True):
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)

@@ -60,8 +60,8 @@ def test_the_rows_are_named_in_advance():
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "autocast"])
 def test_every_attention_of_a_row_becomes_ours(name: str, dtype: str):
     on = built(name, dtype)
-    calls = lambda *given: dataclasses.replace(on, given=given).running(on.function)
-    report = gdpa_inductor.explain(calls, profit=False)(*on.given)
+    calls = lambda *given: dataclasses.replace(on, inputs=given).running(on.function)
+    report = gdpa_inductor.explain(calls, profit=False)(*on.inputs)
     assert len(report.matches) == MODELS[name].regions, str(report)
 
 
@@ -81,7 +81,7 @@ def test_nothing_else_on_a_gpu_is_as_large_as_the_scores(name: str):
     try:
         with FakeTensorMode(), Shapes() as shapes:
             found = WHOLE[name].build(case)
-            found.function(*found.given)
+            found.function(*found.inputs)
     except ImportError as error:
         pytest.skip(str(error))
     as_large = [s for s in shapes.seen if torch.Size(s).numel() in scores]
@@ -108,8 +108,8 @@ def test_an_attention_alone_has_the_sizes_of_its_model():
 def test_keys_and_values_of_other_sizes():
     case = Case("gelu", "bias", 2, 3, 8, 4, "float32", "cpu", keys=5, value_dim=6)
     on = subject(case)
-    assert [tuple(t.shape[-2:]) for t in on.given] == [(8, 4), (5, 4), (5, 6), (8, 5)]
-    assert formula(case)(*on.given).shape == on.direction.shape == (2, 3, 8, 6)
+    assert [tuple(t.shape[-2:]) for t in on.inputs] == [(8, 4), (5, 4), (5, 6), (8, 5)]
+    assert formula(case)(*on.inputs).shape == on.direction.shape == (2, 3, 8, 6)
 
 
 def test_a_reference_is_the_same_subject_in_fp64():

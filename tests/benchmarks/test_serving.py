@@ -31,8 +31,8 @@ def test_the_formula_is_found(fill: float):
     on = subject(cache(fill))
     options = {"gdpa.profit": False}
     with torch.no_grad():
-        found = torch.compile(on.function, backend=gdpa_backend, options=options)(*on.given)
-        wanted = on.function(*on.given)
+        found = torch.compile(on.function, backend=gdpa_backend, options=options)(*on.inputs)
+        wanted = on.function(*on.inputs)
     assert counters["gdpa"]["matched"] == 1
     assert counters["gdpa"]["matched_varlen"] == (fill > 0)
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
@@ -40,8 +40,8 @@ def test_the_formula_is_found(fill: float):
 
 def test_a_copy_moves_as_many_bytes_as_the_cache_has():
     on = subject(cache(0.5))
-    copied = CONTENDERS["copy"](on.function)(*on.given)
-    assert torch.equal(copied, on.given[1]) and copied is not on.given[1]
+    copied = CONTENDERS["copy"](on.function)(*on.inputs)
+    assert torch.equal(copied, on.inputs[1]) and copied is not on.inputs[1]
     assert 2 * copied.nbytes == cache(0.5).cache_bytes
 
 

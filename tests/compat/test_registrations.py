@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import gdpa_inductor.jagged_ops
 import gdpa_inductor.look_up  # noqa: F401
 
 gdpa = torch.ops.gdpa

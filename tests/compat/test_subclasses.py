@@ -75,9 +75,9 @@ def test_device_of(mode):
 def test_asked(mode):
     fake = mode.from_tensor(torch.ones(2))
     with Refuses():
-        assert subclasses.asked(torch.ops.prim.device.default, fake) == torch.device("cpu")
+        assert subclasses.metadata_of(torch.ops.prim.device.default, fake) == torch.device("cpu")
     layout = torch.ops.prim.layout.default
-    assert subclasses.asked(layout, fake) == layout(torch.ones(2))
+    assert subclasses.metadata_of(layout, fake) == layout(torch.ones(2))
 
 
 def test_constant_of(mode):

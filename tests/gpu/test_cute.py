@@ -13,7 +13,8 @@ pytest.importorskip("cutlass")
 pytestmark = pytest.mark.cuda
 
 from gdpa_inductor.kernels.cute import launch, plan  # noqa: E402
-from gdpa_inductor.kernels.cute.runtime import exported  # noqa: E402
+from gdpa_inductor.kernels.cute.launcher import Launcher  # noqa: E402
+from gdpa_inductor.kernels.cute.runtime import Kernel, exported  # noqa: E402
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config  # noqa: E402
 from gdpa_inductor.ops import operands_of  # noqa: E402
 from tests.gpu import rowwise  # noqa: E402
@@ -53,9 +54,7 @@ def plain_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = functools.cache(
         lambda config: rowwise.compiled(config, f"sm_{major}{minor}{suffix}")
     )
-    launcher = functools.cache(
-        lambda config: launch.launcher_of(launch.Kernel(exported(compiled(config))), config)
-    )
+    launcher = functools.cache(lambda config: Launcher(Kernel(exported(compiled(config))), config))
     monkeypatch.setattr(plan, "PLANS", {})  # plans keep their launchers
     monkeypatch.setattr(launch, "compiled", compiled)
     monkeypatch.setattr(launch, "launcher", launcher)

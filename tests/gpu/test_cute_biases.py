@@ -182,7 +182,7 @@ def test_some_keys_at_a_time_and_gradients_in_place(
         given = [x.detach().clone() for x in aux]
         o = Operands(q, k, v, given, (), program, None, None, 0, 0)
         with poisoned(), torch.no_grad():
-            found.append(backward(grad, o, needs, spare=spare))
+            found.append(backward(grad, o, needs, donated=spare))
         assert spare or all(map(torch.equal, given, aux))
     for mine, (eager, exact) in zip(found[0], expected, strict=True):
         assert (wrong := error_of(mine, eager, exact, direction="backward")) is None, wrong

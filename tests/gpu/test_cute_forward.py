@@ -15,8 +15,8 @@ from gdpa_inductor._compat import dynamo  # noqa: E402
 from gdpa_inductor._compat.device import current_stream  # noqa: E402
 from gdpa_inductor.kernels.cute import launch  # noqa: E402
 from gdpa_inductor.kernels.cute.order import longest_first  # noqa: E402
-from gdpa_inductor.kernels.cute.plan import made  # noqa: E402
-from gdpa_inductor.kernels.cute.replay import Unrecorded  # noqa: E402
+from gdpa_inductor.kernels.cute.plan import plan_of  # noqa: E402
+from gdpa_inductor.kernels.cute.replay import Record  # noqa: E402
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config  # noqa: E402
 from gdpa_inductor.operands import Operands  # noqa: E402
 from gdpa_inductor.ops import operands_of  # noqa: E402
@@ -135,7 +135,7 @@ def test_forward(case: Case) -> None:
 @pytest.mark.parametrize("case", TILED, ids=lambda case: case.name)
 def test_a_bias_in_tiles(case: Case) -> None:
     o = case.operands()
-    assert made(o, True, True, Sm90Config).config.tiled is not None
+    assert plan_of(o, True, True, Sm90Config).config.tiled is not None
     wrong = error_of(forward(case, o), eager(o), exact(o), direction="forward")
     assert wrong is None, wrong
 
@@ -143,7 +143,7 @@ def test_a_bias_in_tiles(case: Case) -> None:
 @pytest.mark.parametrize("case", THREE, ids=lambda case: case.name)
 def test_three_query_tiles(case: Case) -> None:
     o = case.operands()
-    assert made(o, True, True, Sm90Config).config.tiles == 3
+    assert plan_of(o, True, True, Sm90Config).config.tiles == 3
     wrong = error_of(forward(case, o), eager(o), exact(o), direction="forward")
     assert wrong is None, wrong
 
@@ -153,7 +153,7 @@ def test_an_expanded_bias() -> None:
     case = Case("expanded", ALL, m=200, n=328, b=2, h=2, aux=(((2, 2, 200, 328), BF16),))
     o = case.operands()
     o = dataclasses.replace(o, aux=[o.aux[0][:1].expand(2, -1, -1, -1)])
-    assert made(o, True, True, Sm90Config).config.tiled is None
+    assert plan_of(o, True, True, Sm90Config).config.tiled is None
     wrong = error_of(forward(case, o), eager(o), exact(o), direction="forward")
     assert wrong is None, wrong
 
@@ -223,7 +223,7 @@ def test_the_longest_sequences_come_first(batch: int, dtype: torch.dtype) -> Non
     cu = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(dtype).cuda()
     o = operands_of(*[torch.empty(int(cu[-1]), 1, 64)] * 3, [], [], "s", cu, cu, 50, 50)
     config = Sm90Config("bfloat16", 64, 64, "s")
-    found = longest_first(o, config, current_stream(0), Unrecorded())
+    found = longest_first(o, config, current_stream(0), Record(fails=True))
     assert found is not None
     *order, taken = found.tolist()
     assert order == torch.argsort(lengths, descending=True, stable=True).tolist() and taken == 0

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.cuda
 
 from gdpa_inductor import gdpa_backend  # noqa: E402
 from gdpa_inductor._compat import dynamo  # noqa: E402
-from gdpa_inductor.kernels.cute.plan import made  # noqa: E402
+from gdpa_inductor.kernels.cute.plan import plan_of  # noqa: E402
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config  # noqa: E402
 from tests.gpu.test_cute_forward import (  # noqa: E402
     ALL,
@@ -104,7 +104,7 @@ SLICED = (
 @pytest.mark.parametrize("case", [*CASES, *SLICED], ids=lambda case: case.name)
 def test_forward(case: Case) -> None:
     o = case.operands()
-    config = made(o, True, True, Sm90Config).config
+    config = plan_of(o, True, True, Sm90Config).config
     assert config.overlaid and o.value.shape[-1] % config.value_dim == 0
     wrong = error_of(forward(case, o), eager(o), exact(o), direction="forward")
     assert wrong is None, wrong

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch._inductor.utils import run_and_get_code
 
-from gdpa_inductor.lowerings import spare
+from gdpa_inductor.lowerings import donation
 from gdpa_inductor.measure import peak_extra_bytes
 
 from .programs import CASES, LAYOUTS, Case
@@ -87,10 +87,10 @@ def test_the_gradient_of_the_keys_in_their_memory() -> None:
         return list(torch.autograd.grad(function(*given), given, direction))
 
     taken, codes = run_and_get_code(step)
-    assert any("spare_room_site()" in code for code in codes)
+    assert any("donation_buffer_site()" in code for code in codes)
     peaks, found = [], []
     for spends in (True, False):
-        with mock.patch.object(spare, "last_use", lambda spends=spends: spends):
+        with mock.patch.object(donation, "last_use", lambda spends=spends: spends):
             found.append(step())
             peaks.append(peak_extra_bytes(step, "cuda"))
     for others in found:

@@ -7,7 +7,8 @@ import torch
 from torch._inductor.utils import run_and_get_code
 
 from gdpa_inductor import lowerings
-from gdpa_inductor.ops import operands_of, reference_backward
+from gdpa_inductor.ops import operands_of
+from gdpa_inductor.reference import reference_backward
 
 pytestmark = [
     pytest.mark.cuda,

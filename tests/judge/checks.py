@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gdpa_inductor.patterns import plan, rewrite, together
+from gdpa_inductor.patterns import plan, rewrite, selection
 from gdpa_inductor.patterns.host import candidates, effects, facts, functions, region, writes
-from gdpa_inductor.patterns.jagged import implied, offsets, padding, pads, sides
+from gdpa_inductor.patterns.jagged import offsets, padding, pads, sides, unpadding
 from gdpa_inductor.patterns.reading import (
     contract,
     layout,
@@ -22,17 +22,17 @@ from gdpa_inductor.patterns.reading import (
     vocabulary,
     weights,
 )
-from gdpa_inductor.patterns.tables import calls
+from gdpa_inductor.patterns.tables import lookups
 from gdpa_inductor.patterns.writing import recipe, replacement, saved, writer
 from gdpa_inductor.program import canonical, expr, score_mod
 from gdpa_inductor.rejection import Code
 from tests.judge import mutants
 from tests.judge.mutants import (
     Without,
-    as_given,
     copies,
     first_argument,
     gives,
+    identity,
     nothing,
     raised,
     unless,
@@ -78,17 +78,17 @@ class Check:
 
         def probe(*args: Any, **kwargs: Any) -> Any:
             try:
-                found = old(*args, **kwargs)
+                result = old(*args, **kwargs)
             except Exception:
                 note()
                 raise
             if self.decides is not None:
-                other = self.decides(found, *args, **kwargs)
+                other = self.decides(result, *args, **kwargs)
             else:
-                other = not _same(found, new(*args, **kwargs))
+                other = not _same(result, new(*args, **kwargs))
             if other:
                 note()
-            return found
+            return result
 
         return self.replaced(probe)
 
@@ -165,7 +165,7 @@ CHECKS: list[Check] = [
         candidates,
         "_relate",
         nothing,
-        lambda found, node, related: bool(related),
+        lambda result, node, related: bool(related),
     ),
     # Regions
     Check("operands are plain and on one device", region.Finder, "_check_kinds", nothing),
@@ -176,17 +176,17 @@ CHECKS: list[Check] = [
         "_escapes",
         unless(Code.SCORES_ESCAPE, mutants.users_as_factories),
     ),
-    Check("plans share the nodes of the same scores only", together, "_may_meet", gives(True)),
-    Check("plans of the same scores are all written", together, "_seen_outside", copies(list)),
-    Check("in training values have calls of their own", together, "_trains", gives(False)),
-    Check("values of one call are there, and stay", together, "_may_move", gives(True)),
+    Check("plans share the nodes of the same scores only", selection, "_may_meet", gives(True)),
+    Check("plans of the same scores are all written", selection, "_seen_outside", copies(list)),
+    Check("in training values have calls of their own", selection, "_trains", gives(False)),
+    Check("values of one call are there, and stay", selection, "_may_move", gives(True)),
     Check("what is dead is pure", region, "_is_pure", gives(True)),
     Check(
         "what is dead reaches no write",
         region.Finder,
         "_is_dead",
         mutants.dead_or_not,
-        lambda found, *_: not found,
+        lambda result, *_: not result,
     ),
     Check(
         "a factory's result is not written",
@@ -225,8 +225,8 @@ CHECKS: list[Check] = [
     ),
     Check("a copy hides no change that autograd sees", saved, "_check_later", nothing),
     Check("a write through `.data` is silent", saved, "_is_silent", gives(False)),
-    Check("callers may change what they gave", saved, "_held_by_the_caller", copies(set)),
-    Check("operands that autograd does not reach are cut", plan, "with_gradients", as_given),
+    Check("callers may change what they gave", saved, "_caller_storages", copies(set)),
+    Check("operands that autograd does not reach are cut", plan, "with_gradients", identity),
     Check(
         "a checkpoint's operands may change after it", rewrite, "_changed_after", copies(frozenset)
     ),
@@ -235,7 +235,7 @@ CHECKS: list[Check] = [
         "a dropout that drops nothing is an alias",
         facts,
         "_behind_idle_dropouts",
-        lambda old: lambda graph, held: held,
+        lambda old: lambda graph, nodes: nodes,
     ),
     # Replacement
     Check("a foreach call writes into no view", replacement, "_meets_foreach", gives(False)),
@@ -249,7 +249,7 @@ CHECKS: list[Check] = [
     Check("a dead region is not rewritten", rewrite, "compatible", mutants.all_compatible),
     Check(
         "a looked-up table may scale its gradient",
-        calls.LOOKUPS,
+        lookups.LOOKUPS,
         "embedding",
         mutants.index_alone,
     ),
@@ -266,13 +266,13 @@ CHECKS: list[Check] = [
     Check("fp32 beside fp64 rounds", precision, "rounded_term", nothing),
     Check("factors are real, fp64 is seen", precision.Precision, "check_dtypes", nothing, raised),
     Check("positions in 16 bits round", precision.Precision, "note_rounding", nothing),
-    Check("operands that meet 16 bits round", weights, "in_16_bits", as_given),
+    Check("operands that meet 16 bits round", weights, "in_16_bits", identity),
     Check(
         "casts of scores round",
         weights.Weights,
         "_cast",
         mutants.rounds_nothing,
-        lambda found, *_: found.op in ("bf16", "f16"),
+        lambda result, *_: result.op in ("bf16", "f16"),
     ),
     Check(
         "all scores are of one position", weights.Weights, "_product", mutants.any_positions, raised
@@ -283,14 +283,14 @@ CHECKS: list[Check] = [
         weights.Weights,
         "_read",
         mutants.reads_detached,
-        lambda found, self, node, index: facts.name(node) == "detach",
+        lambda result, self, node, index: facts.name(node) == "detach",
     ),
     Check(
         "a number from `.item()` has no gradient",
         weights.Weights,
         "_outside",
         mutants.not_detached,
-        lambda found, self, leaf, index, detached=False: detached,
+        lambda result, self, leaf, index, detached=False: detached,
     ),
     Check(
         "all of the second product is used, as it is",
@@ -321,14 +321,14 @@ CHECKS: list[Check] = [
         "padding in the region's gradient mode",
         padding.GraphPadding,
         "usable",
-        unless(Code.GRAD_MODE, mutants.taken),
+        unless(Code.GRAD_MODE, mutants.pad_of_leaf),
         part="GRAD_MODE",
     ),
     Check(
         "padded values stay until the output",
         padding.GraphPadding,
         "usable",
-        unless(Code.MUTATED_OPERAND, mutants.taken),
+        unless(Code.MUTATED_OPERAND, mutants.pad_of_leaf),
         part="MUTATED_OPERAND",
     ),
     Check(
@@ -336,13 +336,13 @@ CHECKS: list[Check] = [
         sides,
         "_side",
         mutants.any_fill,
-        lambda found, *_: found.pad.fill != 0,
+        lambda result, *_: result.pad.fill != 0,
     ),
     Check("the output is unpadded as the query is padded", sides, "_check_sink", nothing),
     Check("jagged lengths agree", sides, "alike", gives(True)),
     Check("a wrapped pad has its inverse as backward", pads, "_is_inverse", gives(True)),
     Check("subscripts with tensors are no views", padding, "_reads_through", mutants.by_type),
-    Check("lengths are those of the offsets", implied, "measures", gives(True)),
-    Check("lengths are differences of the offsets", implied, "_differences", gives(True)),
+    Check("lengths are those of the offsets", unpadding, "measures", gives(True)),
+    Check("lengths are differences of the offsets", unpadding, "_differences", gives(True)),
     Check("offsets are sums of integers", offsets, "_keeps_integers", gives(True)),
 ]

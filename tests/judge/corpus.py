@@ -52,7 +52,7 @@ class Subject:
 
 
 @dataclass
-class _Given:
+class _Invocation:
     """A function, its operands as a test made them, and how it is called."""
 
     function: Callable
@@ -66,18 +66,18 @@ class _Given:
         args, kwargs = copy.deepcopy((self.args, self.kwargs))
         torch.manual_seed(1)
         seen: Seen = {}
-        with torch.set_grad_enabled(self.training), _restored(self.function) as held:
+        with torch.set_grad_enabled(self.training), _restored(self.function) as state:
             returned = function(*args, **kwargs)
             outputs = [x for x in pytree.tree_leaves(returned) if torch.is_tensor(x)]
             seen |= {f"output {i}": _plain(x) for i, x in enumerate(outputs)}
             seen |= {f"output {i} asks": x.requires_grad for i, x in enumerate(outputs)}
             if self.between is not None:
                 self.between(*args, **kwargs)
-            asked = [_values(x) for x in outputs if x.requires_grad]
-            if asked:
-                torch.autograd.backward(asked, [_weighting(x) for x in asked])
-            given = [x for x in pytree.tree_leaves((args, kwargs)) if torch.is_tensor(x)]
-            for i, x in enumerate((*given, *held)):
+            differentiable = [_values(x) for x in outputs if x.requires_grad]
+            if differentiable:
+                torch.autograd.backward(differentiable, [_weighting(x) for x in differentiable])
+            operands = [x for x in pytree.tree_leaves((args, kwargs)) if torch.is_tensor(x)]
+            for i, x in enumerate((*operands, *state)):
                 seen[f"operand {i} afterwards"] = _plain(x)
                 if x.is_leaf:
                     seen[f"gradient of {i}"] = None if x.grad is None else _plain(x.grad)
@@ -99,17 +99,17 @@ def _weighting(x: torch.Tensor) -> torch.Tensor:
 @contextlib.contextmanager
 def _restored(function: Callable) -> Iterator[list[torch.Tensor]]:
     """A module's parameters and buffers, put back afterwards."""
-    held: list[torch.Tensor] = []
+    state: list[torch.Tensor] = []
     if isinstance(function, torch.nn.Module):
-        held = [*function.parameters(), *function.buffers()]
-    before = [x.detach().clone() for x in held]
-    for x in held:
+        state = [*function.parameters(), *function.buffers()]
+    before = [x.detach().clone() for x in state]
+    for x in state:
         x.grad = None
     try:
-        yield held
+        yield state
     finally:
         with torch.no_grad():
-            for x, old in zip(held, before):
+            for x, old in zip(state, before):
                 x.data = old
 
 
@@ -147,10 +147,10 @@ def _clean() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def given(name: str, function: Callable, args: tuple, **how: Any) -> Subject:
+def make_subject(name: str, function: Callable, args: tuple, **how: Any) -> Subject:
     dynamic, kwargs = how.pop("dynamic", False), how.pop("kwargs", {})
-    held = _Given(function, args, kwargs, **how)
-    return Subject(name, function, held.observe, unlike, _clean, dynamic)
+    invocation = _Invocation(function, args, kwargs, **how)
+    return Subject(name, function, invocation.observe, unlike, _clean, dynamic)
 
 
 # Sources
@@ -159,35 +159,37 @@ def given(name: str, function: Callable, args: tuple, **how: Any) -> Subject:
 def from_hunts() -> list[Subject]:
     from tests.adversary.hunts import cases
 
-    found = []
+    subjects = []
     for case in cases():
         torch.manual_seed(0)
-        made = case.make_arguments()
-        found.append(given(case.name, case.function, made, between=case.before_backward))
-    return found
+        arguments = case.make_arguments()
+        subjects.append(
+            make_subject(case.name, case.function, arguments, between=case.before_backward)
+        )
+    return subjects
 
 
 def from_programs() -> list[Subject]:
     from tests.judge import jagged_programs, turning_programs  # noqa: F401 (register programs)
     from tests.judge.programs import PROGRAMS
 
-    found = []
+    subjects = []
     for name, (function, make, how) in PROGRAMS.items():
         torch.manual_seed(0)
-        found.append(given(f"own: {name}", function, tuple(make()), **how))
-    return found
+        subjects.append(make_subject(f"own: {name}", function, tuple(make()), **how))
+    return subjects
 
 
 def from_seeds(count: int) -> list[Subject]:
     """The first seeds of the adversary whose programs are hazards and are entered by a call."""
-    found: list[Subject] = []
+    subjects: list[Subject] = []
     seed = 0
-    while len(found) < count:
+    while len(subjects) < count:
         program = generate(seed)
         seed += 1
         if program.label == "hazard" and program.door != "export" and not program.second:
-            found.append(drawn(program))
-    return found
+            subjects.append(drawn(program))
+    return subjects
 
 
 def drawn(program: Program) -> Subject:
@@ -207,7 +209,7 @@ def drawn(program: Program) -> Subject:
 # What the tests of the patterns compile
 
 
-class _Taken(Exception):
+class _Compiled(Exception):
     """A test got as far as a compiled call."""
 
 
@@ -216,7 +218,7 @@ class _Harvest:
     """A plugin of pytest: every first compiled call of a test becomes a subject."""
 
     part: slice
-    found: list[Subject] = field(default_factory=list)
+    subjects: list[Subject] = field(default_factory=list)
     test: str = ""
     between: Callable | None = None
 
@@ -230,8 +232,8 @@ class _Harvest:
         def called(*args: Any, **kwargs: Any) -> None:
             how = {"training": torch.is_grad_enabled(), "between": self.between}
             how |= {"dynamic": options.get("dynamic"), "kwargs": copy.deepcopy(kwargs)}
-            self.found.append(given(self.test, function, copy.deepcopy(args), **how))
-            raise _Taken
+            self.subjects.append(make_subject(self.test, function, copy.deepcopy(args), **how))
+            raise _Compiled
 
         return called
 
@@ -254,7 +256,7 @@ def from_tests(part: slice) -> list[Subject]:
     from tests.patterns import effects
 
     harvest = _Harvest(part)
-    kept, run = torch.compile, effects.run
+    compile_before, run = torch.compile, effects.run
 
     def noted(function: Callable, operands: Any, training: bool = True, between: Any = None) -> Any:
         harvest.between = between
@@ -268,10 +270,10 @@ def from_tests(part: slice) -> list[Subject]:
         with contextlib.redirect_stdout(io.StringIO()):
             pytest.main([*how, *paths], plugins=[harvest])
     finally:
-        torch.compile, effects.run = kept, run
-    return _distinct(harvest.found)
+        torch.compile, effects.run = compile_before, run
+    return _distinct(harvest.subjects)
 
 
-def _distinct(found: list[Subject]) -> list[Subject]:
+def _distinct(subjects: list[Subject]) -> list[Subject]:
     """One subject of each test."""
-    return list({subject.name: subject for subject in reversed(found)}.values())[::-1]
+    return list({subject.name: subject for subject in reversed(subjects)}.values())[::-1]

@@ -18,7 +18,7 @@ from benchmarks import models
 from benchmarks.cases import Case
 from gdpa_inductor import judge
 from gdpa_inductor.options import Options
-from gdpa_inductor.patterns.judged import rewrite_graph
+from gdpa_inductor.patterns.validation import rewrite_graph
 from tests.clients import hstu
 
 NODE_MS = 0.3
@@ -26,13 +26,13 @@ CASE = Case("none", "model", 2, 2, 128, head_dim=32, dtype="float32", device="cp
 
 
 def sequential(name: str, depth: int) -> Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]:
-    def made() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    def build() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
         layers = [
             models.MODELS[name].build(CASE).function for _ in range(depth // 2)
         ]  # of two layers each
         return nn.Sequential(*layers), (torch.randn(2, CASE.length, CASE.heads * CASE.head_dim),)
 
-    return made
+    return build
 
 
 def recommender() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
@@ -77,12 +77,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--only", default="")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{'model':26}{'regions':>8}{'nodes':>8}{'ms':>10}{'ms a region':>14}")
-    for name, made in MODELS.items():
-        if asked.only in name:
-            print(f"{name:26}{cost(*made(), asked.turns)}", flush=True)
+    for name, build in MODELS.items():
+        if options.only in name:
+            print(f"{name:26}{cost(*build(), options.turns)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,14 @@ from gdpa_inductor.patterns.jagged import padding
 from gdpa_inductor.patterns.jagged.sides import JaggedSide
 from gdpa_inductor.patterns.reading import factors, views, vocabulary, weights
 from gdpa_inductor.patterns.result import Refused
-from gdpa_inductor.patterns.tables import calls
+from gdpa_inductor.patterns.tables import lookups
 from gdpa_inductor.program.expr import SCORE, call
 from gdpa_inductor.rejection import Code
 
 Without = Callable[[Any], Any]
 
 
-def raised(found: Any, *args: Any, **kwargs: Any) -> bool:
+def raised(result: Any, *args: Any, **kwargs: Any) -> bool:
     """A check that decides by raising alone."""
     return False
 
@@ -33,8 +33,8 @@ def copies(make: Callable[[], Any]) -> Without:
 
 
 nothing = gives(None)
-as_given = lambda check: lambda given, *rest: given
-first_argument = lambda check: lambda self, given, *rest: given
+identity = lambda check: lambda value, *rest: value
+first_argument = lambda check: lambda self, value, *rest: value
 
 
 def unless(code: Code, answer: Callable[..., Any]) -> Without:
@@ -64,8 +64,8 @@ def reads_of_leaves(check: Callable) -> Callable:
 def users_as_factories(self: Any, nodes: Any, second: Any, also: Any, unpad: Any) -> Any:
     """Whatever uses the scores reads their dtype and device only."""
     users = (user for node in nodes[:-1] for user in node.users)
-    found = dict.fromkeys(n for n in users if n not in set(nodes) and n.op != "output")
-    return [], [], list(found), []
+    factories = dict.fromkeys(n for n in users if n not in set(nodes) and n.op != "output")
+    return [], [], list(factories), []
 
 
 def any_size(check: Callable) -> Callable:
@@ -90,15 +90,15 @@ def dead_or_not(check: Callable) -> Callable:
     """What a region is used by is dropped with it, if it is no output."""
 
     def is_dead(self: Any, user: Any, inside: Any, dead: Any) -> bool:
-        found, stack = {user: None}, [user]
+        users, stack = {user: None}, [user]
         while stack:
             for node in stack.pop().users:
                 if node in inside or node.op == "output":
                     return False
-                if node not in found:
-                    found[node] = None
+                if node not in users:
+                    users[node] = None
                     stack.append(node)
-        dead.update(found)
+        dead.update(users)
         return True
 
     return is_dead
@@ -120,11 +120,11 @@ def all_compatible(check: Callable) -> Callable:
     """Plans that share no node, those of dead results among them."""
 
     def compatible(plans: Any, graph: Any, profit: Any) -> Any:
-        chosen, taken = [], set()
+        chosen, used = [], set()
         for one in sorted(plans, key=lambda p: -p.rank):
-            if not taken & set(one.region.all_nodes):
+            if not used & set(one.region.all_nodes):
                 chosen.append(one)
-                taken |= set(one.region.all_nodes)
+                used |= set(one.region.all_nodes)
         return sorted(chosen, key=lambda p: graph.order[p.region.end]), []
 
     return compatible
@@ -147,7 +147,8 @@ def rounds_nothing(check: Callable) -> Callable:
         kind = weights.kind_of(weights.tensor_of(node).dtype)
         if kind != "f":
             return check(self, node, index)
-        self.precision.note_width(node)
+        if weights.tensor_of(node).dtype == torch.float64:
+            self.precision.wide = node
         return weights.real(self.read(node.args[0], index))
 
     return cast
@@ -191,15 +192,15 @@ def of_another_torch(check: Callable) -> Callable:
     """The rule of other versions of torch, where they differ."""
 
     def other(key: str) -> Any:
-        held = check(key)
-        others = [rule for rule in vocabulary.POINTWISE[key] if rule is not held]
-        return others[0] if others else held
+        rule = check(key)
+        others = [x for x in vocabulary.POINTWISE[key] if x is not rule]
+        return others[0] if others else rule
 
     return other
 
 
 def plain_lerp(kind: str, x: Any, y: Any, weight: Any) -> Any:
-    x, y, w = (vocabulary.real(given) for given in (x, y, weight))
+    x, y, w = (vocabulary.real(value) for value in (x, y, weight))
     return x + w * (y - x)
 
 
@@ -234,13 +235,13 @@ def whole_scatter(check: Callable) -> Callable:
 
 def any_fill(check: Callable) -> Callable:
     def side(*args: Any) -> JaggedSide:
-        found = check(*args)
-        return replace(found, pad=replace(found.pad, fill=0.0))
+        jagged_side = check(*args)
+        return replace(jagged_side, pad=replace(jagged_side.pad, fill=0.0))
 
     return side
 
 
-def taken(self: Any, name: str, leaf: Any, end: Any) -> Any:
+def pad_of_leaf(self: Any, name: str, leaf: Any, end: Any) -> Any:
     return self.pads[leaf]
 
 
@@ -260,8 +261,8 @@ def first_reach(check: Callable) -> Callable:
     """Of several products the first."""
 
     def reached(self: Any, operand: Any, firsts: Any) -> Any:
-        found = check(self, operand, firsts)
-        return set(sorted(found, key=self.order.__getitem__)[:1])
+        products = check(self, operand, firsts)
+        return set(sorted(products, key=self.order.__getitem__)[:1])
 
     return reached
 
@@ -273,7 +274,7 @@ def by_type(check: Callable) -> Callable:
 def index_alone(check: Callable) -> Callable:
     def place(node: Any, table: Any) -> Any:
         weight_first = facts.tensors(node.args[0])[0].is_floating_point()
-        return calls.Places(node.args[1 if weight_first else 0])
+        return lookups.Places(node.args[1 if weight_first else 0])
 
     return place
 

@@ -39,8 +39,8 @@ class Outcome:
     "matcher" as it is differs, "unexamined").
 
     changed: checks without which the rewrite is another one; wrong: those without which it is
-    wrong, with the difference; through: those of them that the judge lets through; held: what the
-    judge says of the others.
+    wrong, with the difference; through: those of them that the judge lets through; stopped: what
+    the judge says of the others.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Outcome:
     changed: list[str] = field(default_factory=list)
     wrong: dict[str, str] = field(default_factory=dict)
     through: dict[str, str] = field(default_factory=dict)
-    held: dict[str, str] = field(default_factory=dict)
+    stopped: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
 
@@ -59,22 +59,22 @@ class Mutants:
 
     checks: Iterable[Check]
     current: tuple[str, bool] = (BASE, False)
-    found: dict[tuple[str, bool], list[Form]] = field(default_factory=dict)
+    forms: dict[tuple[str, bool], list[Form]] = field(default_factory=dict)
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
         base = rewritten(gm, OFF)
-        forms = {(BASE, False): base}
+        own_forms = {(BASE, False): base}
         touched = set[str]()
         if base.matches or base.rejections:
             touched = self._touched(gm)
         for check in self.checks:
             if check.label in touched:
-                forms |= _forms(gm, check, base)
-        for key, form in forms.items():
-            self.found.setdefault(key, []).append(form)
+                own_forms |= _forms(gm, check, base)
+        for key, form in own_forms.items():
+            self.forms.setdefault(key, []).append(form)
 
         def run(*arguments: object) -> object:
-            form = forms.get(self.current, base)
+            form = own_forms.get(self.current, base)
             if form.crash is not None:
                 raise form.crash
             return form.gm.forward(*arguments)
@@ -84,14 +84,14 @@ class Mutants:
     def _touched(self, gm: torch.fx.GraphModule) -> set[str]:
         """The checks that decide something about a graph, or may."""
         text = text_of(gm)
-        found = {check.label for check in self.checks if check.is_data and check.concerns(text)}
+        labels = {check.label for check in self.checks if check.is_data and check.concerns(text)}
         with contextlib.ExitStack() as stack:
             for check in self.checks:
                 if not check.is_data:
-                    note = lambda label=check.label: found.add(label)
+                    note = lambda label=check.label: labels.add(label)
                     stack.enter_context(check.probed(note))
             rewritten(gm, OFF)
-        return found
+        return labels
 
 
 def _forms(gm: torch.fx.GraphModule, check: Check, base: Form) -> dict[tuple[str, bool], Form]:
@@ -128,7 +128,7 @@ def _examine(
     subject: Subject, compiled: Callable, mutants: Mutants, eager: dict, outcome: Outcome
 ) -> None:
     known = {check.label: check for check in mutants.checks}
-    for label in dict.fromkeys(label for label, _ in mutants.found if label != BASE):
+    for label in dict.fromkeys(label for label, _ in mutants.forms if label != BASE):
         outcome.changed.append(label)
         for judged, faults in ((False, outcome.wrong), (True, outcome.through)):
             mutants.current = (label, judged)
@@ -138,7 +138,7 @@ def _examine(
                 break
             faults[label] = fault
         if label in outcome.wrong and label not in outcome.through:
-            outcome.held[label] = _objection(mutants.found[label, True])
+            outcome.stopped[label] = _objection(mutants.forms[label, True])
 
 
 def _fault(subject: Subject, function: Callable, eager: dict) -> str:
@@ -172,10 +172,10 @@ def subjects(seeds: int, part: slice) -> Iterator[Subject]:
     yield from corpus.from_seeds(seeds)[part]
 
 
-def run(given: Iterable[Subject], path: Path) -> None:
+def run(programs: Iterable[Subject], path: Path) -> None:
     known = {outcome.name for outcome in read([path])}
     with path.open("a") as sink:
-        for subject in given:
+        for subject in programs:
             if subject.name in known:
                 continue
             try:
@@ -231,7 +231,7 @@ def table(outcomes: list[Outcome]) -> str:
             sum(check.label in getattr(o, what) for o in right)
             for what in ("changed", "wrong", "through")
         )
-        untold = sum(o.held.get(check.label, "").startswith("ANALYSIS") for o in right)
+        untold = sum(o.stopped.get(check.label, "").startswith("ANALYSIS") for o in right)
         numbers = f"{changed} | {wrong} | {untold} | {through}"
         lines.append(f"| {check.says} | `{check.label}` | {numbers} |")
     head = _HEAD.format(
@@ -251,15 +251,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=400)
     parser.add_argument("--out", type=Path, default=Path("mutations.jsonl"))
     parser.add_argument("--only", default="", help="programs whose name holds this")
-    given = parser.parse_args()
-    if given.table:
-        DOCS.write_text(table(list(read(given.table))))
+    options = parser.parse_args()
+    if options.table:
+        DOCS.write_text(table(list(read(options.table))))
         return
     torch.set_num_threads(1)
     logging.disable(logging.ERROR)  # the log of a rewrite that is held back
-    first, parts = map(int, given.part.split("/"))
-    found = subjects(given.seeds, slice(first, None, parts))
-    run((subject for subject in found if given.only in subject.name), given.out)
+    first, parts = map(int, options.part.split("/"))
+    programs = subjects(options.seeds, slice(first, None, parts))
+    run((subject for subject in programs if options.only in subject.name), options.out)
 
 
 if __name__ == "__main__":

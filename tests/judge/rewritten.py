@@ -9,7 +9,7 @@ from gdpa_inductor.graphs import copy_graph
 from gdpa_inductor.judge import judged
 from gdpa_inductor.options import Options
 from gdpa_inductor.patterns import rewrite_graph
-from gdpa_inductor.patterns.judged import claims
+from gdpa_inductor.patterns.validation import claims
 
 ALONE = Options(profit=False, judge=False)
 
@@ -23,7 +23,7 @@ def heads(*, grad: bool = True) -> list[torch.Tensor]:
 
 def verdicts(function: Callable, inputs: list, tamper: Callable | None = None) -> list:
     """What the judge says of every graph of a function, the rewritten one tampered with."""
-    found = []
+    results = []
 
     def backend(gm, _):
         before = copy_graph(gm)
@@ -32,11 +32,11 @@ def verdicts(function: Callable, inputs: list, tamper: Callable | None = None) -
         if tamper is not None:
             tamper(gm.graph)
             gm.recompile()
-        found.append(judged(before, gm, claims(gm, matches)))
+        results.append(judged(before, gm, claims(gm, matches)))
         return before.forward
 
     torch.compile(function, backend=backend)(*inputs)
-    return found
+    return results
 
 
 def fused(graph: torch.fx.Graph) -> torch.fx.Node:

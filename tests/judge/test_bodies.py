@@ -40,21 +40,21 @@ def twice_in_a_region(q, k, v):
 
 @pytest.mark.parametrize("function", [checkpointed, twice_in_a_region])
 def test_a_rewritten_body_is_judged(function: Callable):
-    found = []
+    results = []
 
     def backend(gm, _):
         before = copy_graph(gm)
         assert rewrite_graph(gm, options=ALONE).matches
-        found.append(judged(before, gm))
+        results.append(judged(before, gm))
         (body,) = (m for m in gm.children() if isinstance(m, torch.fx.GraphModule))
         program(OTHER)(body.graph)
         body.recompile()
-        found.append(judged(before, gm))
+        results.append(judged(before, gm))
         return lambda *arguments: (plain(*heads()),)
 
     torch.compile(function, backend=backend)(*heads())
-    assert found[0] is None
-    assert found[1].invalid and "other weights" in found[1].reason
+    assert results[0] is None
+    assert results[1].invalid and "other weights" in results[1].reason
 
 
 def once_in_autocast(q, k, v):
@@ -72,15 +72,15 @@ def once_without_gradients(q, k, v):
 @pytest.mark.parametrize("function", [once_in_autocast, once_without_gradients])
 def test_a_body_that_is_called_in_several_modes_stays_as_it_is(function: Callable):
     """What the calls in it compute depends on the mode of its caller."""
-    found = []
+    results = []
 
     def backend(gm, _):
-        found.append(rewrite_graph(gm, options=ALONE))
+        results.append(rewrite_graph(gm, options=ALONE))
         return lambda *arguments: (plain(*heads()),)
 
     torch.compile(function, backend=backend)(*heads())
-    assert not found[0].matches
-    assert [r.code for r in found[0].rejections] == [Code.OPAQUE_CALL]
+    assert not results[0].matches
+    assert [r.code for r in results[0].rejections] == [Code.OPAQUE_CALL]
 
 
 def in_body(tamper: Callable) -> Callable:

@@ -78,9 +78,9 @@ def buckets(x, i):
     bounds = torch.arange(-1, 3).clamp(max=1).float()
     x = torch.where(x > 1.5, torch.nan, x.round())
     rows = bounds * (i[:, None] + 1)
-    found = torch.bucketize(x, bounds) * 10 + torch.bucketize(x, bounds, right=True)
-    found = found * 10 + torch.searchsorted(rows, x, side="right")
-    return found * 10 + torch.searchsorted(bounds, x, out_int32=True)
+    counts = torch.bucketize(x, bounds) * 10 + torch.bucketize(x, bounds, right=True)
+    counts = counts * 10 + torch.searchsorted(rows, x, side="right")
+    return counts * 10 + torch.searchsorted(bounds, x, out_int32=True)
 
 
 PROGRAMS = [
@@ -102,9 +102,9 @@ def test_elements_are_those_of_the_real_tensor(program: Callable):
     generator = torch.Generator().manual_seed(0)
     index = tuple(torch.randint(n, (COUNT,), generator=generator) for n in expected.shape)
     evaluator = Evaluator(log, lanes, {})
-    found = evaluator.element(end, log.now, index)
+    elements = evaluator.element(end, log.now, index)
     assert bool(evaluator.valid.all())
-    torch.testing.assert_close(found, expected[index], rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(elements, expected[index], rtol=0, atol=0, equal_nan=True)
 
 
 def test_silent_writers_are_known():

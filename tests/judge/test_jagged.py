@@ -72,8 +72,8 @@ def test_offsets_that_are_other_sums(name: str, position: int) -> None:
     values, lengths = jagged_heads()
 
     def other(old, graph):
-        given = next(n for n in graph.nodes if n.op == "placeholder" and "lengths" in n.name)
-        return called(graph, fused(graph), OTHER_SUMS[name], given)
+        lengths = next(n for n in graph.nodes if n.op == "placeholder" and "lengths" in n.name)
+        return called(graph, fused(graph), OTHER_SUMS[name], lengths)
 
     (verdict,) = verdicts(from_lengths, [*values, lengths], with_argument(position, other))
     assert verdict is not None and verdict.invalid, verdict

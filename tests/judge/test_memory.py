@@ -21,13 +21,13 @@ def operands() -> list[torch.Tensor]:
     return [torch.randn(shape, requires_grad=True) for shape in SHAPES]
 
 
-def recorded(given: list[torch.Tensor]) -> Recorder:
+def recorded(inputs: list[torch.Tensor]) -> Recorder:
     torch._dynamo.reset()
     recorder = Recorder(ALWAYS)
     with torch.no_grad():
-        expected = a_view_that_is_changed(*(t.detach().clone() for t in given))
-        found = torch.compile(a_view_that_is_changed, backend=recorder)(*given)
-    torch.testing.assert_close(found, expected)
+        expected = a_view_that_is_changed(*(t.detach().clone() for t in inputs))
+        out = torch.compile(a_view_that_is_changed, backend=recorder)(*inputs)
+    torch.testing.assert_close(out, expected)
     return recorder
 
 

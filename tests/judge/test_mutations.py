@@ -27,7 +27,7 @@ SAMPLE = (
 TURNING = [name for name, (f, *_) in PROGRAMS.items() if f.__module__ == turning_programs.__name__]
 
 
-def assert_held(outcome: Outcome) -> None:
+def assert_stopped(outcome: Outcome) -> None:
     assert outcome.status != "matcher", outcome.fault
     assert not outcome.through, f"{outcome.name}: {outcome.through}"
 
@@ -40,8 +40,8 @@ def test_labels_are_unique():
 def test_every_check_is_there():
     """One that has moved would be removed in vain."""
     for check in CHECKS:
-        held = check.owner if isinstance(check.owner, dict) else dir(check.owner)
-        assert check.name in held, check.label
+        names = check.owner if isinstance(check.owner, dict) else dir(check.owner)
+        assert check.name in names, check.label
 
 
 def test_every_check_can_be_removed():
@@ -56,7 +56,7 @@ def test_sample(name):
     (subject,) = [s for s in [*corpus.from_programs(), *corpus.from_hunts()] if s.name == name]
     outcome = examine(subject)
     assert outcome.wrong, "no check matters here"
-    assert_held(outcome)
+    assert_stopped(outcome)
 
 
 @pytest.mark.refused_by_judge
@@ -67,7 +67,7 @@ def test_the_slope_of_another_torch_at_a_bound_is_refused(name):
     (check,) = [check for check in CHECKS if check.name == "holding"]
     outcome = examine(subject, [check])
     assert set(outcome.wrong) == {check.label}
-    assert_held(outcome)
+    assert_stopped(outcome)
 
 
 @pytest.mark.refused_by_judge
@@ -77,7 +77,7 @@ def test_rows_that_the_fused_call_leaves_out_are_missed():
     pytest.importorskip("fbgemm_gpu")
     outcome = examine(corpus.drawn(generate(655)))
     assert "sides._check_sink" in outcome.wrong
-    assert_held(outcome)
+    assert_stopped(outcome)
 
 
 @pytest.mark.refused_by_judge

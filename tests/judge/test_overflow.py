@@ -58,6 +58,6 @@ def test_a_program_that_overflows_far_below_is_invalid(text: str):
     ],
 )
 def test_only_a_number_at_the_end_of_the_range_may_overflow(theirs, mine, right):
-    expected, given = (torch.full((COUNT,), x, dtype=torch.float64) for x in (theirs, mine))
-    wrong = outside([expected], [given], 1e-8, torch.ones(COUNT, dtype=torch.float64))
+    expected, actual = (torch.full((COUNT,), x, dtype=torch.float64) for x in (theirs, mine))
+    wrong = outside([expected], [actual], 1e-8, torch.ones(COUNT, dtype=torch.float64))
     assert wrong.all() != right and COUNT % CASES == 0

@@ -57,8 +57,8 @@ def state() -> tuple:
 
 
 def contents(model: torch.nn.Module) -> list[torch.Tensor]:
-    held = [*model.parameters(), *model.buffers()]
-    return [x.detach().clone() for x in held] + [torch.tensor(x.grad is None) for x in held]
+    tensors = [*model.parameters(), *model.buffers()]
+    return [x.detach().clone() for x in tensors] + [torch.tensor(x.grad is None) for x in tensors]
 
 
 @pytest.mark.parametrize("cut", ["never", "at a node", "in a proof"])
@@ -82,9 +82,9 @@ def test_nothing_is_left_behind(cut: str, monkeypatch: pytest.MonkeyPatch):
     def backend(gm, _):
         before = copy_graph(gm)
         assert rewrite_graph(gm, options=ALONE).matches
-        held, parameters = state(), contents(model)
+        before_state, parameters = state(), contents(model)
         seen.append(judge.judged(before, gm))
-        assert state() == held
+        assert state() == before_state
         assert all(map(torch.equal, contents(model), parameters))
         return before.forward
 

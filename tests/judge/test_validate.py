@@ -45,7 +45,7 @@ def test_an_operand_with_a_part_of_its_gradient_is_invalid(position: int):
     assert verdict.invalid and verdict.reason == "another gradient of a factor"
 
 
-def test_the_factor_that_learns_is_told_from_its_detached_twin():
+def test_the_factor_that_learns_is_no_detached_twin():
     """Their numbers are the same, so that of query and key each may seem to be the other."""
 
     def attention(x, v):
@@ -199,10 +199,10 @@ def test_an_operand_read_too_late_is_invalid():
     def backend(gm, _):
         before = copy_graph(gm)
         graph = gm.graph
-        given = {n.name[2]: n for n in graph.nodes if n.op == "placeholder"}
+        inputs = {n.name[2]: n for n in graph.nodes if n.op == "placeholder"}
         copy, write = (next(n for n in graph.nodes if n.name == x) for x in ("q", "add_"))
         end = next(n for n in graph.nodes if n.op == "output")
-        args = (copy, given["k"], given["v"], [], [], "silu(s)", "")
+        args = (copy, inputs["k"], inputs["v"], [], [], "silu(s)", "")
         with graph.inserting_before(end):
             out = graph.call_function(torch.ops.gdpa.attention.default, args)
         end.args = ((out,),)
@@ -210,15 +210,15 @@ def test_an_operand_read_too_late_is_invalid():
             if node not in (write, copy) and not node.users and node.op.startswith("call"):
                 graph.erase_node(node)
         gm.recompile()
-        found.append(judged(before, gm))
+        results.append(judged(before, gm))
         return before.forward
 
-    found: list = []
+    results: list = []
     torch.compile(late, backend=backend)(*heads(grad=False))
-    assert found[0].invalid and "other rows" in found[0].reason
+    assert results[0].invalid and "other rows" in results[0].reason
 
 
-def test_an_operand_that_is_kept_and_written_later_is_invalid():
+def test_a_saved_operand_that_is_written_later_is_invalid():
     def counted(q, k, v, lens):
         mask = torch.arange(M) < lens[:, None, None, None]
         out = torch.where(mask, F.silu(q @ k.mT), 0.0) @ v
@@ -283,21 +283,21 @@ def test_what_cannot_be_interpreted_is_not_called_invalid():
     def backend(gm, _):
         before = copy_graph(gm)
         graph = gm.graph
-        given = {n.name[2]: n for n in graph.nodes if n.op == "placeholder"}
+        inputs = {n.name[2]: n for n in graph.nodes if n.op == "placeholder"}
         value = next(n for n in graph.nodes if n.name == "expand")
         end = next(n for n in graph.nodes if n.op == "output")
         with graph.inserting_before(end):
-            args = (given["q"], given["k"], value, [], [], "relu(s)", "")
+            args = (inputs["q"], inputs["k"], value, [], [], "relu(s)", "")
             out = graph.call_function(torch.ops.gdpa.attention.default, args)
         end.args = ((out,),)
         graph.eliminate_dead_code()
         gm.recompile()
-        found.append(judged(before, gm))
+        results.append(judged(before, gm))
         return before.forward
 
-    found: list = []
+    results: list = []
     torch.compile(odd, backend=backend)(*heads())
-    assert found[0] is not None and not found[0].invalid and "not known" in found[0].reason
+    assert results[0] is not None and not results[0].invalid and "not known" in results[0].reason
 
 
 def test_chained_regions_may_read_their_operands_at_different_places():
@@ -330,12 +330,12 @@ def test_a_namesake_is_another_operation():
         zeros = next(n for n in before.graph.nodes if n.target is torch.zeros_like)
         zeros.target = torch.ops.gdpa_namesakes.zeros_like.default
         before.recompile()
-        found.append(judged(before, gm))
+        results.append(judged(before, gm))
         return before.forward
 
-    found: list = []
+    results: list = []
     torch.compile(attention, backend=backend)(*heads(grad=False))
-    assert found[0] is not None and "not known" in found[0].reason
+    assert results[0] is not None and "not known" in results[0].reason
 
 
 def test_random_numbers_of_another_size_are_invalid():
@@ -442,7 +442,7 @@ def side_by_side(q, k, v):
     return w @ v, w @ u
 
 
-def test_values_side_by_side_that_are_taken_apart_wrongly_are_invalid():
+def test_values_side_by_side_that_are_split_wrongly_are_invalid():
     inputs = heads(grad=False)
     assert verdicts(side_by_side, inputs) == [None]
 

@@ -214,18 +214,18 @@ def test_the_gradient_of_an_embedding(options):
     assert verdict.invalid and "another gradient" in verdict.reason
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_cast_of_autocast_is_not_asked_for(asked: bool):
+@pytest.mark.parametrize("explicit", [False, True])
+def test_a_cast_of_autocast_is_not_the_models(explicit: bool):
     """Weights past the range of float16 are infinite there, where the model says so."""
 
     def attention(q, k, v):
         s = q @ k.mT
         with torch.autocast("cpu", torch.float16):
-            return (F.relu(s).half() if asked else F.relu(s)) @ v
+            return (F.relu(s).half() if explicit else F.relu(s)) @ v
 
     assert verdicts(attention, heads()) == [None]
     (verdict,) = verdicts(attention, heads(), program("relu(s)"))
-    assert (verdict is not None) == asked
+    assert (verdict is not None) == explicit
 
 
 def test_scores_that_are_overwritten():
@@ -279,7 +279,7 @@ def test_numbers_that_a_call_takes_as_such(function):
     assert verdict is not None and verdict.invalid
 
 
-def test_a_number_that_sizes_were_made_for_is_read_as_that_number():
+def test_a_number_that_sizes_are_specialised_to_is_read_as_that_number():
     def attention(q, k, v, count):
         return F.silu(q[None].expand(count.item(), -1, -1, -1, -1) @ k.mT) @ v
 

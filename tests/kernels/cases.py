@@ -13,9 +13,10 @@ import torch
 
 from gdpa_inductor._compat.shapes import dense_strides
 from gdpa_inductor.lowerings.triton import launch
-from gdpa_inductor.ops import Operands, reference, reference_backward
+from gdpa_inductor.operands import Operands
 from gdpa_inductor.program.expr import POSITIONS
 from gdpa_inductor.program.score_mod import Aux, ScoreMod
+from gdpa_inductor.reference import reference, reference_backward
 
 from . import render
 

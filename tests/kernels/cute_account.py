@@ -12,7 +12,7 @@ import argparse
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,8 @@ import torch
 from gdpa_inductor.kernels.cute import launch
 from gdpa_inductor.kernels.cute.compiler import compile_kernel, example
 from gdpa_inductor.kernels.cute.config import KernelConfig
-from gdpa_inductor.kernels.cute.sm100.backward.launch import SIDES, compiled
 from gdpa_inductor.kernels.cute.sm100.backward.shapes import Shapes
-from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, Sm100Config
+from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, SIDES, Sm100Config
 from tests.emulator.recording import linked
 
 from .fake_cuda import tool
@@ -111,10 +110,9 @@ class Binary:
         return replace(self, code=self.code[:first])
 
 
-def binary(config: KernelConfig, kernel: Any = None, others: Sequence[str] = ()) -> Binary:
-    """Compiled for its architecture; needs no GPU. kernel: by default the forward. others: dtypes
-    of its matrices beside query, key and value."""
-    kernel, arguments = kernel or launch.forward_kernel(config), example(config, others)
+def binary(config: KernelConfig) -> Binary:
+    """Compiled for its architecture; needs no GPU."""
+    kernel, arguments = launch.kernel_of(config), example(config)
 
     def compile_with(options: str) -> Any:
         return compile_kernel(kernel, arguments, config.arch, options)
@@ -124,7 +122,8 @@ def binary(config: KernelConfig, kernel: Any = None, others: Sequence[str] = ())
 
 def backward_binary(config: Sm100Config, side: str) -> Binary:
     """A side of the backward of Blackwell; needs no GPU."""
-    return disassembled(lambda options: compiled(config, side, options))
+    kernel = replace(config, kernel=side)
+    return disassembled(lambda options: launch.compiled(kernel, options))
 
 
 def disassembled(

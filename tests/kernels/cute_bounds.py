@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from gdpa_inductor.kernels.cute import bounds
+from gdpa_inductor.kernels.cute.launcher import word_launcher
 
 from .cute_memory import Memory
 
@@ -18,6 +19,6 @@ def tables() -> Iterator[Memory]:
     room = Memory(BYTES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bounds, "empty", room.empty)
-        bounds._bounding.cache_clear()
+        word_launcher.cache_clear()
         yield room
-        bounds._bounding.cache_clear()
+        word_launcher.cache_clear()

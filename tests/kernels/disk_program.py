@@ -8,10 +8,10 @@ import sys
 import torch
 
 from gdpa_inductor._compat import inductor
-from gdpa_inductor.kernels.cute import disk, launch, order
-from gdpa_inductor.kernels.cute.backward import jagged_totals, totals
+from gdpa_inductor.kernels.cute import disk, launch
 from gdpa_inductor.kernels.cute.backward.launch import backward
 from gdpa_inductor.kernels.cute.backward.stored import StoredTiling
+from gdpa_inductor.kernels.cute.launcher import word_launcher
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.ops import operands_of
 from tests.emulator import standin
@@ -44,11 +44,11 @@ def attention() -> None:
 
 
 def words() -> None:
-    order._ranking("int32", ARCH)(16, 32, 3, 0)
-    totals._summation("float32", "bfloat16", 0.5, ARCH, False)(48, 64, 8, 1, 1, 1, 1, 0)
-    tiling, form = StoredTiling(64, 64, True), ("bfloat16", "float32", ARCH)
-    jagged = jagged_totals._launcher("tiles", (1.0, True, True, tiling), form, 14)
-    jagged(80, 96, 112, *[1] * 10, 0)
+    word_launcher("ranking", 4, "int32", ARCH)(16, 32, 3, 0)
+    summation = ("float32", "bfloat16", 0.5, ARCH, False)
+    word_launcher("backward.summation", 8, *summation)(48, 64, 8, 1, 1, 1, 1, 0)
+    tiles = ("tiles", (1.0, True, True, StoredTiling(64, 64, True)), "bfloat16", "float32", ARCH)
+    word_launcher("backward.jagged_sums", 14, *tiles)(80, 96, 112, *[1] * 10, 0)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from gdpa_inductor.lowerings import spare
+from gdpa_inductor.lowerings import donation
 
 from . import cases, five_matmul_cases, jagged_cases, one_tile_cases, render, split_cases
 
@@ -206,7 +206,7 @@ def call(source: str, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             (triton_helpers, "set_driver_to_gpu", lambda: None),
             (torch.cuda, "_DeviceGuard", lambda *_: contextlib.nullcontext()),
             (torch.cuda, "set_device", lambda *_: None),
-            (spare, "last_use", lambda: True),
+            (donation, "last_use", lambda: True),
             (tl, "inline_asm_elementwise", _instruction),
         ]:
             stack.enter_context(mock.patch.object(owner, name, value, create=True))

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from gdpa_inductor.ops import operands_of, reference, reference_backward
+from gdpa_inductor.ops import operands_of
+from gdpa_inductor.reference import reference, reference_backward
 
 from .cases import ADDED, CAUSAL, HSTU, SILU, Case, in_dtype
 

@@ -6,9 +6,8 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from gdpa_inductor.kernels.cute import plan
+from gdpa_inductor.kernels.cute import launch, plan
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
-from gdpa_inductor.kernels.cute.sm90.backward import launch
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 
 from .cute_backward_cases import CASES, Case, make_call
@@ -31,7 +30,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list:
         made = torch.empty(size, dtype=dtype, device=device)
         return made.fill_(float("nan") if dtype.is_floating_point else -7)
 
-    def noted(call, launcher, others, own):
+    def noted(call, launcher, others, stored):
         found.append((launcher, others[1].clone(), others[5].clone()))
 
     monkeypatch.setattr(backward_launch, "empty", poisoned)

@@ -11,10 +11,10 @@ pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.backward.launch import BackwardCall
+from gdpa_inductor.kernels.cute.launch import launcher
 from gdpa_inductor.kernels.cute.plan import plan_of
-from gdpa_inductor.kernels.cute.replay import Unrecorded
-from gdpa_inductor.kernels.cute.sm100.backward.launch import SIDES, launcher
-from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
+from gdpa_inductor.kernels.cute.replay import Record
+from gdpa_inductor.kernels.cute.sm100.config import SIDES, Sm100Config
 from gdpa_inductor.rejection import GDPAError
 from tests.emulator import recording, run
 from tests.tolerances import error_of
@@ -40,11 +40,13 @@ def emulated(
     """dQ, dK, dV by the kernels, or those of some sides; what they write holds NaN before."""
     o, found = call.operands, {}
     plan = plan_of(o, case.fast, True, Sm100Config)
-    given = BackwardCall(plan, o, o, call.grad_out, call.order, case.ctas, 0, True, Unrecorded())
+    given = BackwardCall(
+        plan, o, o, call.grad_out, call.order, case.ctas, 0, True, Record(fails=True)
+    )
     for side in sides:
         letters = SIDES[side]
         with recording():
-            start = launcher(plan.config, side)
+            start = launcher(plan.config.side(side, None))
         outputs = [given.room(letter) for letter in letters]
         for letter, tensor in zip(letters, outputs):
             _owned(call, letter, tensor, float("nan"))

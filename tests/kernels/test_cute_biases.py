@@ -108,21 +108,21 @@ def test_sums_of_what_the_kernel_stores(axes, cols, shared, spare, cuts, room, m
     o = Operands(q, k, v, aux, (), program, None, None, 0, 0)
     launches, sums = [], torch.empty(0, dtype=torch.float64)
 
-    def launch(part: biases.Part) -> None:
-        launches.append(part)
-        *grads, scores = plain(part.operands, part.grad_out)[1]
-        if part.keys in ("middle", "last"):
+    def launch(share: biases.Share, o, grad_out, rooms, stored) -> None:
+        launches.append(share)
+        *grads, scores = plain(o, grad_out)[1]
+        if share.part in ("middle", "last"):
             grads[0] += sums
         sums.resize_(grads[0].shape).copy_(grads[0])
         for letter, found in zip("qkv", grads):
-            part.rooms[letter].copy_(found)
-        part.scores.copy_(scores)
+            rooms[letter].copy_(found)
+        stored.copy_(scores)
 
     division = biases.Division(o, range(len(aux)), 8, 1, cuts)
     needs = (True,) * (3 + len(aux))
     wanted, kept = plain(o, grad)[0], [x.clone() for x in aux]
     numbers = range(len(aux)) if spare else ()
-    record: Any = types.SimpleNamespace(made=lambda x: x, fails=False)
+    record: Any = types.SimpleNamespace(add_buffer=lambda x: x, fails=False)
     given = (division, launch, lambda *_: False, record, numbers)
     found = biases.gradients(grad, o, needs, *given)
     for x, before, mine in zip(aux, kept, found[3:], strict=True):
@@ -133,7 +133,7 @@ def test_sums_of_what_the_kernel_stores(axes, cols, shared, spare, cuts, room, m
         torch.testing.assert_close(mine, exact, rtol=1e-5, atol=1e-5)
     whole = axes == "of each score" and cols % biases.ALIGNED == 0
     assert (len(launches) == 1) == (whole or room > 1)
-    assert any(part.keys for part in launches) == (cuts and not whole and room == 1)
+    assert any(share.part for share in launches) == (cuts and not whole and room == 1)
 
 
 def plain(o: Operands[torch.Tensor], grad: torch.Tensor) -> tuple[list, list]:

@@ -10,7 +10,7 @@ pytest.importorskip("cutlass")
 from gdpa_inductor.kernels.cute import bounds
 from gdpa_inductor.kernels.cute.bounds import TableForm
 from gdpa_inductor.kernels.cute.classes import TileSize, table_dtype
-from gdpa_inductor.kernels.cute.replay import Unrecorded
+from gdpa_inductor.kernels.cute.replay import Record
 from gdpa_inductor.program.expr import AXES
 from gdpa_inductor.program.score_mod import Aux
 from tests.emulator import recording, run
@@ -43,7 +43,7 @@ def made(operand: torch.Tensor, access: tuple[str, ...], size: TileSize = SIZE) 
 
         def start() -> None:
             room.used = 0
-            found.append(form.made(operand, 0, 0, Unrecorded()))
+            found.append(form.build(operand, 0, 0, Record(fails=True)))
 
         run(start, [operand, room.bytes])
     assert found[-1].room.dtype == getattr(

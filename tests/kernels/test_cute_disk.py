@@ -110,7 +110,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_nothing_is_kept_where_torch_keeps_nothing(folder: Path, exports: None, monkeypatch):
     monkeypatch.setattr(inductor, "cache_folder", lambda: None)
-    assert disk.kept(lambda: b"kernel", "forward", CONFIG) == b"kernel"
+    assert disk.object_file(lambda: b"kernel", "forward", CONFIG) == b"kernel"
     assert objects(folder) == []
 
 
@@ -180,7 +180,7 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_kernel_is_written_whole_under_its_hash(folder: Path, exports: None):
-    assert disk.kept(lambda: b"kernel", "forward", CONFIG) == b"kernel"
+    assert disk.object_file(lambda: b"kernel", "forward", CONFIG) == b"kernel"
     (path,) = objects(folder)
     assert path.name == f"{disk._name(b'kernel')}.o" and path.read_bytes() == b"kernel"
 
@@ -192,14 +192,16 @@ def test_a_write_that_fails_leaves_nothing(folder: Path, exports: None, monkeypa
         raise OSError("no space left")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    assert disk.kept(lambda: b"kernel", "forward", CONFIG) == b"kernel"
+    assert disk.object_file(lambda: b"kernel", "forward", CONFIG) == b"kernel"
     assert objects(folder) == []
 
 
 def test_what_cannot_be_kept_is_compiled_each_time(folder: Path, exports: None):
     (folder / disk.FOLDER).write_text("a file")
     kernels = [b"one", b"another"]
-    assert [disk.kept(lambda made=made: made, "forward", CONFIG) for made in kernels] == kernels
+    assert [
+        disk.object_file(lambda made=made: made, "forward", CONFIG) for made in kernels
+    ] == kernels
     assert objects(folder) == []
 
 
@@ -207,9 +209,9 @@ def test_a_folder_that_cannot_be_read_costs_time_only(folder: Path, exports: Non
     def forbidden(path: Path) -> bytes:
         raise PermissionError(path)
 
-    assert disk.kept(lambda: b"kernel", "forward", CONFIG) == b"kernel"
+    assert disk.object_file(lambda: b"kernel", "forward", CONFIG) == b"kernel"
     monkeypatch.setattr(Path, "read_bytes", forbidden)
-    assert disk.kept(lambda: b"another", "forward", CONFIG) == b"another"
+    assert disk.object_file(lambda: b"another", "forward", CONFIG) == b"another"
 
 
 def test_two_writers_leave_sound_files(folder: Path):
@@ -218,4 +220,4 @@ def test_two_writers_leave_sound_files(folder: Path):
     for content in (b"one", b"another"):
         disk._store(place, content)
     assert len(objects(folder)) == 2
-    assert disk.kept(pytest.fail, "forward", CONFIG) in (b"one", b"another")
+    assert disk.object_file(pytest.fail, "forward", CONFIG) in (b"one", b"another")

@@ -10,6 +10,7 @@ import json
 import re
 import tempfile
 from collections import Counter
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,8 +19,7 @@ import pytest
 pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute import launch
-from gdpa_inductor.kernels.cute.sm100.backward.launch import SIDES, compiled
-from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
+from gdpa_inductor.kernels.cute.sm100.config import SIDES, Sm100Config
 from tests.emulator.recording import linked
 
 from .cute_account import BIAS, CAUSAL, GELU, SILU
@@ -40,10 +40,7 @@ QUICK = ("silu", "causal")
 def ptx(config: Sm100Config, side: str) -> str:
     with linked(), tempfile.TemporaryDirectory() as folder:
         options = f"--keep-ptx --dump-dir={folder}"
-        if side == "forward":
-            made = launch.compiled(config, options)
-        else:
-            made = compiled(config, side, options)
+        made = launch.compiled(replace(config, kernel=side), options)
     return re.sub(r"kernel_cutlass_\w+", "kernel", made.__ptx__)
 
 

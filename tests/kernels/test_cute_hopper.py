@@ -10,12 +10,11 @@ pytest.importorskip("triton")  # its package has the disassembler
 
 from cutlass import BFloat16, cute
 
+from gdpa_inductor.kernels.cute import launch
 from gdpa_inductor.kernels.cute.backward import jagged_sums
 from gdpa_inductor.kernels.cute.backward.roots import masked
 from gdpa_inductor.kernels.cute.backward.stored import StoredTiling
 from gdpa_inductor.kernels.cute.config import SHARED_MEMORY
-from gdpa_inductor.kernels.cute.sm90.backward.kernel import HopperBackward
-from gdpa_inductor.kernels.cute.sm90.backward.launch import compiled, others
 from gdpa_inductor.kernels.cute.sm90.config import COLS, HALF, ROWS, Sm90Config
 from gdpa_inductor.kernels.cute.sm90.forward.bias import CHUNK, CHUNKS, HopperBias
 from gdpa_inductor.kernels.cute.sm90.forward.roles import OWN, Roles
@@ -126,7 +125,7 @@ def test_a_bias_lies_in_registers_as_the_scores_do():
 @pytest.mark.parametrize("name", slow_but(ONCE, CONFIGS))
 def test_machine_code_of_the_backward(name: str):
     config = hopper(name)
-    made = binary(config, HopperBackward(config), others(config))
+    made = binary(dataclasses.replace(config, kernel="backward"))
     products, waits = expected_of_the_backward(config)
     assert made.count("HGMMA") == products
     assert made.count("WARPGROUP.DEPBAR") == waits, "the products are serialized"
@@ -136,7 +135,8 @@ def test_machine_code_of_the_backward(name: str):
     # Whole lines of the cache are dropped where sums of dQ were converted.
     assert (made.count("CCTL.E.RML2") > 0) == (config.converts and config.head_dim % 32 == 0)
     # What the next tile begins with is asked for ahead where tiles are alike.
-    alike = config.lags and not (config.jagged_q or config.jagged_k or masked(config))
+    backward = dataclasses.replace(config, kernel="backward")
+    alike = config.lags and not (config.jagged_q or config.jagged_k or masked(backward))
     assert (made.count("CCTL.E.PF2") > 0) == alike
     # dQ in 16 bits leaves the cache first.
     assert (made.count("STG.E.EF.128") > 0) == config.converts
@@ -153,7 +153,7 @@ FREE = ("silu, D 128", "causal sigmoid, D 64", "jagged silu, D 128", "seeds, sil
 def test_machine_code_where_dq_is_added_in_any_order(name: str):
     """Nobody waits for a turn, and nobody stores a sum."""
     ordered, free = (dataclasses.replace(hopper(name), ordered=x) for x in (True, False))
-    before, made = (binary(c, HopperBackward(c), others(c)) for c in (ordered, free))
+    before, made = (binary(dataclasses.replace(c, kernel="backward")) for c in (ordered, free))
     assert (before.count("RED"), made.count("RED")) == (0, 1)
     waits, left = (x.count("LDG.E.STRONG.GPU") for x in (before, made))
     assert waits - left == 2, "the first look at a counter, and those of the loop"
@@ -173,7 +173,7 @@ def test_machine_code_where_the_gradient_of_a_bias_is_stored(head_dim: int, jagg
     changes = {"stored": 0, "head_dim": head_dim, "value_dim": head_dim}
     changes |= {"jagged_q": jagged, "jagged_k": jagged}
     config = dataclasses.replace(hopper("silu + bias (bf16), D 128"), **changes)
-    made = binary(config, HopperBackward(config), others(config))
+    made = binary(dataclasses.replace(config, kernel="backward"))
     products = made.before("USETMAXREG.DEALLOC")
     waits = expected_of_the_backward(config)[1]
     assert made.count("WARPGROUP.DEPBAR") == waits, "the products are serialized"
@@ -201,7 +201,7 @@ def test_machine_code_where_operands_are_fetched_for_a_step(name: str):
     config = Sm90Config(
         "bfloat16", 128, 128, program, dtypes, vectors=vectors, stored=len(dtypes) - 1
     )
-    made = binary(config, HopperBackward(config), others(config))
+    made = binary(dataclasses.replace(config, kernel="backward"))
     products = made.before("USETMAXREG.DEALLOC")
     assert made.count("WARPGROUP.DEPBAR") == 7, "the products are serialized"
     assert products.count("LDG") == 2 * 2 * loads
@@ -212,8 +212,8 @@ def test_machine_code_where_a_table_tells_tiles_apart():
     """A tile that the mask leaves whole reads one number of the table, and none of the mask."""
     program, dtypes, loads, spills = FETCHED["mask and fp32 bias"]
     config = Sm90Config("bfloat16", 128, 128, program, dtypes, vectors=frozenset([0, 1]), stored=1)
-    config = dataclasses.replace(config, bounded=frozenset([0]))
-    made = disassembled(functools.partial(compiled.__wrapped__, config))
+    config = dataclasses.replace(config, bounded=frozenset([0]), kernel="backward")
+    made = disassembled(functools.partial(launch.compiled.__wrapped__, config))
     products = made.before("USETMAXREG.DEALLOC")
     assert made.count("WARPGROUP.DEPBAR") == 7, "the products are serialized"
     # Which query tiles a tile meets, and in either step whether its own is whole.

@@ -11,9 +11,9 @@ import torch
 
 pytest.importorskip("cutlass")
 
+from gdpa_inductor.kernels.cute import launch
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.backward.launch import backward
-from gdpa_inductor.kernels.cute.sm90.backward import launch as hopper_launch
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from tests.emulator import recording, run
 
@@ -48,10 +48,10 @@ FAST = {"tails, grouped heads", "jagged", "causal sigmoid", "a bias of rows", "s
 @pytest.fixture(scope="module", autouse=True)
 def fresh():
     """Kernels of elsewhere were not recorded."""
-    for cache in (hopper_launch.compiled, hopper_launch.launcher):
+    for cache in (launch.compiled, launch.launcher):
         cache.cache_clear()
     yield
-    for cache in (hopper_launch.compiled, hopper_launch.launcher):
+    for cache in (launch.compiled, launch.launcher):
         cache.cache_clear()
 
 

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute.config import slice_of
-from gdpa_inductor.kernels.cute.plan import made
+from gdpa_inductor.kernels.cute.plan import plan_of
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from tests.tolerances import error_of
 
@@ -65,7 +65,7 @@ WIDE = (
     Case("D 200, short keys", d=200, b=4, n=192, q_lengths=SELF, offsets=torch.int64),
     Case("D 256, one row", d=256, m=1, n=1, h=3),
 )  # fmt: skip
-# Of 132 and more CTAs all but some tiles are cut (rounds.py), of a few the last ones.
+# Of 132 and more CTAs all but some tiles are cut (`Rounds`), of a few the last ones.
 PIECES = (
     Case("three of three", d=64, m=400, n=140, h=3, ctas=4),
     Case("two of three", d=64, m=400, n=140, h=2, hk=1, ctas=13),
@@ -112,7 +112,7 @@ def test_forward(case: Case):
 
 @pytest.mark.parametrize("case", slow_but(OFTEN, WIDE))
 def test_wide_heads(case: Case):
-    assert made(case.operands(), True, True, Sm90Config).config.overlaid
+    assert plan_of(case.operands(), True, True, Sm90Config).config.overlaid
     correct(case)
 
 
@@ -151,7 +151,7 @@ def test_a_round_in_pieces(case: Case):
 
 @pytest.mark.parametrize("case", SCALED, ids=lambda case: case.name)
 def test_queries_that_are_scaled(case: Case):
-    config = made(case.operands(), True, True, Sm90Config).config
+    config = plan_of(case.operands(), True, True, Sm90Config).config
     factors = [dataclasses.replace(config, **x).query_factor for x in ({}, *UNSCALED)]
     assert factors == [0.0625, *[1.0] * len(UNSCALED)]
     correct(case, ("lazy", "random"))

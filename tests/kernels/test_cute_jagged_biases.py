@@ -16,14 +16,13 @@ from torch import Tensor
 
 pytest.importorskip("cutlass")
 
-from gdpa_inductor.kernels.cute import plan
+from gdpa_inductor.kernels.cute import launch, plan
 from gdpa_inductor.kernels.cute.backward import jagged_biases
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.backward.launch import BackwardCall, backward
 from gdpa_inductor.kernels.cute.backward.roots import factor_of
 from gdpa_inductor.kernels.cute.backward.stored import StoredScores, StoredTiling
 from gdpa_inductor.kernels.cute.launcher import SIZES, TOTALS
-from gdpa_inductor.kernels.cute.sm90.backward import launch as hopper_launch
 from gdpa_inductor.kernels.cute.sm90.config import COLS, Sm90Config
 from gdpa_inductor.operands import Operands, score_shape
 from gdpa_inductor.program.score_mod import ScoreMod
@@ -174,8 +173,8 @@ def formula(monkeypatch: pytest.MonkeyPatch) -> Formula:
     found = Formula()
     monkeypatch.setattr(plan, "PLANS", {})
     monkeypatch.setattr(backward_launch, "_kernels", lambda _: found)
-    monkeypatch.setattr(backward_launch, "add_tiles", tiles)
-    monkeypatch.setattr(backward_launch, "add_rows", rows)
+    monkeypatch.setattr(jagged_biases, "add_tiles", tiles)
+    monkeypatch.setattr(jagged_biases, "add_rows", rows)
     return found
 
 
@@ -261,15 +260,13 @@ def test_what_the_launches_of_hopper_are_given(program, monkeypatch):
         found.side_effect = lambda *words: given.append((config, *words))
         return found
 
-    monkeypatch.setattr(hopper_launch, "launcher", launcher)
-    monkeypatch.setattr(
-        backward_launch, "add_tiles", lambda *x, **_: summed.append((len(given), x))
-    )
+    monkeypatch.setattr(launch, "launcher", launcher)
+    monkeypatch.setattr(jagged_biases, "add_tiles", lambda *x, **_: summed.append((len(given), x)))
     grad, o = make(("h,q_idx,kv_idx",), program=program)
     gradients(grad, o, (True,) * 4)
     (config, first, form), (other, second, rest) = given
     assert config is other and config.stored == 0
-    assert len(hopper_launch.others(config)) == 8
+    assert len(config.matrices) == 8
     dealt = [struct.unpack(f"{SIZES + 1}q", x[: 8 * (SIZES + 1)])[SIZES] for x in (form, rest)]
     assert dealt == [3, 2]
     matrices, order = 3 + 8, 3 + 8 + TOTALS + 2

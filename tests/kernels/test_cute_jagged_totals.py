@@ -8,10 +8,10 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from gdpa_inductor.kernels.cute.backward import jagged_totals
 from gdpa_inductor.kernels.cute.backward.jagged_totals import add_rows, add_tiles
 from gdpa_inductor.kernels.cute.backward.stored import StoredScores, StoredTiling
 from gdpa_inductor.kernels.cute.config import whole_vectors
+from gdpa_inductor.kernels.cute.launcher import word_launcher
 from tests.emulator import recording, run
 
 ARCH = "sm_100a"  # that of the emulator
@@ -47,10 +47,10 @@ def exact(found: StoredScores) -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def recorded():
     """Kernels are compiled while they are recorded."""
-    jagged_totals._launcher.cache_clear()
+    word_launcher.cache_clear()
     with recording():
         yield
-    jagged_totals._launcher.cache_clear()
+    word_launcher.cache_clear()
 
 
 def emulated(call, found: StoredScores, total: torch.Tensor) -> None:

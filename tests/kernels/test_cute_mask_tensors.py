@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute.classes import classes
-from gdpa_inductor.kernels.cute.plan import made
+from gdpa_inductor.kernels.cute.plan import plan_of
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from tests.tolerances import error_of
@@ -42,7 +42,7 @@ def test_every_case_has_a_table() -> None:
     for name in CASES:
         _, call = problem(name)
         for kind in KINDS.values():
-            found = classes(made(call.operands, True, True, kind).config)
+            found = classes(plan_of(call.operands, True, True, kind).config)
             assert found.skips and found.bounds, name
 
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from gdpa_inductor.kernels.cute import launch, plan
+from gdpa_inductor.kernels.cute import form, launch, plan
 from gdpa_inductor.kernels.cute.launcher import Launcher
 from gdpa_inductor.kernels.cute.order import longest_first
-from gdpa_inductor.kernels.cute.replay import Unrecorded
+from gdpa_inductor.kernels.cute.replay import Record
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
-from gdpa_inductor.operands import Operands
+from gdpa_inductor.operands import Operands, output_shape, score_shape
 from gdpa_inductor.ops import operands_of
 from gdpa_inductor.rejection import GDPAError
 
@@ -116,7 +116,7 @@ def test_jagged_sequences_are_dealt_longest_first_each_time(kernels):
         out = forward(o, order=order)
         assert last(kernels) == taken(o, out, order)
     (config,) = kernels
-    assert longest_first(o, config, 0, Unrecorded()).tolist() == [1, 0, 0]
+    assert longest_first(o, config, 0, Record(fails=True)).tolist() == [1, 0, 0]
 
 
 def test_scalars_and_ctas_and_streams_are_of_the_call(kernels):
@@ -222,9 +222,20 @@ CHANGES = {
 OPTIONS = (True, True, Sm90Config)
 
 
+CACHES = ("cache", "words", "example")
+
+
 def facts(found: plan.LaunchPlan) -> dict:
     fields = dataclasses.fields(found)
-    return {x.name: getattr(found, x.name) for x in fields if x.name not in ("kept", "words")}
+    return {x.name: getattr(found, x.name) for x in fields if x.name not in CACHES}
+
+
+def form_of(o: Given, *options) -> form.Form:
+    return form.Form(*form.key_of(o, *options))
+
+
+def built(o: Given, *options) -> plan.LaunchPlan:
+    return plan.build_plan(form_of(o, *options))
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -233,7 +244,7 @@ def test_another_form_has_another_plan(name: str):
     other = dataclasses.replace(base, **changes)
     first, second = plan.plan_of(base, *OPTIONS), plan.plan_of(other, *OPTIONS)
     assert first is not second
-    assert facts(second) == facts(plan.made(other, *OPTIONS))
+    assert facts(second) == facts(built(other, *OPTIONS))
     assert plan.plan_of(base, *OPTIONS) is first and plan.plan_of(other, *OPTIONS) is second
 
 
@@ -244,7 +255,85 @@ def test_another_form_has_another_plan(name: str):
 )
 def test_other_options_have_another_plan(options):
     assert plan.plan_of(DENSE, *OPTIONS) is not plan.plan_of(DENSE, *options)
-    assert facts(plan.plan_of(DENSE, *options)) == facts(plan.made(DENSE, *options))
+    assert facts(plan.plan_of(DENSE, *options)) == facts(built(DENSE, *options))
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_plan_says_of_a_form_what_holds_for_the_call(name: str):
+    """It is built from meta tensors. Whatever is read of the tensors of the call is the same."""
+    base, changes = CHANGES[name]
+    o = dataclasses.replace(base, **changes)
+    found = plan.plan_of(o, *OPTIONS)
+    assert found.config == plan.config_for(o, Sm90Config, True, True)
+    assert found.copied == tuple(not plan.fits(x) for x in (o.query, o.key, o.value))
+    pairs = zip((o.query, o.key, o.value), found.copied, strict=True)
+    read = [torch.empty(x.shape) if copied else x for x, copied in pairs]
+    assert found.strides == tuple(step for x in read for step in plan.strides(x))
+    assert found.output_of(o) == output_shape(o)
+    assert found.sizes == (
+        *score_shape(o)[:2],
+        o.key.shape[1],
+        o.value.shape[1],
+        *score_shape(o)[2:],
+    )
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_example_of_a_form_has_the_form(name: str):
+    base, changes = CHANGES[name]
+    found = form_of(dataclasses.replace(base, **changes), *OPTIONS)
+    again = form_of(form.example_of(found), *OPTIONS)
+    assert again._replace(tensors=found.tensors) == found
+    for field in (0, 2):  # all but the device
+        assert again.tensors[field::3] == found.tensors[field::3]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 40, 50])
+@pytest.mark.parametrize("sizes", [(2, 3), (40,), (50, 4), (51,)])
+def test_a_form_tells_rows_apart_that_equal_a_size(rows: int, sizes: tuple[int, ...]):
+    """Of the others it tells 0, 1 and several. Those of the values are compared with the keys'."""
+    o = dataclasses.replace(rows_of(JAGGED, rows), aux=[torch.randn(sizes)])
+    found = form.example_of(form_of(o, *OPTIONS))
+    query, key, value = found.query, found.key, found.value
+    shorter = dataclasses.replace(o, value=torch.randn(rows + 1, 4, 64).to(BF16))
+    assert [size == rows for size in sizes] == [size == key.shape[0] for size in sizes]
+    assert min(rows, 2) == min(query.shape[0], 2) and query.shape == key.shape == value.shape
+    example = form.example_of(form_of(shorter, *OPTIONS))
+    assert example.value.shape[0] != example.key.shape[0]
+
+
+def test_a_plan_is_built_from_its_key_alone(monkeypatch):
+    """What is computed for a plan, early or late, gets the form, the plan and hashable values."""
+
+    def tensors(value) -> bool:
+        parts = value if isinstance(value, (tuple, list)) else ()
+        return isinstance(value, (torch.Tensor, Operands)) or any(map(tensors, parts))
+
+    given, build = [], plan.build_plan
+    monkeypatch.setattr(plan, "build_plan", lambda *x: given.append(x) or build(*x))
+    found = plan.plan_of(biased(), *OPTIONS)
+    ((key,),) = given
+    assert hash(key) == hash(next(iter(plan.PLANS))) and not tensors(key)
+    meta = [x for x in found.example.flat() if isinstance(x, torch.Tensor)]
+    assert meta and all(x.is_meta for x in meta)
+    assert found.once(lambda own, number: (own, number), 3) == (found, 3)
+    with pytest.raises(TypeError, match="unhashable"):
+        found.once(len, [3])
+
+
+def test_no_check_or_plan_can_depend_on_rows_that_the_key_lacks(monkeypatch):
+    """One that tried would get the same answer for every batch."""
+    counts, choose = [], plan.config_for
+
+    def noting(o, *options):
+        counts.append((o.query.shape[0], o.key.shape[0]))
+        return choose(o, *options)
+
+    monkeypatch.setattr(plan, "config_for", noting)
+    for rows in (7, 50, 1000):
+        plan.PLANS.clear()
+        plan.plan_of(rows_of(JAGGED, rows), *OPTIONS)
+    assert len(counts) == 3 and len(set(counts)) == 1
 
 
 def rows_of(o: Given, count: int) -> Given:

@@ -12,8 +12,7 @@ import torch
 from gdpa_inductor.kernels.cute import bounds, launch, plan, replay
 from gdpa_inductor.kernels.cute.backward import biases, totals
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
-from gdpa_inductor.kernels.cute.launcher import SIZES, TOTALS, WordLauncher
-from gdpa_inductor.kernels.cute.sm90.backward import launch as hopper
+from gdpa_inductor.kernels.cute.launcher import SIZES, TOTALS, Launcher, WordLauncher
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.lowerings.cute import calls
 from gdpa_inductor.ops import Arguments, operands_of
@@ -30,9 +29,12 @@ CAUSAL = "where(ge(q_idx,kv_idx),silu(s),0.0)"
 def recorders(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
     """The forward's and the backward's recorder. Memory of a replay lies on the CPU."""
     forward, backward = Recorder(), Recorder()
-    for module, recorder in ((launch, forward), (hopper, backward)):
-        made = functools.cache(functools.partial(module.launcher_of, recorder))
-        monkeypatch.setattr(module, "launcher", made)
+
+    @functools.cache
+    def launcher(config: Sm90Config) -> Launcher:
+        return Launcher(forward if config.kernel == "forward" else backward, config)
+
+    monkeypatch.setattr(launch, "launcher", launcher)
     find = plan.plan_of
     for module in (launch, backward_launch):
         monkeypatch.setattr(module, "place", lambda *_: (CTAS, STREAM))
@@ -211,7 +213,7 @@ def looking(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """In place of the kernel that makes a table of bounds."""
     recorder = Recorder()
     launcher = WordLauncher(recorder, bounds.WORDS)
-    monkeypatch.setattr(bounds, "_bounding", lambda *_: launcher)
+    monkeypatch.setattr(bounds, "word_launcher", lambda *_: launcher)
     return recorder
 
 
@@ -255,7 +257,7 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """In place of the kernel that sums what is stored."""
     recorder = Recorder()
     launcher = WordLauncher(recorder, 8)
-    monkeypatch.setattr(totals, "_summation", lambda *_: launcher)
+    monkeypatch.setattr(totals, "word_launcher", lambda *_: launcher)
     return recorder
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from gdpa_inductor.kernels.cute import launch, order, plan, replay
+from gdpa_inductor.kernels.cute.backward import jagged_biases
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.launcher import Launcher, WordLauncher
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
-from gdpa_inductor.kernels.cute.sm100.backward import launch as blackwell
 from gdpa_inductor.kernels.cute.sm100.config import SIDES, Sm100Config
 from gdpa_inductor.lowerings.cute import calls
 from gdpa_inductor.ops import operands_of
@@ -46,7 +46,7 @@ def ranked(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """In place of the kernel that ranks sequences."""
     recorder = Recorder()
     ranking = functools.cache(lambda *_: WordLauncher(recorder, 4))
-    monkeypatch.setattr(order, "_ranking", ranking)
+    monkeypatch.setattr(order, "word_launcher", ranking)
     monkeypatch.setattr(order, "_is_ranked", lambda *_: True)
     return recorder
 
@@ -351,7 +351,7 @@ def test_gradients_of_jagged_biases_are_not_recorded(monkeypatch):
     done: list[str] = []
     for name in ("add_tiles", "add_rows"):
         run = functools.partial(lambda *_, name, **__: done.append(name), name=name)
-        monkeypatch.setattr(backward_launch, name, run)
+        monkeypatch.setattr(jagged_biases, name, run)
     site = calls.backward_site(False)
     for later in range(2):
         found = site(*of_backward(biased(50), wanted=True))
@@ -395,17 +395,15 @@ def test_a_record_holds_no_tensor():
 
 def test_rows_that_no_sequence_owns_are_cleared_where_kernels_do_not(kernels, cleared, monkeypatch):
     """On Blackwell, all rows of each call."""
-    find, recorder = plan.made, Recorder()
+    find, recorder = plan.plan_of, Recorder()
 
     def plan_of(o, fast, skip, kind):
-        return plan.PLANS.setdefault("only", find(o, fast, skip, Sm100Config))
-
-    def launcher(config, side):
-        return Launcher(recorder, config, 3 + len(blackwell.others(config, side)))
+        return find(o, fast, skip, Sm100Config)
 
     for module in (launch, backward_launch):
         monkeypatch.setattr(module, "plan_of", plan_of)
-    monkeypatch.setattr(blackwell, "launcher", functools.cache(launcher))
+    launcher = functools.cache(lambda config: Launcher(recorder, config))
+    monkeypatch.setattr(launch, "launcher", launcher)
     forward, backward = calls.forward_site(False), calls.backward_site(False)
     for number, rows in enumerate((50, 7, 300)):
         del cleared[:]

@@ -12,7 +12,7 @@ import cuda.bindings.driver as cuda
 from cutlass import Int32, cute
 
 from gdpa_inductor.kernels.cute.compiler import pointer
-from gdpa_inductor.kernels.cute.forward.rounds import Rounds
+from gdpa_inductor.kernels.cute.forward.work import Rounds
 from tests.emulator import recording, run
 
 from .test_cute_sequences import ARCH, addresses

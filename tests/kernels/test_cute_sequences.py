@@ -13,10 +13,10 @@ from cutlass import Int32, Int64, cute
 
 from gdpa_inductor.kernels.cute import ranking
 from gdpa_inductor.kernels.cute.compiler import pointer
-from gdpa_inductor.kernels.cute.gaps import Gaps
 from gdpa_inductor.kernels.cute.launcher import WordLauncher
 from gdpa_inductor.kernels.cute.operands import Matrix
 from gdpa_inductor.kernels.cute.runtime import Kernel, exported
+from gdpa_inductor.kernels.cute.sequences import Gaps
 from tests.emulator import recording, run
 
 ARCH = "sm_100a"  # that of the emulator

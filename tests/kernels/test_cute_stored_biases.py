@@ -15,14 +15,12 @@ from torch import Tensor
 
 pytest.importorskip("cutlass")
 
-from gdpa_inductor.kernels.cute import bounds, plan
-from gdpa_inductor.kernels.cute.backward import biases, jagged_biases, jagged_totals, totals
+from gdpa_inductor.kernels.cute import bounds, launch, launcher, plan
+from gdpa_inductor.kernels.cute.backward import biases, jagged_biases
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.backward.launch import backward
-from gdpa_inductor.kernels.cute.sm90.backward import launch as hopper_launch
 from gdpa_inductor.kernels.cute.sm90.backward.roles import EMPTY
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
-from gdpa_inductor.kernels.cute.sm100.backward import launch as blackwell_launch
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from gdpa_inductor.operands import Operands
 from gdpa_inductor.program.score_mod import ScoreMod
@@ -130,10 +128,7 @@ LAST = [f"bar {i} (32 of 160 threads arrived) at exit" for i in (EMPTY, EMPTY + 
 # How many CTAs: those of Hopper wait for each other, and the emulator has one at a time. Its warps
 # of dQ wait at barriers of their own, so each runs by itself.
 KINDS = {"sm100": (Sm100Config, 2, "lazy"), "sm90": (Sm90Config, 1, "random")}
-CACHES = (
-    blackwell_launch.compiled, blackwell_launch.launcher, hopper_launch.compiled,
-    hopper_launch.launcher, jagged_totals._launcher, totals._summation, bounds._bounding,
-)  # fmt: skip
+CACHES = (launch.compiled, launch.launcher, launcher.word_launcher)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -28,7 +28,7 @@ def test_sums_over_batches_and_heads(own, target, factor, monkeypatch):
     kinds = (str(x.dtype).removeprefix("torch.") for x in (scores, found))
     with recording():
         kernel = launcher(*kinds, factor, ARCH)
-        monkeypatch.setattr(totals, "_summation", lambda *_: kernel)
+        monkeypatch.setattr(totals, "word_launcher", lambda *_: kernel)
         taken = []
         run(lambda: taken.append(totals.total(scores, found, factor, ARCH, 0)), [scores, guarded])
     assert taken and all(taken)
@@ -46,7 +46,7 @@ def test_sums_whose_rows_lie_apart(own, monkeypatch):
     found = wide[..., 8:24]
     with recording():
         kernel = launcher("bfloat16", "bfloat16", 0.5, ARCH, True)
-        monkeypatch.setattr(totals, "_summation", lambda *_: kernel)
+        monkeypatch.setattr(totals, "word_launcher", lambda *_: kernel)
         taken = []
         run(lambda: taken.append(totals.total(scores, found, 0.5, ARCH, 0)), [scores, wide])
     assert taken and all(taken)

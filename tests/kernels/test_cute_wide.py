@@ -102,6 +102,6 @@ def test_machine_code(name: str):
 def test_a_backward_above_128_is_refused():
     matrices = [torch.zeros(1, 2, 64, dim, dtype=torch.bfloat16) for dim in (192, 192, 128)]
     o = operands_of(*matrices, [], [], "silu(s)")
-    assert plan.made(o, True, True, Sm90Config).config.head_dim == 192
+    assert plan.plan_of(o, True, True, Sm90Config).config.head_dim == 192
     with pytest.raises(GDPAError, match="a head dim of 192; the CuTe backward takes up to 128"):
         backward(torch.zeros_like(matrices[2]), o, (True,) * 3, ctas=1, stream=0, kind=Sm90Config)

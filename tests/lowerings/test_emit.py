@@ -12,7 +12,6 @@ import torch
 from gdpa_inductor import lowerings
 from gdpa_inductor._compat import lowering
 from gdpa_inductor.lowerings.triton import emit
-from gdpa_inductor.ops import program_leaves
 from gdpa_inductor.program.emission import emitted
 from gdpa_inductor.program.expr import (
     INDEX,
@@ -27,6 +26,7 @@ from gdpa_inductor.program.expr import (
     INSTRUCTIONS as ROWS_OF_KERNELS,
 )
 from gdpa_inductor.program.score_mod import ScoreMod
+from gdpa_inductor.reference import program_leaves
 from tests.literals import LITERALS
 
 INSTRUCTIONS = {

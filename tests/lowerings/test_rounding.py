@@ -9,11 +9,11 @@ import torch
 
 from gdpa_inductor._compat import lowering
 from gdpa_inductor.lowerings.triton import emit
-from gdpa_inductor.ops import program_leaves
 from gdpa_inductor.program.emission import emitted
 from gdpa_inductor.program.expr import Expr, fold
 from gdpa_inductor.program.fast import gated
 from gdpa_inductor.program.score_mod import ScoreMod
+from gdpa_inductor.reference import program_leaves
 from tests.activations import ACTIVATIONS
 from tests.tolerances import error_of
 

@@ -80,7 +80,7 @@ def test_what_the_kernel_is_given(form, terms, monkeypatch):
         return torch.ops.gdpa.table_sums(grad, index, size)
 
     monkeypatch.setattr(tables, "_has_kernel", lambda *_: True)
-    monkeypatch.setattr(tables.tables, "compile_ahead", lambda *_: None)
+    monkeypatch.setattr(tables.tables, "precompile_sums", lambda *_: None)
     monkeypatch.setattr(tables, "kernel", lambda: sums)
     given = operands()
     torch._dynamo.reset()

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gdpa_inductor.patterns import plan as planning
 from gdpa_inductor.patterns import rewrite as rewriting
-from gdpa_inductor.patterns import together
+from gdpa_inductor.patterns import selection
 from tests._recorder import Recorder
 from tests.patterns.effects import heads, run, same
 
@@ -32,7 +32,7 @@ def test_an_error_before_all_analyses_leaves_the_graph(monkeypatch):
 
 def test_a_ban_that_is_not_heeded_ends_the_passes(monkeypatch):
     names = itertools.cycle([("asked",)] * 2 + [("banned",)] * 2)  # of two plans, in each pass
-    monkeypatch.setattr(together.Replacement, "replaced", property(lambda self: next(names)))
+    monkeypatch.setattr(selection.Replacement, "replaced", property(lambda self: next(names)))
     commits = []
     monkeypatch.setattr(rewriting, "_commit", lambda *_: commits.append(1) or raising())
     _left_alone()

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from gdpa_inductor import look_up
-from gdpa_inductor.patterns.tables import relief
+from gdpa_inductor.patterns.tables import rewriting
 from gdpa_inductor.report.sections import match_lines
 from tests._recorder import Recorder
 from tests.operands import generator_of
@@ -63,7 +63,7 @@ def test_a_spelling(name):
 
 @pytest.mark.refused_by_judge
 def test_the_judge_sees_a_gradient_of_padding(monkeypatch):
-    monkeypatch.setattr(relief, "_padded", lambda recipe, table, pads: table)
+    monkeypatch.setattr(rewriting, "_without_row", lambda recipe, table, pads: table)
 
     def attention(q, k, v, table, places):
         bias = F.embedding(places, table, padding_idx=2).permute(2, 0, 1)

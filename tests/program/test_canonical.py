@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from gdpa_inductor.program.canonical import canonical
-from gdpa_inductor.program.derivatives import differentiate
-from gdpa_inductor.program.expr import OPS, SCORE, Expr, Op, call, fold, torch_apply
+from gdpa_inductor.program.expr import OPS, SCORE, Expr, Op, call, differentiate, fold, torch_apply
 
 X, BETA = SCORE + 0.25, math.sqrt(2 / math.pi)
 NAMED = {

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from gdpa_inductor.program.derivatives import differentiate
 from gdpa_inductor.program.expr import (
     GRAD,
     INDEX,
@@ -20,6 +19,7 @@ from gdpa_inductor.program.expr import (
     aux,
     call,
     const,
+    differentiate,
     fold,
     postorder,
     scalar,

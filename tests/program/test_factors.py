@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from gdpa_inductor.ops import program_leaves
 from gdpa_inductor.program.expr import call, const, fold, postorder, torch_apply
 from gdpa_inductor.program.factors import factored, of_queries
 from gdpa_inductor.program.fast import gated
 from gdpa_inductor.program.score_mod import ScoreMod
 from gdpa_inductor.program.tile_classes import classify
+from gdpa_inductor.reference import program_leaves
 
 SCORES = ("s", "mul(s,0.0884)", "div(s,-11.5)", "add(mul(s,0.5),1.0)")
 FRAMES = (

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from gdpa_inductor.ops import program_leaves
-from gdpa_inductor.program.derivatives import differentiate
-from gdpa_inductor.program.expr import SCORE, const, fold, postorder, torch_apply
+from gdpa_inductor.program.expr import SCORE, const, differentiate, fold, postorder, torch_apply
 from gdpa_inductor.program.fast import gated
 from gdpa_inductor.program.score_mod import ScoreMod
+from gdpa_inductor.reference import program_leaves
 
 PROGRAMS = [
     *(

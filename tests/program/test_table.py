@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from docs.tools.operations import renewed, table
 from gdpa_inductor.program import expr
-from gdpa_inductor.program.table import renewed, table
 
 PAGE = Path(__file__).parents[2] / "docs" / "score_programs.md"
 
 
 def test_the_operations_of_a_program_are_documented_as_their_rows_are() -> None:
-    """Else: python -m gdpa_inductor.program.table docs/score_programs.md"""
+    """Else: python -m docs.tools.operations docs/score_programs.md"""
     page = PAGE.read_text()
     assert table() in page
     assert renewed(page) == page

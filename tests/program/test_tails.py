@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from gdpa_inductor.ops import program_leaves
 from gdpa_inductor.program.expr import fold, torch_apply
 from gdpa_inductor.program.score_mod import ScoreMod
 from gdpa_inductor.program.tails import still
+from gdpa_inductor.reference import program_leaves
 
 STILL = [
     "s",

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from gdpa_inductor.program.derivatives import differentiate
-from gdpa_inductor.program.expr import OPS, Trait, aux
+from gdpa_inductor.program.expr import OPS, Trait, aux, differentiate
 from tests.literals import LITERALS
 from tests.program.test_expr import evaluate, term_of
 

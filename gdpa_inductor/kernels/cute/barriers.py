@@ -64,9 +64,9 @@ class Each:
         return [value for item in self.items for value in extract_mlir_values(item)]
 
     def __new_from_mlir_values__(self, values: list[Any]) -> "Each":
-        given = list(values)
+        remaining = list(values)
         counts = [len(extract_mlir_values(item)) for item in self.items]
-        parts = [[given.pop(0) for _ in range(count)] for count in counts]
+        parts = [[remaining.pop(0) for _ in range(count)] for count in counts]
         return Each(*(new_from_mlir_values(*pair) for pair in zip(self.items, parts, strict=True)))
 
     def __get_mlir_types__(self) -> list[Any]:

@@ -52,8 +52,8 @@ class Bounding:
         for i in cutlass.range(thread // LANES, self.rows, WARPS, unroll=UNROLLED):
             own = first + smaller(i, last_row) * sr
             for j in range_constexpr(0, self.cols, LANES):
-                found = self.element(own + smaller(j + thread % LANES, last_col) * sc)
-                lo, hi = self.least(lo, found), self.most(hi, found)
+                value = self.element(own + smaller(j + thread % LANES, last_col) * sc)
+                lo, hi = self.least(lo, value), self.most(hi, value)
         self.store(table + Int64(cta) * len(ENDS), thread, lo, hi)
 
     @cute.jit
@@ -90,5 +90,5 @@ def compiled(source: str, table: str, rows: int, cols: int, arch: str) -> Any:
     Compiling needs no GPU.
     """
     counts = (*(Int32(1) for _ in range(4)), *(Int64(1) for _ in range(4)))
-    given = (pointer(source), pointer(table), *counts, stream())
-    return compile_kernel(Bounding(source, table, rows, cols), given, arch)
+    arguments = (pointer(source), pointer(table), *counts, stream())
+    return compile_kernel(Bounding(source, table, rows, cols), arguments, arch)

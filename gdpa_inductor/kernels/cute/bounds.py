@@ -9,9 +9,7 @@ A dim is 1 where the operand does not vary along it. The device makes the table 
 kernel runs (`bounding.py`). The host reads nothing of it.
 """
 
-import functools
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,13 +18,11 @@ from ..._compat.device import empty
 from ...operands import Operands
 from ...program.expr import AXES
 from ...program.score_mod import Aux
-from . import disk
 from .classes import ENDS, TableKey, TileSize, table_dtype
 from .config import LETTERS
-from .launcher import WordLauncher
+from .launcher import WordLauncher, word_launcher
 from .plan import LaunchPlan, name
 from .replay import Record
-from .runtime import Kernel
 
 WORDS = 11  # arguments of a launch of `bounding.Bounding`
 
@@ -64,15 +60,16 @@ class TableForm:
         heights = [height if step else 1 for height, step in zip(heights, strides, strict=True)]
         shape = [-(-extent // height) for extent, height in zip(extents, heights, strict=True)]
         kind = table_dtype(spec.kind, name(operand.dtype))
-        launcher = _bounding(name(operand.dtype), kind, *heights[2:], arch)
+        source = name(operand.dtype)
+        launcher = word_launcher("bounding", WORDS, source, kind, *heights[2:], arch)
         words = (*extents, *strides)
         return TableForm(launcher, words, (*shape, len(ENDS)), getattr(torch, kind))
 
-    def made(self, operand: Tensor, number: int, stream: int, record: Record) -> Table:
+    def build(self, operand: Tensor, number: int, stream: int, record: Record) -> Table:
         """Make the table on the device. number: that of the aux operand."""
-        room = record.made(empty(self.shape, self.dtype, operand.device))
+        room = record.add_buffer(empty(self.shape, self.dtype, operand.device))
         self.launcher(operand.data_ptr(), room.data_ptr(), *self.words, stream)
-        record.bounded(self.launcher, (number, operand), room, *self.words)
+        record.add_table(self.launcher, (number, operand), room, *self.words)
         steps = [
             step if extent > 1 else 0
             for step, extent in zip(room.stride(), self.shape, strict=True)
@@ -86,16 +83,10 @@ def table(
 ) -> Table:
     """Make a table that a kernel of this call asks for. key: see `classes.TableKey`."""
     number, size = key
-    operand, spec = o.aux[number], o.program.aux[number]
-    form = plan.once(key, lambda: TableForm.of(operand, spec, size, plan.config.arch))
-    return form.made(operand, number, stream, record)
+    form = plan.once(_table_form, number, size)
+    return form.build(o.aux[number], number, stream, record)
 
 
-@functools.cache
-def _bounding(*given: Any) -> WordLauncher:
-    def compiled() -> Any:
-        from . import bounding
-
-        return bounding.compiled(*given)
-
-    return WordLauncher(Kernel(disk.kept(compiled, "bounds", *given)), WORDS)
+def _table_form(plan: LaunchPlan, number: int, size: TileSize) -> TableForm:
+    o = plan.example
+    return TableForm.of(o.aux[number], o.program.aux[number], size, plan.config.arch)

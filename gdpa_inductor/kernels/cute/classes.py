@@ -31,20 +31,13 @@ def classes(config: KernelConfig, roots: Sequence[Expr] = ()) -> TileClasses:
     return _classes(config.program, tuple(roots), config.bounded)
 
 
-def tables(
-    config: KernelConfig, size: TileSize, roots: Sequence[Expr] = ()
-) -> tuple[TableKey, ...]:
-    """The tables that a kernel with tiles of this size takes."""
-    return tuple((number, size) for number in classes(config, roots).bounds)
-
-
 @functools.lru_cache(512)
 def _classes(program: str, roots: tuple[Expr, ...], bounded: frozenset[int]) -> TileClasses:
     """Classes with tables, if tables let the kernel skip tiles. Otherwise classes without."""
     mod = ScoreMod.parse(program)
     roots = roots or (mod.weight,)
-    found = classify_by_tables(roots, mod.aux, sorted(bounded))
-    return found if found.skips else classify(roots, mod.aux)
+    by_tables = classify_by_tables(roots, mod.aux, sorted(bounded))
+    return by_tables if by_tables.skips else classify(roots, mod.aux)
 
 
 def table_dtype(kind: str, dtype: str) -> str:

@@ -7,11 +7,11 @@ import cuda.bindings.driver as cuda
 import torch
 from cutlass import Int32, Int64, cute
 
-from ...program.expr import Expr
+from .backward.roots import terms_of
 from .classes import classes, table_dtype
 from .config import LETTERS, KernelConfig
+from .form import ALIGNMENT
 from .launcher import SIZES, TOTALS
-from .plan import ALIGNMENT
 from .program import DTYPES
 
 
@@ -39,21 +39,15 @@ def stream() -> Any:
     return cuda.CUstream(0)
 
 
-def example(
-    config: KernelConfig, others: Sequence[str] = (), roots: Sequence[Expr] = ()
-) -> tuple[Any, ...]:
+def example(config: KernelConfig) -> tuple[Any, ...]:
     """The arguments of an attention kernel for tracing: the right types, but no data.
 
     They are pointers of the matrices, sizes, strides of the matrices, `cu_seqlens` of each side and
     the order of the sequences. Then come aux operands with their tables, scalars, CTAs and stream.
-
-    Args:
-        others: Dtypes of the matrices beside query, key and value. By default that of the output.
-        roots: The terms that the kernel evaluates. By default the weight.
     """
-    dtypes = [config.dtype] * 3 + list(others or (config.dtype,))
+    dtypes = [config.dtype] * 3 + config.matrices
     jagged = (config.jagged_q, config.jagged_k)
-    bounded = classes(config, roots).bounds
+    bounded = classes(config, terms_of(config)).bounds
     tables = [table_dtype(config.mod.aux[x].kind, config.aux[x]) for x in bounded]
     operands = (*config.aux, *tables)
     return (

@@ -48,7 +48,7 @@ class KernelConfig:
                        They do so where zeros there give the same result (program/tails.py).
     cuts_keys:         A launch of a backward may take only some of the keys. See `part`.
     in_rounds:         The forward deals tiles of equal cost so that all CTAs have work in the last
-                       round (forward/rounds.py).
+                       round (forward/work.py).
 
     Call:
     dtype:             "bfloat16" or "float16", for query, key and value.
@@ -65,6 +65,8 @@ class KernelConfig:
     bounded:           The aux operands that may get a table of tile bounds (classes.py).
     vectors:           The aux operands whose keys are contiguous, at multiples of 16 bytes.
     expanded:          The aux operands with a stride of 0. TMA does not read these.
+
+    kernel:            Which kernel: "forward", or one of `backward_kernels`.
 
     Backward:
     stored:            The aux operand whose gradient the kernel stores: one number for each score.
@@ -102,16 +104,31 @@ class KernelConfig:
     ordered: bool = True
     part: str = ""
     bounded: frozenset[int] = frozenset()
+    kernel: str = "forward"
 
-    def backward_kernels(
-        self, ordered: bool, stored: int | None
-    ) -> list[tuple["KernelConfig | str", ...]]:
-        """The arguments of the architecture's `kept`, for each kernel that a backward launches.
-
-        Args:
-            ordered, stored: As the fields of the same name.
-        """
+    def backward_kernels(self, ordered: bool, stored: int | None) -> list["KernelConfig"]:
+        """The configurations of the kernels of a backward. ordered, stored: As the fields."""
         raise NotImplementedError
+
+    @property
+    def matrices(self) -> list[str]:
+        """The dtypes of the matrices that the kernel takes beside query, key and value."""
+        return [self.dtype]
+
+    def gradient_dtypes(self, letters: str) -> list[str]:
+        """The dtypes in which the kernel stores gradients of "q", "k" or "v"."""
+        return ["float32" if letter in self.shared else self.dtype for letter in letters]
+
+    @property
+    def stored_dtypes(self) -> list[str]:
+        """The dtypes of stored gradients of scores and their hulls (`backward.stored`)."""
+        scores = [] if self.stored is None else [self.dtype]
+        return scores + ["int32"] * self.notes
+
+    @property
+    def tile_rows(self) -> int:
+        """The queries of a score tile of this kernel."""
+        return self.rows
 
     @property
     def mod(self) -> ScoreMod:

@@ -35,7 +35,7 @@ PARTS = ("", "-libs-base", "-libs-core", "-libs-cu12", "-libs-cu13")
 log = logging.getLogger("gdpa_inductor")
 
 
-def kept(make: Callable[[], Any], *parts: Any) -> bytes:
+def object_file(make: Callable[[], Any], *parts: Any) -> bytes:
     """The object file of the kernel that `make` compiles, from disk if it is there.
 
     Args:
@@ -43,12 +43,12 @@ def kept(make: Callable[[], Any], *parts: Any) -> bytes:
             configurations, names, numbers.
     """
     place = _place(parts)
-    found = None if place is None else _read(place)
-    if found is None:
-        found = exported(make())
+    content = None if place is None else _read(place)
+    if content is None:
+        content = exported(make())
         if place is not None:
-            _store(place, found)
-    return found
+            _store(place, content)
+    return content
 
 
 def described(part: Any) -> str:
@@ -103,11 +103,11 @@ def _surroundings() -> list[str]:
 @functools.cache
 def _versions() -> tuple[str, ...]:
     """The versions of the compiler's packages. One package tells which CUDA it is for."""
-    found = []
+    versions = []
     for part in PARTS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found.append(f"{part} {importlib.metadata.version(PACKAGE + part)}")
-    return tuple(found)
+            versions.append(f"{part} {importlib.metadata.version(PACKAGE + part)}")
+    return tuple(versions)
 
 
 @functools.cache

@@ -15,15 +15,12 @@ from torch import Tensor
 from ..._compat.device import current_stream, empty
 from ...operands import Operands
 from ...rejection import GDPAError
-from . import ahead, disk
 from .bounds import table
-from .classes import TileSize, tables
 from .config import KernelConfig
-from .launcher import Launcher
+from .launcher import Launcher, load
 from .order import longest_first
-from .plan import plan_of
-from .replay import Record, Unrecorded
-from .runtime import Kernel
+from .plan import LaunchPlan, plan_of
+from .replay import Record
 
 
 @functools.cache
@@ -31,29 +28,25 @@ def compiled(config: KernelConfig, more: str = "") -> Any:
     """The compiled kernel of a configuration. Compiling needs no GPU. more: compiler options."""
     from .compiler import compile_kernel, example
 
-    return compile_kernel(forward_kernel(config), example(config), config.arch, more)
+    return compile_kernel(kernel_of(config), example(config), config.arch, more)
 
 
 @functools.cache
 def launcher(config: KernelConfig) -> Launcher:
-    """The launcher of the forward kernel of a configuration, loaded or compiled once."""
-    ahead.finish(__name__, config)
-    return launcher_of(Kernel(kept(config)), config)
+    """The launcher of a kernel, loaded or compiled once."""
+    return Launcher(load("launch", config), config)
 
 
-def launcher_of(kernel: Kernel, config: KernelConfig) -> Launcher:
-    return Launcher(kernel, config, tables=tables(config, TileSize(config.rows, config.cols)))
+def kernel_of(config: KernelConfig) -> Any:
+    """The kernel of a configuration, not compiled."""
+    direction = "forward" if config.kernel == "forward" else "backward"
+    module = importlib.import_module(f".{config.folder}.{direction}.kernel", __package__)
+    return module.KERNEL(config)
 
 
-def kept(config: KernelConfig) -> bytes:
-    """The object file of the forward kernel, from disk or compiled."""
-    return disk.kept(lambda: compiled(config), __name__, config)
-
-
-def forward_kernel(config: KernelConfig) -> Any:
-    """The forward kernel of a configuration, not compiled."""
-    folder = importlib.import_module(f".{config.folder}.forward.kernel", __package__)
-    return folder.KERNEL(config)
+def launcher_in(plan: LaunchPlan) -> Launcher:
+    """The launcher of the forward of a plan."""
+    return launcher(plan.config)
 
 
 def forward(
@@ -86,24 +79,25 @@ def forward(
         GDPAError: The kernel does not take the operands. The message says why.
     """
     o, plan = operands, plan_of(operands, fast, skip, kind)
-    record = Unrecorded() if record is None or out is not None or order is not None else record
+    if record is None or out is not None or order is not None:
+        record = Record(fails=True)
     record.begin((o.query, o.key, o.value), o, plan.plain)
     if out is None:
-        out = record.made(empty(plan.output_of(o), o.value.dtype, o.value.device), 0)
+        out = record.add_buffer(empty(plan.output_of(o), o.value.dtype, o.value.device), 0)
         if plan.leaves_rows:
-            record.cleared(out.zero_())
+            record.add_clear(out.zero_())
     if plan.empty:
         return out.zero_()
     ctas, stream = place(o.query.device, ctas, stream)
     read = plan.readable(o)
     order = longest_first(read, plan.config, stream, record) if order is None else order
-    run = plan.once("forward", lambda: launcher(plan.config))
+    run = plan.once(launcher_in)
     bounds = [table(plan, read, key, stream, record) for key in run.tables]
     form = plan.form_words([out], tables=bounds)
     for part, channels in plan.slices(read, out):
         call = plan.call_words(part, [channels], order, ctas, stream, bounds)
         run(call, form)
-        record.launched(run, call, form, 4, plan.scalars)
+        record.add_kernel(run, call, form, 4, plan.scalars)
     record.finish([out])
     return out
 

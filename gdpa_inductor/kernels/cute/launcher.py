@@ -12,11 +12,16 @@ of these GPUs are little-endian.
 """
 
 import ctypes
+import functools
+import importlib
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Any
 
-from .classes import TableKey
+from . import disk, precompile
+from .backward.roots import terms_of
+from .classes import TableKey, TileSize, classes
 from .config import LETTERS, KernelConfig
 from .runtime import Kernel
 
@@ -41,14 +46,14 @@ class WordBlock:
 class Launcher:
     """Launches one attention kernel. Plans of the same configuration share it.
 
-    matrices: How many matrices the kernel takes. tables: The tables of bounds that it takes.
+    tables: The tables of bounds that the kernel takes.
     """
 
-    def __init__(
-        self, kernel: Kernel, config: KernelConfig, matrices: int = 4,
-        tables: Sequence[TableKey] = (),
-    ) -> None:  # fmt: skip
-        sides = config.jagged_q + config.jagged_k
+    def __init__(self, kernel: Kernel, config: KernelConfig) -> None:
+        matrices, sides = 3 + len(config.matrices), config.jagged_q + config.jagged_k
+        size = TileSize(config.tile_rows, config.cols)
+        bounded = classes(config, terms_of(config)).bounds
+        tables: list[TableKey] = [(number, size) for number in bounded]
         operands, scalars = len(tables) + len(config.aux), config.mod.num_scalars
         call = WordBlock(matrices + TOTALS + sides + (sides > 0) + operands + scalars + 2)
         form = WordBlock(SIZES + 1 + 3 * matrices + operands * len(LETTERS))
@@ -68,7 +73,7 @@ class Launcher:
         # In the blocks, words of tables precede those of aux operands. Kernels take them after.
         dealt = [call.deal(1) + form.deal(len(LETTERS)) for _ in range(operands)]
         aux = dealt[len(tables) :] + dealt[: len(tables)]
-        places = (*first, *[x for found in aux for x in found], *call.deal(scalars + 2))
+        places = (*first, *[x for words in aux for x in words], *call.deal(scalars + 2))
         self.run = kernel.at(places)
 
     def __call__(self, call: Sequence[int], form: bytes) -> None:
@@ -92,3 +97,24 @@ class WordLauncher:
         with self.lock:
             self.block.words[:] = list(words)  # type: ignore[call-overload]
             self.run()
+
+
+def object_file(module: str, *arguments: Hashable) -> bytes:
+    """The object file of the kernel that `compiled(*arguments)` of a module here compiles."""
+
+    def compiled() -> Any:
+        return importlib.import_module(f"{__package__}.{module}").compiled(*arguments)
+
+    return disk.object_file(compiled, module, *arguments)
+
+
+def load(module: str, *arguments: Hashable) -> Kernel:
+    """The kernel of `object_file`, once a worker that compiles it has ended."""
+    precompile.finish(module, *arguments)
+    return Kernel(object_file(module, *arguments))
+
+
+@functools.cache
+def word_launcher(module: str, count: int, *arguments: Hashable) -> WordLauncher:
+    """The launcher of a small kernel: see `load`. count: How many arguments a launch has."""
+    return WordLauncher(load(module, *arguments), count)

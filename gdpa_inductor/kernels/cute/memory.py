@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..._compat.shapes import dense_strides
-from .driver import driver
+from .runtime import driver
 
 
 def for_gradient(operand: Tensor, empty: Callable[..., Tensor]) -> Tensor:
@@ -20,12 +20,12 @@ def for_gradient(operand: Tensor, empty: Callable[..., Tensor]) -> Tensor:
     Args:
         empty: A function (size, dtype, device) that allocates a contiguous tensor.
     """
-    size, dims = _lying(tuple(operand.shape), operand.stride())
+    size, dims = _memory_order(tuple(operand.shape), operand.stride())
     return empty(size, operand.dtype, operand.device).permute(dims)
 
 
 @functools.lru_cache(1024)
-def _lying(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def _memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """The size of the contiguous memory, and the permutation to the operand's dims."""
     dense = dense_strides(torch.empty_strided(shape, strides, device="meta"))
     order = sorted(range(len(shape)), key=lambda d: (-dense[d], d))

@@ -160,8 +160,8 @@ class Tiles(Fixed):
     def _ends(self, start, row, rows, head, batch, stage, column) -> tuple[Any, Any]:
         """A tile in global memory, and its buffer."""
         if self.jagged:
-            taken = smaller(rows - row, Int32(BOX))
-            first, outer = BOX - taken, start + row + taken
+            height = smaller(rows - row, Int32(BOX))
+            first, outer = BOX - height, start + row + height
         else:
             first, outer = row, Int32(0) if self.shared else batch
         offset = (0, first, (0, 0)) if self.transposed else (first, 0, (0, 0))

@@ -4,20 +4,15 @@ For each sequence a warp counts the sequences that come before it (`ranking`). O
 faster than a sort, both on the device and on the CPU.
 """
 
-import functools
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ..._compat.device import empty
 from ...operands import Operands
-from . import disk
 from .config import KernelConfig
-from .launcher import WordLauncher
+from .launcher import word_launcher
 from .plan import name, offsets_of
 from .replay import Record
-from .runtime import Kernel
 
 MOST = 8192  # sequences; for more, a sort is faster
 
@@ -38,23 +33,13 @@ def longest_first(
     if not _is_ranked(offsets.device, batch):
         order = torch.argsort(offsets[1:] - offsets[:-1], descending=True, stable=True)
         return torch.nn.functional.pad(order, (0, 1))
-    order = record.made(empty((batch + 1,), torch.int64, offsets.device))
-    ranking = _ranking(name(offsets.dtype), config.arch)
+    order = record.add_buffer(empty((batch + 1,), torch.int64, offsets.device))
+    ranking = word_launcher("ranking", 4, name(offsets.dtype), config.arch)
     ranking(offsets.data_ptr(), order.data_ptr(), batch, stream)
-    record.ranked(ranking, order, batch)
+    record.add_ranking(ranking, order, batch)
     return order
 
 
 def _is_ranked(device: torch.device, batch: int) -> bool:
     """Whether the kernel of `ranking` computes the order, not a sort."""
     return device.type == "cuda" and 0 < batch <= MOST
-
-
-@functools.cache
-def _ranking(dtype: str, arch: str) -> WordLauncher:
-    def compiled() -> Any:
-        from . import ranking
-
-        return ranking.compiled(dtype, arch)
-
-    return WordLauncher(Kernel(disk.kept(compiled, "order", dtype, arch)), 4)

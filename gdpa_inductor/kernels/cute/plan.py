@@ -4,16 +4,15 @@ Two calls have the same form if they agree in dtypes, sizes, strides, alignment,
 options. They may differ in four things: addresses, the values of scalars, the contents of tensors,
 and the total rows of a jagged side, which vary from batch to batch.
 
-`plan_of` takes a call and returns its `LaunchPlan`, new or from the cache. A check or a plan that
-reads more of a call needs a new entry in `form_of`; otherwise the cache answers wrongly. Nothing
-here reads from the device, and a plan holds no tensor.
+`plan_of` takes a call and returns its `LaunchPlan`, new or from the cache. The key of the cache is
+the `Form` of the call, and `build_plan` gets nothing else. It turns the form into operands on the
+meta device, and checks and reads these. All that is computed later for a plan (`LaunchPlan.once`)
+reads the same operands. So no answer of the cache depends on what the key lacks.
 """
 
-import functools
-import operator
 import struct
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -26,18 +25,13 @@ from ...program.tile_classes import boundable
 from ...rejection import GDPAError
 from .architectures import config_of
 from .config import LETTERS, KernelConfig, slice_of, unsupported
+from .form import ALIGNMENT, JAGGED, Form, Kind, example_of, key_of
 
-ALIGNMENT = 16  # bytes; TMA wants every address and stride to be a multiple
 MOST = 512  # plans in the cache
 MOST_TILES = 1 << 31  # kernels number tiles in signed 32-bit integers
 LEAST = 64  # the fewest rows or keys that a tile has
-JAGGED = 3  # dims of a jagged matrix, [L, H, D]; a dense one has 4
-# The rows of query, key, value and the gradient of O: 0 stands for queries, 1 for keys.
-SIDES = (0, 1, 1, 0)
-SEVERAL = 2  # a form tells 0, 1 and several rows of a jagged side apart, no more
 FEW = 8  # entries of `LaunchPlan.words`
 
-Kind = type[KernelConfig]
 T = TypeVar("T")
 
 
@@ -56,8 +50,9 @@ class LaunchPlan:
     gathered:     True if offsets are not contiguous, so that they are copied.
     scalars:      How many integers the score program reads.
     aligned:      True if every address of the first call was a multiple of 16 bytes.
+    example:      Operands of the form on the meta device: sizes, strides and dtypes, but no data.
     words:        A cache of `form_words`.
-    kept:         A cache of whatever else follows from the form. See `once`.
+    cache:        A cache of whatever else follows from the form. See `once`.
     """
 
     config: KernelConfig
@@ -71,23 +66,25 @@ class LaunchPlan:
     gathered: bool
     scalars: int
     aligned: bool
+    example: Operands[Tensor]
     words: dict[Hashable, bytes] = field(default_factory=dict)
-    kept: dict[Hashable, Any] = field(default_factory=dict)
+    cache: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
     def batch(self) -> int:
         return self.sizes[0]
 
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The result of `make` for this key, computed once.
+    def once(self, build: Callable[..., T], *arguments: Hashable) -> T:
+        """The result of `build(self, *arguments)`, computed once.
 
-        Launchers are cached here too: a lookup by their configuration would hash it, which takes
-        microseconds.
+        It can depend on the form and on the arguments only. Launchers are cached here too: a lookup
+        by their configuration would hash it, which takes microseconds.
         """
-        if key not in self.kept:
-            self.kept[key] = make()
-        found: T = self.kept[key]
-        return found
+        key = (build, *arguments)
+        if key not in self.cache:
+            self.cache[key] = build(self, *arguments)
+        value: T = self.cache[key]
+        return value
 
     @property
     def in_place(self) -> bool:
@@ -154,16 +151,16 @@ class LaunchPlan:
             tables: Tables of tile bounds; see bounds.py.
         """
         known = (dealt, *[x.stride() for x in others], *[x.strides for x in tables])
-        found = self.words.get(known)
-        if found is None:  # another thread may clear the words at any time
+        packed = self.words.get(known)
+        if packed is None:  # another thread may clear the words at any time
             steps = [step for x in others for step in strides(x)]
             steps += [step for x in tables for step in x.strides]
             dealt = self.batch if dealt is None else dealt
             words = (*self.sizes, dealt, *self.strides, *steps, *self.aux_strides)
             if len(self.words) >= FEW:
                 self.words.clear()
-            found = self.words[known] = struct.pack(f"{len(words)}q", *words)
-        return found
+            packed = self.words[known] = struct.pack(f"{len(words)}q", *words)
+        return packed
 
     def call_words(
         self,
@@ -204,7 +201,7 @@ def offsets_of(o: Operands[Tensor]) -> Tensor | None:
     return o.cu_seqlens_q if o.cu_seqlens_k is None else o.cu_seqlens_k
 
 
-PLANS: dict[Hashable, LaunchPlan] = {}
+PLANS: dict[Hashable, LaunchPlan] = {}  # the keys are forms
 _LOCK = threading.Lock()
 
 
@@ -217,78 +214,32 @@ def plan_of(operands: Operands[Tensor], fast: bool, skip: bool, kind: Kind | Non
     Raises:
         GDPAError: The kernels do not take the operands. The message says why.
     """
-    form = form_of(operands, fast, skip, kind)
-    plan = PLANS.get(form)
+    key = key_of(operands, fast, skip, kind)
+    plan = PLANS.get(key)
     if plan is None:
-        plan = made(operands, fast, skip, kind)
+        try:
+            plan = build_plan(Form(*key))
+        except GDPAError:
+            check(operands)  # if it is what complains, its message has the sizes of this call
+            raise
         with _LOCK:
             while len(PLANS) >= MOST:
                 del PLANS[next(iter(PLANS))]  # the oldest
-            PLANS[form] = plan
+            PLANS[key] = plan
     return plan
 
 
-def _tensors(o: Operands[Tensor]) -> tuple[Tensor | None, ...]:
-    return (o.query, o.key, o.value, o.cu_seqlens_q, o.cu_seqlens_k, *o.aux)
-
-
-def misaligned(o: Operands[Tensor]) -> bool:
-    """Some tensor does not begin at a multiple of 16 bytes."""
-    return off_alignment([0 if x is None else x.data_ptr() for x in _tensors(o)])
-
-
-def off_alignment(addresses: Iterable[int]) -> bool:
-    """Some address is not a multiple of 16 bytes."""
-    return functools.reduce(operator.or_, addresses, 0) % ALIGNMENT != 0
-
-
-def form_of(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> Hashable:
-    """The key of the cache: all that `made` reads of a call."""
-    return (
-        *lying((o.query, o.key, o.value), o.aux, o.lengths),
-        *[
-            None if x is None else (x.dtype, x.device, x.data_ptr() % ALIGNMENT)
-            for x in _tensors(o)
-        ],
-        *(str(o.program), len(o.scalars), fast, skip, kind),
-    )
-
-
-def lying(
-    matrices: Sequence[Tensor], aux: Sequence[Tensor], lengths: Sequence[Any]
-) -> tuple[Hashable, ...]:
-    """The sizes and strides of a call, without the exact rows of a jagged side.
-
-    Of these rows the key has only what a plan depends on. There are 0, 1 or several of them, and
-    other sizes equal their number or not.
-
-    Args:
-        matrices: Query, key, value and, in a backward, the gradient of O.
-        lengths: `Operands.lengths`.
-    """
-    found: list[Hashable] = list(lengths[2:])
-    rows = [x.shape[0] if x.dim() == JAGGED else None for x in matrices[:2]]
-    for x, side in zip(matrices, SIDES, strict=False):
-        shape, count = x.shape, rows[side]
-        if count is None or len(shape) != JAGGED:
-            found.append(shape)
-        else:
-            found += (shape[0] == count, min(count, SEVERAL), shape[1], shape[2])
-        found.append(x.stride())
-    for other in (*lengths[:2], *aux):
-        found.append(None if other is None else (other.shape, other.stride()))
-    counts = [count for count in rows if count is not None]
-    found += [size == count for count in counts for other in aux for size in other.shape]
-    return tuple(found)
-
-
-def made(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> LaunchPlan:
-    """Check a call, and make its plan."""
+def build_plan(form: Form) -> LaunchPlan:
+    """Check a form, and build its plan."""
+    o = example_of(form)
     check(o)
-    kind = kind or config_of(o.query.device)
+    devices = form.devices
+    kind = form.kind or config_of(devices[0])
     if kind is None:
-        raise GDPAError(f"there is no CuTe kernel for {o.query.device}")
-    config = config_for(o, kind, fast, skip)
+        raise GDPAError(f"there is no CuTe kernel for {devices[0]}")
+    config = config_for(o, kind, form.fast, form.skip)
+    if len(set(devices)) > 1:
+        raise GDPAError("operands on several devices")
     if complaint := _complaint(config, o):
         raise GDPAError(complaint)
     matrices = (o.query, o.key, o.value)
@@ -310,7 +261,8 @@ def made(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> Laun
         widened=len({x.dtype for x in o.lengths[:2] if x is not None}) > 1,
         gathered=not all(x.is_contiguous() for x in o.lengths[:2] if x is not None),
         scalars=o.program.num_scalars,
-        aligned=not misaligned(o),
+        aligned=False not in form.tensors[2::3],
+        example=o,
     )
 
 
@@ -340,9 +292,6 @@ def config_for(o: Operands[Tensor], kind: Kind, fast: bool, skip: bool) -> Kerne
 
 def _complaint(config: KernelConfig, o: Operands[Tensor]) -> str:
     """Why the kernels do not take these operands, or "". `check` has passed them before."""
-    # `check` lets a tensor without dimensions be on another device.
-    if any(x.device != o.query.device for x in o.aux):
-        return "operands on several devices"
     batch, heads, rows, cols = score_shape(o)
     if batch * heads * -(-max(rows, cols) // LEAST) >= MOST_TILES:
         return "too many tiles for the CuTe kernel, which numbers them in 32 bits"
@@ -389,8 +338,8 @@ def _vectors(aux: Sequence[Tensor], program: ScoreMod) -> frozenset[int]:
             and all(step % unit == 0 for step in steps.values())
         )
 
-    found = (side_by_side(x, spec.access) for x, spec in zip(aux, program.aux))
-    return frozenset(number for number, fits in enumerate(found) if fits)
+    suitable = (side_by_side(x, spec.access) for x, spec in zip(aux, program.aux))
+    return frozenset(number for number, fits in enumerate(suitable) if fits)
 
 
 def _by_letter(tensor: Tensor, access: Sequence[str]) -> list[int]:

@@ -128,15 +128,17 @@ class Row(Fixed):
             if node.op == "aux" and not {"kv_idx", "k"} & set(program.access(node))
         }
 
-    def fetch(self, column: Any, count: int, given: Iterable[int | None] = ()) -> dict[Expr, Any]:
+    def fetch(
+        self, column: Any, count: int, excluded: Iterable[int | None] = ()
+    ) -> dict[Expr, Any]:
         """Load aux operands whose keys are contiguous, for `count` keys from `column` on.
 
         All of these keys have to exist.
 
-        given: The numbers of operands that need not be loaded.
+        excluded: The numbers of operands that need not be loaded.
         """
-        found = {}
-        wanted = self.program.vectors - set(given)
+        loads = {}
+        wanted = self.program.vectors - set(excluded)
         for node in self.program.nodes:
             if node.op == "aux" and node.value in wanted:
                 start = self.program.place(node, self.places) + column
@@ -144,13 +146,13 @@ class Row(Fixed):
                 source = cute.make_ptr(
                     start.dtype, start.toint(), cute.AddressSpace.gmem, assumed_align=align
                 )
-                found[node] = cute.make_rmem_tensor(count, start.dtype)
-                cute.autovec_copy(cute.make_tensor(source, cute.make_layout(count)), found[node])
-        return found
+                loads[node] = cute.make_rmem_tensor(count, start.dtype)
+                cute.autovec_copy(cute.make_tensor(source, cute.make_layout(count)), loads[node])
+        return loads
 
     def __call__(
         self, s: Pair, kv_idx: Pair, fetched: dict[Expr, Any] | None = None, at: int = 0,
-        given: Mapping[int | None, Pair] = MappingProxyType({}),
+        values: Mapping[int | None, Pair] = MappingProxyType({}),
     ) -> list[Any]:  # fmt: skip
         """The roots for two scores.
 
@@ -158,7 +160,7 @@ class Row(Fixed):
             s: The scores.
             kv_idx: Their keys.
             fetched, at: The result of `fetch`, and where in it the first of the two keys is.
-            given: Values of aux operands for these two scores, by number.
+            values: Values of aux operands for these two scores, by number.
         """
 
         def one(node: Expr, kv_idx: Any) -> Any:
@@ -169,8 +171,8 @@ class Row(Fixed):
 
         def operand(node: Expr) -> Pair:
             number = int(node.value or 0)
-            if number in given:
-                return given[number]
+            if number in values:
+                return values[number]
             if fetched and node in fetched:
                 return Pair(
                     *(self.program.of_kind(node, fetched[node][at + lane]) for lane in range(2))

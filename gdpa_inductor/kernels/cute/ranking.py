@@ -32,8 +32,8 @@ class Ranking:
             length, rank = self.length(offsets, own), Int32(0)
             for base in cutlass.range(0, batch, LANES, unroll=4):
                 other = base + cute.arch.lane_idx()
-                found = self.length(offsets, smaller(other, batch - 1))
-                earlier = (found > length) | ((found == length) & (other < own))
+                other_length = self.length(offsets, smaller(other, batch - 1))
+                earlier = (other_length > length) | ((other_length == length) & (other < own))
                 rank += Int32((other < batch) & earlier)
             rank = cute.arch.warp_redux_sync(rank, "add")
             with cute.arch.elect_one():
@@ -47,5 +47,5 @@ class Ranking:
 
 def compiled(dtype: str, arch: str) -> Any:
     """The compiled kernel for offsets of this dtype. Compiling needs no GPU."""
-    given = (pointer(dtype), pointer("int64"), Int32(1), stream())
-    return compile_kernel(Ranking(), given, arch)
+    arguments = (pointer(dtype), pointer("int64"), Int32(1), stream())
+    return compile_kernel(Ranking(), arguments, arch)

@@ -26,9 +26,10 @@ from torch import Tensor
 
 from ..._compat.device import current_stream, empty_strided
 from ...operands import Operands
+from .form import JAGGED, off_alignment
 from .launcher import TOTALS, Launcher, WordLauncher
 from .memory import clear, is_dense
-from .plan import JAGGED, off_alignment, totals
+from .plan import totals
 
 Place = tuple[int, int]  # (number of a value, offset)
 Room = tuple[int | None, tuple[int, ...], tuple[int, ...], torch.dtype]  # see `Replay.rooms`
@@ -105,7 +106,7 @@ class Replay:
     device: int
 
     def __call__(
-        self, given: Sequence[Tensor], aux: Sequence[Tensor], scalars: Sequence[int],
+        self, matrices: Sequence[Tensor], aux: Sequence[Tensor], scalars: Sequence[int],
         offsets: Sequence[Tensor] = (),
     ) -> list[Tensor] | None:  # fmt: skip
         """Run the call, and return its results.
@@ -114,87 +115,93 @@ class Replay:
         TMA might need a copy.
 
         Args:
-            given: The caller's matrices: query, key, value and, in a backward, the gradient of O.
+            matrices: Query, key, value and, in a backward, the gradient of O.
             aux, scalars: Those of the score program.
             offsets: `cu_seqlens` of the jagged sides.
         """
-        tensors = [*given, *aux, *offsets]
+        tensors = [*matrices, *aux, *offsets]
         addresses = [x.data_ptr() for x in tensors]
         if off_alignment(addresses):
             return None
         stream = current_stream(self.device)
-        rows = totals(*given[:2])
-        made = [
+        rows = totals(*matrices[:2])
+        rooms = [
             empty_strided(size if side is None else (rows[side], *size), strides, dtype)
             for side, size, strides, dtype in self.rooms
         ]
-        values = [*addresses, *[x.data_ptr() for x in made], *rows, 0]
+        values = [*addresses, *[x.data_ptr() for x in rooms], *rows, 0]
         for step in self.steps:
             step(values, scalars, stream)
         count = len(tensors)
-        return [made[i - count] if i >= count else tensors[i].detach() for i in self.results]
+        return [rooms[i - count] if i >= count else tensors[i].detach() for i in self.results]
 
 
 @dataclass
 class Record:
     """Collects the steps of a first call while it runs.
 
-    replay:              The result after `finish`, or None if the call cannot be replayed.
-    given, aux, offsets: The tensors of the call, after `begin`.
-    fails:               The call did something that cannot be replayed.
+    replay:   The result after `finish`, or None if the call cannot be replayed.
+    fails:    The call did something that cannot be replayed, or nobody wants a replay. From then on
+              nothing is collected.
+    matrices, aux, offsets: The tensors of the call, after `begin`.
     """
 
     replay: Replay | None = None
-    given: Sequence[Tensor] = ()
+    fails: bool = False
+    matrices: Sequence[Tensor] = ()
     aux: Sequence[Tensor] = ()
     offsets: Sequence[Tensor] = ()
-    fails: bool = False
     _rooms: list[tuple[int | None, Tensor]] = field(default_factory=list)
     _steps: list[Step] = field(default_factory=list)
 
-    def begin(self, given: Sequence[Tensor], o: Operands[Tensor], plain: bool) -> None:
-        """Begin a record. given: The caller's matrices. plain: Nothing is copied."""
-        self.given, self.aux, self.fails = given, o.aux, not plain
+    def begin(self, matrices: Sequence[Tensor], o: Operands[Tensor], plain: bool) -> None:
+        """Begin a record. matrices: The caller's matrices. plain: Nothing is copied."""
+        self.matrices, self.aux = matrices, o.aux
+        self.fails = self.fails or not plain
         self.offsets = [x for x in o.lengths[:2] if x is not None]
 
-    def made(self, room: Tensor, side: int | None = None) -> Tensor:
+    def add_buffer(self, room: Tensor, side: int | None = None) -> Tensor:
         """Record a room, and return it. It lives as long as the record.
 
         side: 0 if the first dim is the total rows of a jagged query, 1 if of jagged keys.
         """
-        jagged = side is not None and self.given[side].dim() == JAGGED
-        self._rooms.append((side if jagged else None, room))
+        if not self.fails:
+            jagged = side is not None and self.matrices[side].dim() == JAGGED
+            self._rooms.append((side if jagged else None, room))
         return room
 
-    def launched(
-        self, launcher: Launcher, words: Sequence[int], form: bytes, matrices: int, scalars: int
+    def add_kernel(
+        self, launcher: Launcher, words: Sequence[int], form: bytes, count: int, scalars: int
     ) -> None:
         """Record a launch of an attention kernel.
 
         Args:
             words: The result of `LaunchPlan.call_words`.
             form: The result of `LaunchPlan.form_words`.
-            matrices: How many matrices the kernel takes. The caller's come first.
+            count: How many matrices the kernel takes. The caller's come first.
             scalars: How many integers the score program reads.
         """
-        given, behind = len(self.given), matrices + TOTALS
+        if self.fails:
+            return
+        own, behind = len(self.matrices), count + TOTALS
         last = len(words) - scalars - 2
         first = last - len(self.aux)
         places = (
-            *self._of(self.given, words, 0),
-            *map(self._own, words[given:matrices]),
-            *map(self._rows, (0, 1), words[matrices:behind]),
-            *self._of(self.offsets, words[behind:], given + len(self.aux)),
+            *self._of(self.matrices, words, 0),
+            *map(self._own, words[own:count]),
+            *map(self._rows, (0, 1), words[count:behind]),
+            *self._of(self.offsets, words[behind:], own + len(self.aux)),
             *map(self._own, words[behind + len(self.offsets) : first]),
-            *self._of(self.aux, words[first:last], given),
+            *self._of(self.aux, words[first:last], own),
         )
         self._steps.append(KernelLaunch(launcher, form, places, scalars, words[-2]))
 
-    def summed(self, launcher: WordLauncher, addresses: Sequence[int], *numbers: int) -> None:
+    def add_sum(self, launcher: WordLauncher, addresses: Sequence[int], *numbers: int) -> None:
         """Record a launch that sums rooms. numbers: The arguments after the addresses."""
-        self._steps.append(WordLaunch(launcher, tuple(map(self._own, addresses)), numbers))
+        if not self.fails:
+            self._steps.append(WordLaunch(launcher, tuple(map(self._own, addresses)), numbers))
 
-    def bounded(
+    def add_table(
         self, launcher: WordLauncher, operand: tuple[int, Tensor], room: Tensor, *numbers: int
     ) -> None:
         """Record the launch that makes a table of bounds.
@@ -202,23 +209,28 @@ class Record:
         operand: (number of the aux operand, the part of it that was read). room: The table's
         memory. numbers: The arguments after the two addresses.
         """
+        if self.fails:
+            return
         number, part = operand
-        place = number + len(self.given), part.data_ptr() - self.aux[number].data_ptr()
+        place = number + len(self.matrices), part.data_ptr() - self.aux[number].data_ptr()
         places = (place, self._own(room.data_ptr()))
         self._steps.append(WordLaunch(launcher, places, numbers))
 
-    def ranked(self, launcher: WordLauncher, room: Tensor, *numbers: int) -> None:
+    def add_ranking(self, launcher: WordLauncher, room: Tensor, *numbers: int) -> None:
         """Record the launch that ranks the sequences. It reads the last of the offsets.
 
         room: The memory of the order.
         """
-        places = ((self._taken - 1, 0), self._own(room.data_ptr()))
-        self._steps.append(WordLaunch(launcher, places, numbers))
+        if not self.fails:
+            places = ((self._first_room - 1, 0), self._own(room.data_ptr()))
+            self._steps.append(WordLaunch(launcher, places, numbers))
 
-    def cleared(self, room: Tensor) -> None:
+    def add_clear(self, room: Tensor) -> None:
         """Record that a room, or an operand that may be overwritten, was set to zero."""
+        if self.fails:
+            return
         place, words, side = self._own(room.data_ptr()), room.nbytes // 4, None
-        number = place[0] - self._taken
+        number = place[0] - self._first_room
         if number >= 0:
             side, whole = self._rooms[number]
             self.fails |= side is not None and room.shape != whole.shape
@@ -231,21 +243,21 @@ class Record:
 
         results: What the call returns. Each has to be a whole tensor of the call.
         """
-        found = [self._whole(x) for x in results]
-        if self.fails or None in found:
+        numbers = [] if self.fails else [self._whole(x) for x in results]
+        if self.fails or None in numbers:
             return
         rooms = tuple(
             (side, tuple(x.shape[side is not None :]), x.stride(), x.dtype)
             for side, x in self._rooms
         )
-        numbers = tuple(x for x in found if x is not None)
-        device = self.given[0].device.index
-        self.replay = Replay(rooms, tuple(self._steps), numbers, device)
+        whole = tuple(x for x in numbers if x is not None)
+        device = self.matrices[0].device.index
+        self.replay = Replay(rooms, tuple(self._steps), whole, device)
 
     @property
-    def _taken(self) -> int:
+    def _first_room(self) -> int:
         """How many tensors come before the rooms."""
-        return len(self.given) + len(self.aux) + len(self.offsets)
+        return len(self.matrices) + len(self.aux) + len(self.offsets)
 
     def _of(self, tensors: Sequence[Tensor], addresses: Sequence[int], first: int) -> list[Place]:
         """The places of addresses. Each address is that of a tensor here, or of a part of it.
@@ -256,7 +268,7 @@ class Record:
         return [(number, address - x.data_ptr()) for number, (x, address) in pairs]
 
     def _rows(self, side: int, count: int) -> Place:
-        return (ROWS[side], 0) if self.given[side].dim() == JAGGED else (NOTHING, count)
+        return (ROWS[side], 0) if self.matrices[side].dim() == JAGGED else (NOTHING, count)
 
     def _own(self, address: int) -> Place:
         """The place of an address in a room, or in an operand that the call may overwrite."""
@@ -276,37 +288,5 @@ class Record:
 
     def _writable(self) -> Iterator[tuple[int, Tensor]]:
         """The aux operands and the rooms, with their numbers."""
-        yield from enumerate(self.aux, len(self.given))
-        yield from enumerate((room for _, room in self._rooms), self._taken)
-
-
-class Unrecorded(Record):
-    """A record that collects nothing, for a call that will not be replayed."""
-
-    def begin(self, given: Sequence[Tensor], o: Operands[Tensor], plain: bool) -> None:
-        pass
-
-    def made(self, room: Tensor, side: int | None = None) -> Tensor:
-        return room
-
-    def launched(
-        self, launcher: Launcher, words: Sequence[int], form: bytes, matrices: int, scalars: int
-    ) -> None:
-        pass
-
-    def summed(self, launcher: WordLauncher, addresses: Sequence[int], *numbers: int) -> None:
-        pass
-
-    def bounded(
-        self, launcher: WordLauncher, operand: tuple[int, Tensor], room: Tensor, *numbers: int
-    ) -> None:
-        pass
-
-    def ranked(self, launcher: WordLauncher, room: Tensor, *numbers: int) -> None:
-        pass
-
-    def cleared(self, room: Tensor) -> None:
-        pass
-
-    def finish(self, results: Sequence[Tensor]) -> None:
-        pass
+        yield from enumerate(self.aux, len(self.matrices))
+        yield from enumerate((room for _, room in self._rooms), self._first_room)

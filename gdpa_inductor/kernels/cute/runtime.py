@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .driver import newest_cuda
-
 NAME = "libcute_dsl_runtime.so"
 SETTING = "CUTE_DSL_LIBS"  # environment variable: paths that replace the package's library
 PREFIX = "gdpa"  # the prefix of the symbols in an object file
@@ -51,9 +49,9 @@ class Kernel:
         places: The address of each argument. Each launch reads the arguments anew.
         """
         result, count = ctypes.c_int32(), len(places) + 1
-        given = (ctypes.c_void_p * count)(*places, ctypes.addressof(result))
+        addresses = (ctypes.c_void_p * count)(*places, ctypes.addressof(result))
         run = functools.partial(
-            self.library.CuteDSLRT_Function_Run, self.function, given, ctypes.c_size_t(count)
+            self.library.CuteDSLRT_Function_Run, self.function, addresses, ctypes.c_size_t(count)
         )
 
         def launch() -> None:
@@ -70,16 +68,16 @@ def library() -> ctypes.CDLL:
 
 @functools.cache
 def _loaded(path: str) -> ctypes.CDLL:
-    found = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-    found.CuteDSLRT_GetErrorString.restype = ctypes.c_char_p
-    return found
+    runtime = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    runtime.CuteDSLRT_GetErrorString.restype = ctypes.c_char_p
+    return runtime
 
 
 def _path() -> str:
     """The path of the library, chosen as CuTe DSL does: for the newest CUDA of the driver."""
-    for given in os.environ.get(SETTING, "").split(os.pathsep):
-        if given.endswith(NAME):
-            return given
+    for path in os.environ.get(SETTING, "").split(os.pathsep):
+        if path.endswith(NAME):
+            return path
     spec = importlib.util.find_spec("cutlass")
     if spec is None or spec.origin is None:
         raise RuntimeError("CuTe DSL is not installed")
@@ -89,3 +87,23 @@ def _path() -> str:
     if not usable:
         raise RuntimeError(f"no {NAME} in {package} is for CUDA {newest}")
     return str(by_cuda[max(usable)])
+
+
+@functools.cache
+def driver() -> ctypes.CDLL:
+    """The driver's library. Raises OSError if there is no driver."""
+    loaded = ctypes.CDLL("libcuda.so.1")
+    # Address, 32-bit word, number of words, stream.
+    types = (ctypes.c_uint64, ctypes.c_uint32, ctypes.c_size_t, ctypes.c_void_p)
+    loaded.cuMemsetD32Async.argtypes = types
+    return loaded
+
+
+def newest_cuda() -> int | None:
+    """The major version of the newest CUDA that the driver supports, or None without a driver."""
+    version = ctypes.c_int()
+    try:
+        driver().cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return None
+    return version.value // 1000

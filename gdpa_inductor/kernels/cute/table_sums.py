@@ -6,8 +6,8 @@ import cutlass
 from cutlass import Float32, Int32, Int64, const_expr, cute, range_constexpr
 
 from .compiler import compile_kernel, pointer, stream
+from .form import ALIGNMENT
 from .operands import vector
-from .plan import ALIGNMENT
 from .ranges import LANES
 
 
@@ -106,6 +106,8 @@ def compiled(
 ) -> Any:
     """The compiled kernel, for these dtypes of gradients and index. Compiling needs no GPU."""
     align = ALIGNMENT if width > 1 else 0
-    given = (pointer(grad, align), pointer(index, align), pointer("float32"))
+    pointers = (pointer(grad, align), pointer(index, align), pointer("float32"))
     counts = (Int64(1), Int64(1), Int32(1), Int32(1))
-    return compile_kernel(TableSums(size, threads, tile, width), (*given, *counts, stream()), arch)
+    return compile_kernel(
+        TableSums(size, threads, tile, width), (*pointers, *counts, stream()), arch
+    )

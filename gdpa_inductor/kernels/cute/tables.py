@@ -6,19 +6,19 @@ reading the gradients and the index once, wherever the index points.
 """
 
 import functools
-from typing import Any
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
 
 from ..._compat.device import current_stream, empty
-from . import ahead, disk
+from . import precompile
 from .architectures import config_of
 from .config import SHARED_MEMORY, VECTOR
+from .form import off_alignment
 from .launch import multiprocessors
-from .launcher import WordLauncher
-from .plan import name, off_alignment
-from .runtime import Kernel
+from .launcher import WordLauncher, word_launcher
+from .plan import name
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ROWS = 2048  # that a CTA loads at once
@@ -46,14 +46,14 @@ def sums(
     if not (rows and columns):
         return grad.new_zeros((columns, size), dtype=torch.float32)
     parts = parts or parts_for(size, columns, rows, grad.device)
-    found = empty((parts, columns, size), torch.float32, grad.device)
+    partial = empty((parts, columns, size), torch.float32, grad.device)
     addresses = (grad.data_ptr(), index.data_ptr())
     width = VECTOR if rows % VECTOR == 0 and not off_alignment(addresses) else 1
     height = -(-rows // (parts * width)) * width
     run = _launcher(grad.dtype, index.dtype, size, width, grad.device)
     stream = current_stream(grad.device.index) if stream is None else stream
-    run(*addresses, found.data_ptr(), rows, height, parts, columns, stream)
-    return found.sum(0)
+    run(*addresses, partial.data_ptr(), rows, height, parts, columns, stream)
+    return partial.sum(0)
 
 
 def parts_for(size: int, columns: int, rows: int, device: torch.device) -> int:
@@ -70,32 +70,22 @@ def threads_for(size: int) -> int:
     return next(count for count in THREADS if (size + 1) * count <= WORDS)
 
 
-def _arch(device: torch.device) -> str:
+def _kernel(
+    grad: torch.dtype, index: torch.dtype, size: int, width: int, device: torch.device
+) -> tuple[Hashable, ...]:
+    """The arguments of `table_sums.compiled`."""
     config = config_of(device)
     assert config  # else the lowering has not chosen the kernel
-    return config.arch
+    return name(grad), name(index), size, threads_for(size), ROWS, width, config.arch
 
 
 @functools.cache
 def _launcher(
     grad: torch.dtype, index: torch.dtype, size: int, width: int, device: torch.device
 ) -> WordLauncher:
-    given = (name(grad), name(index), size, threads_for(size), ROWS, width, _arch(device))
-    ahead.finish(__name__, *given)
-    return WordLauncher(Kernel(kept(*given)), 8)
+    return word_launcher("table_sums", 8, *_kernel(grad, index, size, width, device))
 
 
-def compile_ahead(grad: torch.dtype, index: torch.dtype, size: int, device: torch.device) -> None:
+def precompile_sums(grad: torch.dtype, index: torch.dtype, size: int, device: torch.device) -> None:
     """Have a worker compile the kernel for operands that lie as most do."""
-    ahead.table(name(grad), name(index), size, threads_for(size), ROWS, VECTOR, _arch(device))
-
-
-def kept(*given: Any) -> bytes:
-    """The object file of a kernel, from disk or compiled. given: As `table_sums.compiled`."""
-
-    def compiled() -> Any:
-        from . import table_sums
-
-        return table_sums.compiled(*given)
-
-    return disk.kept(compiled, __name__, *given)
+    precompile.table(*_kernel(grad, index, size, VECTOR, device))

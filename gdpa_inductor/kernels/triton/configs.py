@@ -208,8 +208,8 @@ def configs(
                 yield less
                 return
 
-    found = [less for config in tried for less in fitting(config)]
+    fits = [less for config in tried for less in fitting(config)]
     return (
-        list(dict.fromkeys(found))
+        list(dict.fromkeys(fits))
         or [*(less for c in _SMALLER for less in fitting(c)), enough(_SMALLER[-1])][:1]
     )

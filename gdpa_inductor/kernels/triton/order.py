@@ -40,8 +40,10 @@ def tile_order(cu_seqlens: Tensor, total: Any, longest: Any, few: bool) -> Tenso
         place = torch.searchsorted(begins, slot, right=True) - 1
         return (place << 32) + slot - begins[place]
     owned = torch.where(number == batch - 1, total + offsets[0], offsets[1:]) - starts
-    taken = (offsets[1:] - starts).clamp(max=longest)
-    work_tiles = torch.maximum((taken + (WORK_TILE - 1)) // WORK_TILE, (owned > 0).to(torch.int64))
+    computed = (offsets[1:] - starts).clamp(max=longest)
+    work_tiles = torch.maximum(
+        (computed + (WORK_TILE - 1)) // WORK_TILE, (owned > 0).to(torch.int64)
+    )
     # No two are equal, so to count what comes before takes one pass.
     rank = work_tiles * batch - number
     ends = torch.where(rank >= rank[:, None], work_tiles, 0).sum(1)

@@ -19,15 +19,15 @@ def tile_bounds(operand: Tensor, rows: int | None, columns: int | None) -> Tenso
     rows, columns: The dims of the operand for queries and keys, or None if it lacks them. A block
     with a NaN has NaN.
     """
-    found = operand.to(torch.uint8) if operand.dtype == torch.bool else operand
+    blocks = operand.to(torch.uint8) if operand.dtype == torch.bool else operand
     inside: list[int] = []
     for dim in sorted(dim for dim in (rows, columns) if dim is not None):
         at = dim + len(inside)
-        found = _filled(found, at)
-        found = found.unflatten(at, (found.shape[at] // BOUNDS_TILE, BOUNDS_TILE))
+        blocks = _filled(blocks, at)
+        blocks = blocks.unflatten(at, (blocks.shape[at] // BOUNDS_TILE, BOUNDS_TILE))
         inside.append(at + 1)
     # One reduction of both dimensions, and the cast before the stack: Inductor makes one kernel.
-    return torch.stack([end(found, inside).to(operand.dtype) for end in (torch.amin, torch.amax)])
+    return torch.stack([end(blocks, inside).to(operand.dtype) for end in (torch.amin, torch.amax)])
 
 
 def _filled(operand: Tensor, dim: int) -> Tensor:
@@ -35,5 +35,5 @@ def _filled(operand: Tensor, dim: int) -> Tensor:
     length = operand.shape[dim]
     count = (length + BOUNDS_TILE - 1) // BOUNDS_TILE
     index = torch.arange(count * BOUNDS_TILE, device=operand.device).clamp(max=length - 1)
-    found: Tensor = torch.ops.aten.index.Tensor(operand, [None] * dim + [index])
-    return found
+    filled: Tensor = torch.ops.aten.index.Tensor(operand, [None] * dim + [index])
+    return filled

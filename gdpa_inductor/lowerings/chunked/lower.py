@@ -19,19 +19,15 @@ from ..._compat import dynamo
 from ...kernels.chunked import chunks, run
 from ...kernels.chunked.operands import ChunkedOperands
 from ...kernels.chunked.run import ChunkedGrads, Repeat
-from ...ops import (
-    Arguments,
+from ...operands import (
     Operands,
-    Signature,
     aux_from_axes,
     aux_on_axes,
     aux_sums,
     check,
-    fake_gradients,
-    fake_output,
-    no_autocast,
     score_shape,
 )
+from ...ops import Arguments, Signature, fake_gradients, fake_output, no_autocast
 from ...program.expr import Expr, call
 from ...program.expr import aux as aux_leaf
 from ...sequences import Padding, pad_heads, unpad_heads

@@ -6,7 +6,7 @@
 """
 
 from ..backends import Backend
-from .calls import compile_ahead, lower, lower_backward
+from .calls import lower, lower_backward, precompile
 from .rules import FRUGAL, PAYS, REFUSES, YIELDS
 
 __all__ = ["BACKEND", "lower", "lower_backward"]
@@ -18,7 +18,7 @@ BACKEND = Backend(
     pays=PAYS,
     frugal=FRUGAL,
     yields=YIELDS,
-    ahead=compile_ahead,
+    precompile=precompile,
     lower=lower,
     lower_backward=lower_backward,
 )

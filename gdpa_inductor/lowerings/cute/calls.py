@@ -20,12 +20,13 @@ from torch import Tensor
 
 from ..._compat import inductor, lowering, templates
 from ...kernels.cute.architectures import config_of
-from ...kernels.cute.plan import lying, off_alignment
+from ...kernels.cute.form import layout_key, off_alignment
 from ...kernels.cute.replay import Record
-from ...ops import DENSE, Arguments, Operands, Signature, fake_output, laid_gradients
+from ...operands import Operands
+from ...ops import DENSE, Arguments, Signature, fake_output, laid_gradients
 from ..backends import backend
 from ..call import Call, extern_call, in_order
-from ..spare import last_use
+from ..donation import last_use
 
 if TYPE_CHECKING:
     from ...kernels.triton.template import Plan
@@ -44,11 +45,11 @@ def lower(call: Call) -> Any:
     Under max-autotune the kernel is timed against the Triton template. It is not if the template
     refuses the call, or if the user asked for this backend by name.
     """
-    given = _arguments(call)
-    compile_ahead(call)
+    arguments = _arguments(call)
+    precompile(call)
 
     def run() -> Any:
-        return extern_call(FORWARD, given, _callee("forward_site", call))
+        return extern_call(FORWARD, arguments, _callee("forward_site", call))
 
     rivals = backend("triton").refusal(call.problem, profit=False) is None
     if call.options.kernel == "cute" or not (rivals and inductor.thorough()):
@@ -57,31 +58,31 @@ def lower(call: Call) -> Any:
 
     def rival(plan: Plan, body: dict[str, Any]) -> Any:
         digest = hashlib.sha256(repr((call.problem.program, call.options)).encode()).hexdigest()
-        kernel = functools.partial(_timed, given, plan)
+        kernel = functools.partial(_timed, arguments, plan)
         return templates.rival(f"gdpa_cute_{digest[:16]}", kernel, run, body)
 
     return lower_to_triton(call, rival)
 
 
-def _timed(given: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> None:
+def _timed(arguments: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> None:
     """Run the forward on the tensors of the benchmark, which are in the Triton template's order."""
-    operands = given.operands
-    found = dict(zip(plan.arguments, tensors, strict=False))
+    operands = arguments.operands
+    by_name = dict(zip(plan.arguments, tensors, strict=False))
     sides = [None if cu is None else side for side, cu in zip("QK", operands.lengths[:2])]
-    shared = next((found[f"CU_{side}"] for side in sides if f"CU_{side}" in found), None)
-    offsets = [None if side is None else found.get(f"CU_{side}", shared) for side in sides]
-    unread = found["Q"].new_empty(1)
+    shared = next((by_name[f"CU_{side}"] for side in sides if f"CU_{side}" in by_name), None)
+    offsets = [None if side is None else by_name.get(f"CU_{side}", shared) for side in sides]
+    unread = by_name["Q"].new_empty(1)
     aux = [
-        found.get(f"A{i}", unread.as_strided(x.get_size(), [0] * len(x.get_size())))
+        by_name.get(f"A{i}", unread.as_strided(x.get_size(), [0] * len(x.get_size())))
         for i, x in enumerate(operands.aux)
     ]
     scalars = [lowering.likely_size(x) for x in operands.scalars]
     rows, cols = (lowering.likely_size(x) for x in operands.lengths[2:])
     read = Operands(
-        found["Q"], found["K"], found["V"], aux, scalars, operands.program,
+        by_name["Q"], by_name["K"], by_name["V"], aux, scalars, operands.program,
         offsets[0], offsets[1], rows, cols,
     )  # fmt: skip
-    _launch().forward(read, **given.options, out=out)
+    _launch().forward(read, **arguments.options, out=out)
 
 
 def lower_backward(call: Call) -> list[Any]:
@@ -89,31 +90,31 @@ def lower_backward(call: Call) -> list[Any]:
 
     Their strides are those of `laid_gradients`.
     """
-    compile_ahead(call)
-    spare = _spare(call)
-    callee = _callee("backward_site", call, *([spare] if spare else []))
+    precompile(call)
+    donated = _donated(call)
+    callee = _callee("backward_site", call, *([donated] if donated else []))
     return extern_call(BACKWARD, _arguments(call), callee)
 
 
-def _spare(call: Call) -> tuple[int, ...]:
+def _donated(call: Call) -> tuple[int, ...]:
     """The aux operands whose memory their own gradients may overwrite."""
-    pairs = zip(call.needs[3:], lowering.spent(call.held.aux), strict=True)
+    pairs = zip(call.needs[3:], lowering.spent(call.fx_operands.aux), strict=True)
     return tuple(number for number, (need, spent) in enumerate(pairs) if need and spent)
 
 
-def compile_ahead(call: Call) -> None:
+def precompile(call: Call) -> None:
     """Have a worker compile the kernels. If this fails, the first run compiles them."""
     try:
-        from ...kernels.cute import ahead
+        from ...kernels.cute import precompile
 
         kind = config_of(call.problem.device)
         assert kind  # else `no_kernel` has refused
         fast, skip = call.options.fast_math, call.options.skip
-        config = ahead.guess(call.fakes.operands, kind, fast, skip)
+        config = precompile.guess(call.fakes.operands, kind, fast, skip)
         if call.backward:
-            ahead.backward(config, call.needs, in_order(call.options))
+            precompile.backward(config, call.needs, in_order(call.options))
         else:
-            ahead.forward(config)
+            precompile.forward(config)
     except Exception as error:
         log.debug("nothing is compiled ahead: %s: %s", type(error).__name__, error)
 
@@ -147,17 +148,17 @@ def _launch_backward() -> Any:
     return launch
 
 
-def _attention(given: Arguments[Tensor], **known: Any) -> Tensor:
+def _attention(arguments: Arguments[Tensor], **known: Any) -> Tensor:
     """Run a forward. known: May have a record to fill."""
-    out: Tensor = _launch().forward(given.operands, **given.options, **known)
+    out: Tensor = _launch().forward(arguments.operands, **arguments.options, **known)
     return out
 
 
-def _attention_backward(given: Arguments[Tensor], **known: Any) -> list[Tensor]:
-    found: list[Tensor] = _launch_backward().backward(
-        given.grad_out, given.operands, given.needs, **given.options, **known
+def _attention_backward(arguments: Arguments[Tensor], **known: Any) -> list[Tensor]:
+    grads: list[Tensor] = _launch_backward().backward(
+        arguments.grad_out, arguments.operands, arguments.needs, **arguments.options, **known
     )
-    return found
+    return grads
 
 
 class Site:
@@ -167,33 +168,33 @@ class Site:
     (kernels/cute/replay.py). They need aligned addresses. The generated code fixes dtypes, devices,
     the program and options, so a form here is sizes and strides only.
 
-    static:  The generated code fixes all sizes and strides too, so there is one form.
-    spare:   The aux operands whose memory nobody needs after the backward, if it runs once. It does
-             not in a CUDA graph, which runs more often than it is recorded.
+    static:   The generated code fixes all sizes and strides too, so there is one form.
+    donated:  The aux operands whose memory nobody needs after the backward, if it runs once. It
+              does not in a CUDA graph, which runs more often than it is recorded.
     """
 
     def __init__(
         self, signature: Signature, run: Callable[..., Any], static: bool,
-        spare: tuple[int, ...] = (),
+        donated: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
-        self.signature, self.run, self.static, self.spare = signature, run, static, spare
+        self.signature, self.run, self.static, self.donated = signature, run, static, donated
         self.replays: dict[Hashable, Any] = {}  # None for a form that cannot be replayed
         self.lock = threading.Lock()
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        spares = bool(self.spare) and last_use()
-        given, aux, scalars, lengths = self._read(*args)
+        donates = bool(self.donated) and last_use()
+        matrices, aux, scalars, lengths = self._read(*args)
         offsets = [x for x in lengths[:2] if x is not None]
-        form = spares if self.static else (spares, *lying(given, aux, lengths))
+        form = donates if self.static else (donates, *layout_key(matrices, aux, lengths))
         replay = self.replays.get(form)
-        found = None if replay is None else replay(given, aux, scalars, offsets)
-        if found is not None:
-            return found if self.signature.backward else found[0]
+        results = None if replay is None else replay(matrices, aux, scalars, offsets)
+        if results is not None:
+            return results if self.signature.backward else results[0]
         if form in self.replays:
-            return self._run(args, options, spares)
+            return self._run(args, options, donates)
         record = Record()
-        out = self._run(args, options, spares, record=record)
-        aligned = not off_alignment(x.data_ptr() for x in (*given, *aux, *offsets))
+        out = self._run(args, options, donates, record=record)
+        aligned = not off_alignment(x.data_ptr() for x in (*matrices, *aux, *offsets))
         if aligned:  # otherwise this run made copies that the next one may not need
             self._keep(form, record.replay)
         return out
@@ -207,10 +208,10 @@ class Site:
         return (query, key, value), aux, scalars, lengths or DENSE
 
     def _run(
-        self, args: Sequence[Any], options: Mapping[str, Any], spares: bool, **known: Any
+        self, args: Sequence[Any], options: Mapping[str, Any], donates: bool, **known: Any
     ) -> Any:
-        spare = {"spare": self.spare} if spares else {}
-        return self.run(self.signature.bind(*args, **options), **spare, **known)
+        donated = {"donated": self.donated} if donates else {}
+        return self.run(self.signature.bind(*args, **options), **donated, **known)
 
     def _keep(self, form: Hashable, replay: Any) -> None:
         with self.lock:
@@ -223,16 +224,16 @@ def forward_site(static: bool) -> Site:
     return Site(FORWARD, _attention, static)
 
 
-def backward_site(static: bool, spare: tuple[int, ...] = ()) -> Site:
-    return Site(BACKWARD, _attention_backward, static, spare)
+def backward_site(static: bool, donated: tuple[int, ...] = ()) -> Site:
+    return Site(BACKWARD, _attention_backward, static, donated)
 
 
 def _on_its_device(run: Callable[..., Any]) -> Callable[[Arguments[Tensor]], Any]:
     """Run with the operands' device as the current one. Generated code sets it, others may not."""
 
-    def guarded(given: Arguments[Tensor]) -> Any:
-        with torch.cuda.device(given.operands.query.device):
-            return run(given)
+    def guarded(arguments: Arguments[Tensor]) -> Any:
+        with torch.cuda.device(arguments.operands.query.device):
+            return run(arguments)
 
     return guarded
 

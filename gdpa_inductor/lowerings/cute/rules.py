@@ -66,7 +66,7 @@ def installed() -> str | None:
         return None
 
 
-def not_taken(problem: Problem) -> str:
+def unsupported_operands(problem: Problem) -> str:
     """Why the kernels do not take these operands, or ""."""
     dims = [shapes.size_hint(x) for x in (problem.head_dim, problem.value_dim)]
     if None in dims:
@@ -163,11 +163,11 @@ def padded(problem: Problem) -> float:
         (problem.jagged_query, problem.rows, problem.total_rows),
         (problem.jagged_key, problem.cols, problem.total_cols),
     )
-    found = 1.0
+    ratio = 1.0
     for jagged, most, total in sides:
         if jagged:
-            found *= max(1.0, hint(problem.batch) * hint(most) / max(hint(total), 1))
-    return found
+            ratio *= max(1.0, hint(problem.batch) * hint(most) / max(hint(total), 1))
+    return ratio
 
 
 def no_such_gradients(problem: Problem) -> str:
@@ -231,7 +231,7 @@ def _dims(problem: Problem) -> tuple[int, int]:
 REFUSES = (
     Rule(Code.DEVICE, no_kernel, quiet=True),
     Rule(Code.DEVICE, no_cutlass),
-    Rule(Code.DTYPE, not_taken),
+    Rule(Code.DTYPE, unsupported_operands),
     Rule(Code.LOWERING, no_such_gradients),
 )
 _TRAINING = Rule(Code.SLOWER, training_is_slower)

@@ -1,10 +1,16 @@
-"""The compile-time constants of a Triton kernel: tile sizes, head dims, which sizes have tails."""
+"""The Triton template of a plan with its grid, and the compile-time constants of a kernel.
+
+A `Plan` says which axes a kernel cuts into tiles: queries by BLOCK_M, keys by BLOCK_N. For each
+configuration Inductor calls `grid` to get the number of CTAs.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..._compat import shapes
+from ..._compat import shapes, templates
 from ...kernels.triton import five_matmul
 from ...kernels.triton.configs import Config
 from ...kernels.triton.order import WORK_TILE
@@ -78,3 +84,19 @@ def _halves(plan: Plan, config: Config) -> dict[str, int]:
         "HALF_M": 0 if plan.direct or config.rows < 128 else config.rows // 2,
         "HALF_N": 0 if keys_alike or config.keys < 32 else config.keys // 2,
     }
+
+
+@functools.cache
+def template(plan: Plan) -> Any:
+    """Inductor's template for a plan, which is a global of the jinja source."""
+    block_m = "BLOCK_M" if plan.kernel in ("forward", "rows", "tiles") else None
+    block_n = "BLOCK_N" if plan.kernel in ("keys", "tiles") else None
+
+    def grid(
+        m: Any, n: Any, units: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]
+    ) -> tuple[Any, int, int]:
+        tiles_m = cdiv(m, meta[block_m]) if block_m else 1
+        tiles_n = cdiv(n, meta[block_n]) if block_n else 1
+        return tiles_m * tiles_n * units, 1, 1
+
+    return templates.triton_template(plan.name, grid, plan.source, {"plan": plan})

@@ -18,7 +18,7 @@ from .launch import Output, few, skips
 _COUNTED = 2048
 
 
-def taken(outputs: dict[int, Output], o: Inputs) -> bool:
+def applies(outputs: dict[int, Output], o: Inputs) -> bool:
     """Whether this kernel runs. It computes dQ and the `outputs` of "keys". A CTA owns heads."""
     whole = not (o.shared or o.grouped) and not skips(list(outputs.values()), o)
     return whole and any(_fits(rule, o.problem) for rule in FIVE_MATMUL)
@@ -56,8 +56,8 @@ def order(o: Inputs) -> Any:
     def formula(*sized: Any) -> torch.Tensor:
         work: Any = 1
         for offsets, longest in zip(sized[::3], sized[2::3], strict=True):
-            taken = (offsets[1:] - offsets[:-1]).to(torch.int64).clamp(max=longest)
-            work = work * taken
+            lengths = (offsets[1:] - offsets[:-1]).to(torch.int64).clamp(max=longest)
+            work = work * lengths
         return turns(work, counted)
 
     return lowering.realized(lowering.inline_formula(formula, nodes, fakes), o.problem.device)

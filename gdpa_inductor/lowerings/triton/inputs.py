@@ -111,8 +111,8 @@ def inputs_of(call: Call) -> Inputs:
 
 
 def _spent(call: Call) -> frozenset[str]:
-    held = call.held
-    spent = lowering.spent((held.query, held.key, held.value), views=True)
+    operands = call.fx_operands
+    spent = lowering.spent((operands.query, operands.key, operands.value), views=True)
     return frozenset(name for name, is_spent in zip("QKV", spent, strict=True) if is_spent)
 
 

@@ -27,8 +27,8 @@ from ...program.tails import still
 from ...program.tile_classes import TileClasses, boundable, classify_by_tables
 from .. import gpu
 from ..backends import hint
-from . import emit, grid, one_tile
-from .constants import constants
+from . import emit, one_tile
+from .constants import constants, template
 from .inputs import Inputs, block_dim
 
 # Makes another choice for autotuning, from the plan of a kernel and the body of its template.
@@ -99,7 +99,6 @@ def run(
         ),
         "call_sizes": _call_sizes(planned, outputs[0], o),
     }
-    template = grid.template(planned)
     tried = _configs(planned, o.problem)
     choices = [
         {"num_warps": c.warps, "num_stages": c.stages, **constants(planned, c, o, outputs[0])}
@@ -108,7 +107,9 @@ def run(
     examples = _examples(planned, body["input_nodes"], o)
     rivals = [] if rival is None else [rival(planned, body)]
     sizes = [*o.scalars, *(o.longest(side) for side in planned.measured)]
-    best = templates.best_of(template, f"gdpa_{kernel}", choices, body, examples, sizes, rivals)
+    best = templates.best_of(
+        template(planned), f"gdpa_{kernel}", choices, body, examples, sizes, rivals
+    )
     return [best, *others]
 
 
@@ -117,13 +118,13 @@ def _classes(outputs: list[Output], o: Inputs) -> TileClasses | None:
     if not o.options.skip:
         return None
     terms = [output.term for output in outputs]
-    found = classify_by_tables(terms, o.program.aux, _bounded(o))
-    if not found.skips:
+    classes = classify_by_tables(terms, o.program.aux, _bounded(o))
+    if not classes.skips:
         return None
-    masked = found.full.is_const and not found.full.value  # no tile is known to be whole
+    masked = classes.full.is_const and not classes.full.value  # no tile is known to be whole
     if masked:
-        return replace(found, full=const(True), full_terms=tuple(terms), keep=const(True))
-    return found
+        return replace(classes, full=const(True), full_terms=tuple(terms), keep=const(True))
+    return classes
 
 
 def skips(outputs: list[Output], o: Inputs) -> bool:
@@ -160,12 +161,12 @@ def _subgraphs(
         return [emit.subgraph(t, o.program.weight, o.scalars, device, o.fast) for t in terms]
 
     lengths = [emit.size(o.longest(side), device) for side in plan.measured]
-    found = emitted(output.term for output in outputs) + lengths
+    subgraphs = emitted(output.term for output in outputs) + lengths
     if classes:
         chosen = [classes.zero, classes.full] if ends is None else ends.values()
         keep = [] if classes.keep is None else [classes.keep]
-        found += emitted([*chosen, *classes.full_terms, *keep])
-    return found
+        subgraphs += emitted([*chosen, *classes.full_terms, *keep])
+    return subgraphs
 
 
 def _plan(
@@ -192,7 +193,7 @@ def _plan(
             if not any(node.op in ("s", "g") for node in postorder([root]))
         )
 
-    made = Plan(
+    base = Plan(
         kernel=kernel,
         names=tuple(names),
         reads=reads(terms),
@@ -212,9 +213,9 @@ def _plan(
         **plan,
     )
     return replace(
-        made,
-        direct=bool(made.listed) and _direct(made.listed, o),
-        batch_first=_batch_first(made, o),
+        base,
+        direct=bool(base.listed) and _direct(base.listed, o),
+        batch_first=_batch_first(base, o),
     )
 
 
@@ -274,8 +275,8 @@ def _table(a: AuxRead, o: Inputs) -> Any:
         return tile_bounds(operand, rows, columns)
 
     def make() -> Any:
-        found = lowering.inline_formula(formula, [o.aux[a.number]], [o.fakes.aux[a.number]])
-        return lowering.realized(found, o.problem.device)
+        bounds = lowering.inline_formula(formula, [o.aux[a.number]], [o.fakes.aux[a.number]])
+        return lowering.realized(bounds, o.problem.device)
 
     return lowering.once_per_graph((o.aux[a.number].get_name(), rows, columns), make)
 
@@ -296,22 +297,22 @@ def _examples(plan: Plan, nodes: list[Any], o: Inputs) -> dict[int, Callable[[],
         return total, longest
 
     def offsets(side: str) -> torch.Tensor:
-        found = likely_offsets(batch, *sizes(side), o.problem.device)
-        return found.to(o.offsets[side].get_dtype())
+        likely = likely_offsets(batch, *sizes(side), o.problem.device)
+        return likely.to(o.offsets[side].get_dtype())
 
     def order(side: str) -> torch.Tensor:
         return tile_order(offsets(side), *sizes(side), False)
 
-    made = {f"CU_{side.upper()}": partial(offsets, side) for side in plan.measured}
+    examples = {f"CU_{side.upper()}": partial(offsets, side) for side in plan.measured}
     if plan.ordered and plan.listed:
-        made["ORDER"] = partial(order, plan.listed)
+        examples["ORDER"] = partial(order, plan.listed)
     elif plan.ordered:
-        made["ORDER"] = partial(torch.arange, batch, dtype=torch.int32, device=o.problem.device)
+        examples["ORDER"] = partial(torch.arange, batch, dtype=torch.int32, device=o.problem.device)
     columns = max(1, lowering.likely_size(shapes.size_expr(o.problem.cols)))
     for a in plan.reads if plan.skips else ():
         if a.kind == "i" and not a.axes & POSITIONS:
-            made[a.name] = partial(lowering.random_integers, nodes[numbers[a.name]], columns)
-    return {numbers[name]: make for name, make in made.items()}
+            examples[a.name] = partial(lowering.random_integers, nodes[numbers[a.name]], columns)
+    return {numbers[name]: make for name, make in examples.items()}
 
 
 def _call_sizes(plan: Plan, output: Output, o: Inputs) -> list[Any]:
@@ -354,13 +355,13 @@ def _configs(plan: Plan, problem: Problem) -> list[Config]:
     least = one_tile.tile_rows(problem) if plan.kernel == "one_tile" else 0
     shape = Shape(dims[0], dims[1], problem.dtype.itemsize, score_bytes, loop, least)
     shared, capability = gpu.shared_memory(problem.device), gpu.capability(problem.device)
-    found = configs(plan.kernel, shape, shared, inductor.thorough(), capability)
+    candidates = configs(plan.kernel, shape, shared, inductor.thorough(), capability)
     if plan.kernel != "five_matmul":  # the layout of its sums follows from these very tiles
-        found = list(dict.fromkeys(_cut(config, problem, least) for config in found))
+        candidates = list(dict.fromkeys(_cut(config, problem, least) for config in candidates))
     alone = not inductor.thorough() and settled(
         plan.kernel, shape, _operations(problem), capability
     )
-    return found[:1] if alone else found
+    return candidates[:1] if alone else candidates
 
 
 def _operations(problem: Problem) -> int:

@@ -26,14 +26,15 @@ import torch
 
 from ..._compat import lowering, shapes
 from ...kernels.triton import splits
-from ...ops import aux_from_axes, by_access, reduce_to
+from ...operands import aux_from_axes, by_access
 from ...problem import Problem, Size
 from ...program.expr import AXES, POSITIONS, Expr
 from ...program.score_mod import Aux, ScoreMod
+from ...reference import reduce_to
 from ...sequences import Padding, Sequences, padded_program
 from .. import gpu
 from ..call import Call, in_order
-from ..spare import room_of
+from ..donation import buffer_like
 from . import five_matmul, one_tile
 from .inputs import Inputs, empty, inputs_of
 from .launch import Output, Rival, run
@@ -87,7 +88,7 @@ def lower_backward(call: Call) -> list[Any]:
     """The wanted gradients of (query, key, value, *aux), each in the shape of its operand."""
     o, needs = inputs_of(call), call.needs
     leaves = o.fakes.differentiable
-    found: dict[int, Any] = {}
+    grads: dict[int, Any] = {}
     if not empty(o.problem):
         wanted = {
             number: term
@@ -95,9 +96,9 @@ def lower_backward(call: Call) -> list[Any]:
             if term is not None and needs[number]
         }
         for kernel in _kernels(wanted, o):
-            found.update(kernel(wanted, o))
+            grads.update(kernel(wanted, o))
     return [
-        found[i] if i in found else lowering.zeros(tuple(leaf.shape), leaf.dtype, leaf.device)
+        grads[i] if i in grads else lowering.zeros(tuple(leaf.shape), leaf.dtype, leaf.device)
         for i, leaf in enumerate(leaves)
         if needs[i]
     ]
@@ -177,14 +178,16 @@ def _key_outputs(wanted: dict[int, Expr], o: Inputs) -> tuple[dict[int, Output],
 def _strides(number: int, size: tuple[Size, ...], o: Inputs) -> tuple[Size, ...] | None:
     """The strides of `laid_gradients`, if a kernel stores the final gradient; else None."""
     operand = o.fakes.differentiable[number]
-    given = len(size) == 4 and _same_shape(size, operand.shape)
-    return shapes.dense_strides(operand) if given else None
+    stores_final = len(size) == 4 and _same_shape(size, operand.shape)
+    return shapes.dense_strides(operand) if stores_final else None
 
 
 def _owns(wanted: dict[int, Expr], o: Inputs) -> bool:
     """Whether "five_matmul" runs: a CTA computes dQ, dK and dV of a whole sequence and head."""
     rows = any("kv_idx" not in spec.axes for _, spec in _aux_wanted(wanted, o.problem))
-    return {0, 1} <= wanted.keys() and not rows and five_matmul.taken(_key_outputs(wanted, o)[0], o)
+    return (
+        {0, 1} <= wanted.keys() and not rows and five_matmul.applies(_key_outputs(wanted, o)[0], o)
+    )
 
 
 def _five_matmul(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
@@ -192,16 +195,16 @@ def _five_matmul(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
     p = o.problem
     query = lowering.empty(_rows_of(o, p.head_dim), p.dtype, p.device)
     added = [five_matmul.sums(o), query]
-    found = _finished(
+    grads = _finished(
         "five_matmul", _key_outputs(wanted, o)[0], o, added=added, order=five_matmul.order(o)
     )
-    return {**found, 0: query}
+    return {**grads, 0: query}
 
 
 def _in_one_tile(wanted: dict[int, Expr], o: Inputs) -> bool:
     """Whether "one_tile" runs: a CTA computes all queries of a sequence and head in one tile."""
     rows = any("kv_idx" not in spec.axes for _, spec in _aux_wanted(wanted, o.problem))
-    return {0, 1, 2} <= wanted.keys() and not rows and one_tile.taken(o)
+    return {0, 1, 2} <= wanted.keys() and not rows and one_tile.applies(o)
 
 
 def _one_tile(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
@@ -211,8 +214,8 @@ def _one_tile(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
     outputs, _ = _key_outputs(wanted, o)
     if not any(spec.axes >= POSITIONS for _, spec in _aux_wanted(wanted, o.problem)):
         outputs[1] = replace(outputs[1], room=_key_room(outputs[1], o))
-    found = _finished("one_tile", outputs, o, added=[query])
-    return {**found, 0: lowering.finish(_query_of_shares, query, size, dtype, o.fakes.query)}
+    grads = _finished("one_tile", outputs, o, added=[query])
+    return {**grads, 0: lowering.finish(_query_of_shares, query, size, dtype, o.fakes.query)}
 
 
 def _key_room(output: Output, o: Inputs) -> Any:
@@ -221,8 +224,8 @@ def _key_room(output: Output, o: Inputs) -> Any:
     alike = output.dtype == key.dtype and _same_shape(output.size, key.shape)
     strides = output.strides or ()
     lies = len(strides) == key.dim() and _same_shape(strides, key.stride())
-    spare = "K" in o.spent and lowering.is_input(node)
-    return room_of(node) if spare and alike and lies else None
+    donates = "K" in o.spent and lowering.is_input(node)
+    return buffer_like(node) if donates and alike and lies else None
 
 
 def _query_of_shares(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -239,20 +242,20 @@ def _keys_and_queries(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
     p = o.problem
     size = _rows_of(o, p.head_dim)
     sums = lowering.zeroed(size, torch.float32, p.device)
-    found = {
+    grads = {
         **_rows({number: term for number, term in wanted.items() if number != 0}, o),
         **_keys(wanted, o, [sums]),
     }
-    found[0] = lowering.finish(
+    grads[0] = lowering.finish(
         lambda part, like: part.to(like.dtype), sums, size, torch.float32, o.fakes.query
     )
-    return found
+    return grads
 
 
 def _tiles(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
     """The gradients of aux operands that vary along queries and keys, with a kernel for each."""
     p = o.problem
-    found: dict[int, Any] = {}
+    grads: dict[int, Any] = {}
     for i, spec in _aux_wanted(wanted, p):
         if not spec.axes >= POSITIONS:
             continue
@@ -263,8 +266,8 @@ def _tiles(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
         splits = _splits(p, summed)
         dtype = torch.float32 if summed else p.aux_dtypes[i]
         output = Output(f"g{i}", wanted[3 + i], (splits, *own, p.rows, p.cols), dtype)
-        found.update(_finished("tiles", {3 + i: output}, o, summed=summed))
-    return found
+        grads.update(_finished("tiles", {3 + i: output}, o, summed=summed))
+    return grads
 
 
 def _aux_wanted(wanted: dict[int, Expr], problem: Problem) -> list[tuple[int, Aux]]:
@@ -295,18 +298,18 @@ def _finished(kernel: str, outputs: dict[int, Output], o: Inputs, **plan: Any) -
     if not outputs:
         return {}
     stored = run(kernel, list(outputs.values()), o, **plan)
-    found: dict[int, Any] = {}
+    grads: dict[int, Any] = {}
     for (number, output), buffer in zip(outputs.items(), stored, strict=True):
         leaf = o.fakes.differentiable[number]
-        found[number] = buffer
+        grads[number] = buffer
         if number >= 3:
             formula = _aux_gradient(kernel, number - 3, o)
             extra = o.extents
-            found[number] = lowering.finish(formula, buffer, output.size, output.dtype, leaf, extra)
+            grads[number] = lowering.finish(formula, buffer, output.size, output.dtype, leaf, extra)
         elif not _same_shape(output.size, leaf.shape):
             formula = reduce_to if len(output.size) == 4 else _sum_groups
-            found[number] = lowering.finish(formula, buffer, output.size, output.dtype, leaf)
-    return found
+            grads[number] = lowering.finish(formula, buffer, output.size, output.dtype, leaf)
+    return grads
 
 
 def _same_shape(size: Sequence[Size], other: Sequence[Size]) -> bool:

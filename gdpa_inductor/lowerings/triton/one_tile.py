@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .inputs import Inputs
 
 
-def taken(o: Inputs) -> bool:
+def applies(o: Inputs) -> bool:
     """Whether this kernel runs a backward that wants dQ, dK and dV."""
     return not (o.grouped or o.shared - {"Q"}) and fits(o.problem)
 

@@ -51,7 +51,7 @@ class Ambient:
     def of(graph: Graph, start: State | None = None) -> Ambient:
         state = start or State(grad=torch.is_grad_enabled())
         entered: list[tuple[Node, tuple[object, ...]]] = [(None, args) for args in state.autocast]  # type: ignore[misc]
-        found = Ambient()
+        ambient = Ambient()
         for node in graph.nodes:
             change = fx.state_change(node.target) if node.op == "call_function" else ""
             if change == "autocast on":
@@ -65,8 +65,8 @@ class Ambient:
                     state.transforms + _step(node, change == "transform"),
                     state.inference + _step(node, change == "inference"),
                 )
-            found.states[node] = state
-        return found
+            ambient.states[node] = state
+        return ambient
 
     def __getitem__(self, node: Node) -> State:
         return self.states[node]

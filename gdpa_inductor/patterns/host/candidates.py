@@ -49,7 +49,7 @@ class HostGraph:
     later: frozenset[int] = frozenset()
     learns: frozenset[Node] = frozenset()
     spread: dict[Node, bool] = field(default_factory=dict)
-    found: list[Candidate] | None = None
+    known: list[Candidate] | None = None
 
     @staticmethod
     def of(
@@ -60,18 +60,18 @@ class HostGraph:
     ) -> HostGraph:
         inputs = [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
         learns |= set(filter(facts.requires_grad, inputs))
-        found = HostGraph(graph, ambient, later=later, learns=learns)
+        host = HostGraph(graph, ambient, later=later, learns=learns)
         related: dict[int, set[int]] = {}
         for position, node in enumerate(graph.nodes):
-            found.order[node] = position
-            found.reach[node] = found._reached(node)
+            host.order[node] = position
+            host.reach[node] = host._reached(node)
             changed = writes.mutated(node)
             if changed:
-                found.mutators[node] = frozenset().union(*map(facts.written_storages, changed))
+                host.mutators[node] = frozenset().union(*map(facts.written_storages, changed))
             _relate(node, related)
-        for node, written in found.mutators.items() if related else ():
-            found.mutators[node] = _closure(written, related)
-        return found
+        for node, written in host.mutators.items() if related else ():
+            host.mutators[node] = _closure(written, related)
+        return host
 
     def wants(self, node: Node) -> bool:
         """True if a node may want gradients.
@@ -106,24 +106,24 @@ class HostGraph:
     def _reached(self, node: Node) -> frozenset[Node]:
         if node.op not in ("call_function", "call_method") or not facts.tensors(node):
             return frozenset()
-        found: set[Node] = set()
+        firsts: set[Node] = set()
         for source in node.all_input_nodes:
             if products.is_product(source):
-                found |= set() if products.is_weight_product(source) else {source}
+                firsts |= set() if products.is_weight_product(source) else {source}
             else:
-                found |= self.reach[source]
-        if found and facts.is_opaque(node) and not _keeps_shape(node):
+                firsts |= self.reach[source]
+        if firsts and facts.is_opaque(node) and not _keeps_shape(node):
             return frozenset()
-        return frozenset(sorted(found, key=self.order.__getitem__)[:_MANY])
+        return frozenset(sorted(firsts, key=self.order.__getitem__)[:_MANY])
 
     def candidates(self) -> list[Candidate]:
         """The candidates, in program order. A product has two if both of its operands qualify."""
-        if self.found is None:
-            self.found = self._candidates()
-        return self.found
+        if self.known is None:
+            self.known = self._candidates()
+        return self.known
 
     def _candidates(self) -> list[Candidate]:
-        found: list[Candidate] = []
+        candidates: list[Candidate] = []
         for node in self.graph.nodes:
             if not products.is_product(node) or products.is_weight_product(node):
                 continue
@@ -131,10 +131,12 @@ class HostGraph:
                 firsts = {operand} if self.is_first(operand) else self.reach[operand]
                 firsts = self._scores_of(operand, firsts)
                 if firsts:
-                    found.append(Candidate(node, tuple(sorted(firsts, key=self.order.__getitem__))))
+                    candidates.append(
+                        Candidate(node, tuple(sorted(firsts, key=self.order.__getitem__)))
+                    )
             if facts.name(node) == "einsum" and len(products.operands(node)) > 3:
-                found.append(Candidate(node, (node,)))
-        return found
+                candidates.append(Candidate(node, (node,)))
+        return candidates
 
     def siblings(self, candidate: Candidate) -> list[Node]:
         """The second products that multiply what is made of the same first products.
@@ -142,10 +144,10 @@ class HostGraph:
         Sums of rows by a product with ones are none: a column of ones beside V is better.
         """
         firsts = set(candidate.firsts)
-        found = [c.second for c in self.candidates() if firsts <= set(c.firsts)]
+        seconds = [c.second for c in self.candidates() if firsts <= set(c.firsts)]
         if row_sums.multiplies_ones(candidate.second):
             return []
-        return [n for n in found if n is not candidate.second and not row_sums.multiplies_ones(n)]
+        return [n for n in seconds if n is not candidate.second and not row_sums.multiplies_ones(n)]
 
     def flat(self) -> list[Node]:
         """Products that would be second products if 2-D inputs of the graph did not count as
@@ -154,21 +156,21 @@ class HostGraph:
         One operand is made from Q Kᵀ, with K an input as it is given, and the other is an input
         too.
         """
-        found = [n for n in self.graph.nodes if products.is_product(n)]
-        given = {n: products.operands(n) for n in found if facts.name(n) != "linear"}
+        matmuls = [n for n in self.graph.nodes if products.is_product(n)]
+        operands = {n: products.operands(n) for n in matmuls if facts.name(n) != "linear"}
         firsts = {
             n
-            for n, factors in given.items()
+            for n, factors in operands.items()
             if all(map(products.is_flat_input, factors)) and facts.name(factors[-1]) in _TRANSPOSES
         }
         return [
             n
-            for n, factors in given.items()
+            for n, factors in operands.items()
             if any(map(products.is_flat_input, factors))
-            and any(x not in firsts and self._made_of(x, firsts) for x in factors)
+            and any(x not in firsts and self._derives_from(x, firsts) for x in factors)
         ]
 
-    def _made_of(self, node: Node, firsts: Collection[Node]) -> bool:
+    def _derives_from(self, node: Node, firsts: Collection[Node]) -> bool:
         """True if a tensor is made from one of these products, without a reduction."""
         seen, stack = {node}, [node]
         while stack:
@@ -185,8 +187,8 @@ class HostGraph:
 
         The matcher then compares them element by element.
         """
-        made = [[products.origin(n) for n in products.operands(first)] for first in firsts]
-        return all(one == made[0] for one in made)
+        operands = [[products.origin(n) for n in products.operands(first)] for first in firsts]
+        return all(one == operands[0] for one in operands)
 
     def projects(self, candidate: Candidate) -> bool:
         """True if a weight is multiplied between the first product and the second.
@@ -201,14 +203,14 @@ class HostGraph:
 
         It is the last of the nearest way.
         """
-        found = None
+        nearest = None
         ends = lambda node: facts.name(node) in NO_WEIGHTS
         for node in self._back(candidate, ends):
             if node in candidate.firsts:
                 return None
-            if found is None and ends(node):
-                found = node
-        return found
+            if nearest is None and ends(node):
+                nearest = node
+        return nearest
 
     def _back(
         self, candidate: Candidate, ends: Callable[[Node], bool] = lambda node: False
@@ -238,22 +240,22 @@ class HostGraph:
         A gate or a bias may be made from a product too. Such a product is reached through a
         reduction only, or has fewer dims.
         """
-        given = set(firsts)
-        if len(given) > 1:
-            given = given & self._pointwise_reach(operand) or given
-        ranks = {n: rank_of(n) for n in given}
+        scores = set(firsts)
+        if len(scores) > 1:
+            scores = scores & self._pointwise_reach(operand) or scores
+        ranks = {n: rank_of(n) for n in scores}
         full = {n for n, rank in ranks.items() if rank == max(ranks.values())}
-        return full if len(full) == 1 else given
+        return full if len(full) == 1 else scores
 
     def _pointwise_reach(self, operand: Node) -> set[Node]:
         """The products that an operand is made from without a reduction."""
-        found: set[Node] = set()
+        firsts: set[Node] = set()
         seen = {operand}
         stack = [operand]
         while stack:
             node = stack.pop()
             if self.is_first(node):
-                found.add(node)
+                firsts.add(node)
             elif facts.name(node) not in NO_WEIGHTS:
                 stack += [
                     n
@@ -261,7 +263,7 @@ class HostGraph:
                     if n not in seen and (self.reach[n] or self.is_first(n))
                 ]
                 seen.update(stack)
-        return found
+        return firsts
 
     # Masks and biases that are made of indices
 
@@ -290,11 +292,11 @@ class HostGraph:
         if _is_creation(node):
             return True
         rank = rank_of(node)
-        given = [n for n in node.all_input_nodes if facts.tensors(n)]
-        if called in ("max", "min") and len(given) < 2:  # a reduction
+        inputs = [n for n in node.all_input_nodes if facts.tensors(n)]
+        if called in ("max", "min") and len(inputs) < 2:  # a reduction
             return False
-        return bool(given) and all(
-            rank_of(n) < rank or self.spreads(_behind_views(n)) for n in given
+        return bool(inputs) and all(
+            rank_of(n) < rank or self.spreads(_behind_views(n)) for n in inputs
         )
 
 
@@ -302,8 +304,8 @@ def _relate(node: Node, related: dict[int, set[int]]) -> None:
     """Record storages that may be the same at run time, because symbolic strides decide that."""
     if not writes.may_alias(node):
         return
-    (given,) = facts.tensors(node.all_input_nodes[0])
-    if all(isinstance(size, int) for size in (*given.shape, *given.stride())):
+    (source,) = facts.tensors(node.all_input_nodes[0])
+    if all(isinstance(size, int) for size in (*source.shape, *source.stride())):
         return
     for one in facts.storages(node.all_input_nodes[0]):
         for other in facts.storages(node):
@@ -312,13 +314,13 @@ def _relate(node: Node, related: dict[int, set[int]]) -> None:
 
 
 def _closure(storages: Iterable[int], related: dict[int, set[int]]) -> frozenset[int]:
-    found = set(storages)
-    stack = list(found)
+    result = set(storages)
+    stack = list(result)
     while stack:
-        new = related.get(stack.pop(), set()) - found
-        found |= new
+        new = related.get(stack.pop(), set()) - result
+        result |= new
         stack.extend(new)
-    return frozenset(found)
+    return frozenset(result)
 
 
 def _keeps_shape(node: Node) -> bool:
@@ -327,15 +329,15 @@ def _keeps_shape(node: Node) -> bool:
     A body with a product may hold an attention of its own.
     """
     if node.op == "call_function" and fx.has_plain_bodies(node.target):
-        found = [fx.body_of(n) for n in node.all_input_nodes if n.op == "get_attr"]
-        bodies = [part for body in found if body is not None for part in body.modules()]
+        attributes = [fx.body_of(n) for n in node.all_input_nodes if n.op == "get_attr"]
+        bodies = [part for body in attributes if body is not None for part in body.modules()]
         graphs = [body.graph for body in bodies if isinstance(body, GraphModule)]
         if any(products.is_product(n) for graph in graphs for n in graph.nodes):
             return False
     shapes = [t.shape for t in facts.tensors(node)]
-    given = [t.shape for n in node.all_input_nodes for t in facts.tensors(n)]
+    inputs = [t.shape for n in node.all_input_nodes for t in facts.tensors(n)]
     return len(shapes) == 1 and any(
-        len(shape) == len(shapes[0]) and all(map(same, shape, shapes[0])) for shape in given
+        len(shape) == len(shapes[0]) and all(map(same, shape, shapes[0])) for shape in inputs
     )
 
 
@@ -343,8 +345,8 @@ def _is_creation(node: Node) -> bool:
     """True if a call depends on indices only. `new_tensor` may read a tensor's dtype and device."""
     if fx.counts(node.target, node.args):
         return True
-    given = any(facts.tensors(n) for n in node.all_input_nodes)
-    return facts.name(node) in functions.CREATIONS and not given
+    has_inputs = any(facts.tensors(n) for n in node.all_input_nodes)
+    return facts.name(node) in functions.CREATIONS and not has_inputs
 
 
 def _cuts_nothing(node: Node) -> bool:

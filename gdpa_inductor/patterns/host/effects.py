@@ -100,11 +100,11 @@ def _first_reads(graph: HostGraph, region: Extent) -> dict[Node, int]:
         place = order[node] if reads else uses.get(node, order[node])
         for source in node.all_input_nodes:
             uses[source] = min(uses.get(source, place), place)
-    found = {leaf: uses.get(leaf, order[region.end]) for leaf in region.leaves}
+    positions = {leaf: uses.get(leaf, order[region.end]) for leaf in region.leaves}
     for number in [leaf for leaf in region.leaves if facts.name(leaf) == "item"]:
         (tensor,) = number.all_input_nodes
-        found[tensor] = min(found.get(tensor, order[number]), order[number])
-    return found
+        positions[tensor] = min(positions.get(tensor, order[number]), order[number])
+    return positions
 
 
 def _check_copies(graph: HostGraph, region: Extent) -> None:
@@ -149,20 +149,20 @@ def _check_expanded(graph: HostGraph, region: Extent) -> None:
 
 def _roots(copy: Node) -> list[Node]:
     """The nodes that a copy may be an alias of, up to the call that made the storage."""
-    found = [copy.all_input_nodes[0]]
-    while found[-1].all_input_nodes and _is_alias(found[-1], found[-1].all_input_nodes[0]):
-        found.append(found[-1].all_input_nodes[0])
-    return found
+    roots = [copy.all_input_nodes[0]]
+    while roots[-1].all_input_nodes and _is_alias(roots[-1], roots[-1].all_input_nodes[0]):
+        roots.append(roots[-1].all_input_nodes[0])
+    return roots
 
 
 def _aliases(nodes: Sequence[Node], start: Iterable[Node], without: set[Node]) -> set[Node]:
-    found = set(start)
+    aliases = set(start)
     for node in nodes:
         if node not in without and any(
-            source in found and _is_alias(node, source) for source in node.all_input_nodes
+            source in aliases and _is_alias(node, source) for source in node.all_input_nodes
         ):
-            found.add(node)
-    return found
+            aliases.add(node)
+    return aliases
 
 
 def _is_alias(node: Node, source: Node) -> bool:

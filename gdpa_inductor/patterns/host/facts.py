@@ -36,51 +36,51 @@ _OPAQUE_MODULES = (
 
 def value(node: Node) -> Any:
     """The fake value of a node, or None."""
-    found = node.meta.get("example_value")
-    return node.meta.get("val") if found is None else found
+    example = node.meta.get("example_value")
+    return node.meta.get("val") if example is None else example
 
 
 def tensors(node: Node) -> list[torch.Tensor]:
     """The fake tensors that a node returns."""
-    found = value(node)
-    if isinstance(found, torch.Tensor):
-        return [found]
-    if isinstance(found, (tuple, list)):
-        return [x for x in found if isinstance(x, torch.Tensor)]
+    result = value(node)
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, (tuple, list)):
+        return [x for x in result if isinstance(x, torch.Tensor)]
     return []
 
 
 def storages(node: Node) -> set[int]:
     """The identities of the storages of a node's value. A nested tensor has several."""
-    found = _storages(p for t in tensors(node) for p in (t, *subclasses.inner_tensors(t)))
-    return found | _behind_idle_dropouts(node.graph, found)
+    own = _storages(p for t in tensors(node) for p in (t, *subclasses.inner_tensors(t)))
+    return own | _behind_idle_dropouts(node.graph, own)
 
 
 def written_storages(node: Node) -> set[int]:
     """The storages that a write into a node's value changes: of a nested tensor, its values
     only.
     """
-    found = _storages(
+    own = _storages(
         part
         for t in tensors(node)
         for part in (t, subclasses.values_of(t), *subclasses.wrapped_by(t))
     )
-    return found | _behind_idle_dropouts(node.graph, found)
+    return own | _behind_idle_dropouts(node.graph, own)
 
 
-def _behind_idle_dropouts(graph: Graph, held: set[int]) -> set[int]:
+def _behind_idle_dropouts(graph: Graph, own: set[int]) -> set[int]:
     """The storages of arguments that a dropout returns unchanged. Its fake value is a copy."""
-    found = set(held)
+    result = set(own)
     dropouts = [
         node
         for target in (torch.nn.functional.dropout, torch.ops.aten.dropout.default)
         for node in graph.find_nodes(op="call_function", target=target)
     ]
     for node in reversed(dropouts):
-        made, given = _storages(tensors(node)), _storages(tensors(node.all_input_nodes[0]))
-        if not found.isdisjoint(made) and _is_idle(node):
-            found |= given
-    return found
+        outputs, inputs = _storages(tensors(node)), _storages(tensors(node.all_input_nodes[0]))
+        if not result.isdisjoint(outputs) and _is_idle(node):
+            result |= inputs
+    return result
 
 
 def _is_idle(dropout: Node) -> bool:
@@ -96,19 +96,21 @@ def drops_at_times(node: Node) -> bool:
 
 def _rate(dropout: Node) -> Any:
     """The p of a dropout; None where it is not in training."""
-    given = dict(zip(("input", "p", "training", "inplace"), dropout.args, strict=False))
-    given = given | {"training" if k == "train" else k: x for k, x in dropout.kwargs.items()}
-    return None if given.get("training", True) is False else given.get("p", 0.5)
+    arguments = dict(zip(("input", "p", "training", "inplace"), dropout.args, strict=False))
+    arguments = arguments | {
+        "training" if k == "train" else k: x for k, x in dropout.kwargs.items()
+    }
+    return None if arguments.get("training", True) is False else arguments.get("p", 0.5)
 
 
-def _storages(given: Iterable[torch.Tensor]) -> set[int]:
-    found: set[int] = set()
-    for tensor in given:
+def _storages(values: Iterable[torch.Tensor]) -> set[int]:
+    addresses: set[int] = set()
+    for tensor in values:
         try:
-            found.add(subclasses.storage_address(tensor.untyped_storage()))
+            addresses.add(subclasses.storage_address(tensor.untyped_storage()))
         except (NotImplementedError, RuntimeError):
             continue
-    return found
+    return addresses
 
 
 def is_plain(node: Node) -> bool:
@@ -122,8 +124,8 @@ def is_plain(node: Node) -> bool:
 def kinds(node: Node) -> str:
     """The kinds of the tensors of a node that is not plain, as text."""
     own = _own_class(node)
-    found = {type(t) for t in tensors(node)} if own is None else {own}
-    return ", ".join(sorted(kind.__name__ for kind in found))
+    types = {type(t) for t in tensors(node)} if own is None else {own}
+    return ", ".join(sorted(kind.__name__ for kind in types))
 
 
 def _own_class(node: Node) -> type | None:
@@ -131,8 +133,8 @@ def _own_class(node: Node) -> type | None:
 
     Dynamo's fake of such a tensor is a plain one, but the compiled code gets the tensor itself.
     """
-    given = dynamo.real_input(node) if node.op == "placeholder" else None
-    return subclasses.class_of_user(given)
+    tensor = dynamo.real_input(node) if node.op == "placeholder" else None
+    return subclasses.class_of_user(tensor)
 
 
 # What Dynamo writes for the attributes `T` and `H` from torch 2.15 on: ATen's functions of them.
@@ -235,9 +237,9 @@ def is_random(node: Node) -> bool:
 
 
 def flat_nodes(arguments: Any) -> list[Node]:
-    found: list[Node] = []
-    torch.fx.map_arg(arguments, found.append)
-    return found
+    nodes: list[Node] = []
+    torch.fx.map_arg(arguments, nodes.append)
+    return nodes
 
 
 def requires_grad(node: Node) -> bool:
@@ -267,11 +269,11 @@ def bodies(gm: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
                     yield node, body
 
 
-def handed_over(call: Node, body: GraphModule) -> list[tuple[Node, Node]]:
+def body_inputs(call: Node, body: GraphModule) -> list[tuple[Node, Node]]:
     """Pairs (input of a body, the node that a call site passes for it)."""
     inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
-    given = fx.tree_leaves(list(call.args))[-len(inputs) :] if inputs else []
-    return [(inner, x) for inner, x in zip(inputs, given) if isinstance(x, Node)]
+    operands = fx.tree_leaves(list(call.args))[-len(inputs) :] if inputs else []
+    return [(inner, x) for inner, x in zip(inputs, operands) if isinstance(x, Node)]
 
 
 def _get_attrs(arguments: Any) -> Iterable[Node]:

@@ -24,18 +24,18 @@ def split_of(join: Node) -> Node | None:
     """
     if facts.name(join) not in _JOINS:
         return None
-    given: Any = join.args[0] if join.args else join.kwargs.get("tensors")
-    split = _source_of(given) if isinstance(given, (list, tuple)) else _as_split(given)
+    inputs: Any = join.args[0] if join.args else join.kwargs.get("tensors")
+    split = _source_of(inputs) if isinstance(inputs, (list, tuple)) else _as_split(inputs)
     if split is None:
         return None
     pieces = facts.tensors(split)
     alike = all(all(map(same, piece.shape, pieces[0].shape)) for piece in pieces)
     if not alike or len(pieces) < 2:
         return None
-    if isinstance(given, (list, tuple)) and [n.args[1] for n in given] != [*range(len(pieces))]:
+    if isinstance(inputs, (list, tuple)) and [n.args[1] for n in inputs] != [*range(len(pieces))]:
         return None
-    (source,), (made,) = facts.tensors(split.all_input_nodes[0]), facts.tensors(join)
-    along_another_dim = not all(map(same, made.shape, source.shape))
+    (source,), (output,) = facts.tensors(split.all_input_nodes[0]), facts.tensors(join)
+    along_another_dim = not all(map(same, output.shape, source.shape))
     return split if along_another_dim else None
 
 
@@ -49,14 +49,14 @@ def leads_to_a_join(node: Node) -> bool:
     return split_of(node) is not None
 
 
-def _as_split(given: Any) -> Node | None:
-    return given if isinstance(given, Node) and facts.name(given) in _SPLITS else None
+def _as_split(value: Any) -> Node | None:
+    return value if isinstance(value, Node) and facts.name(value) in _SPLITS else None
 
 
 def _source_of(pieces: Any) -> Node | None:
     """The split that all these nodes are pieces of."""
-    taken = [n for n in pieces if isinstance(n, Node) and facts.name(n) == "getitem"]
-    splits = {n.args[0] for n in taken}
-    if len(taken) != len(pieces) or len(splits) != 1:
+    items = [n for n in pieces if isinstance(n, Node) and facts.name(n) == "getitem"]
+    splits = {n.args[0] for n in items}
+    if len(items) != len(pieces) or len(splits) != 1:
         return None
     return _as_split(splits.pop())

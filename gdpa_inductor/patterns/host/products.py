@@ -24,14 +24,14 @@ def operands(node: Node) -> list[Node]:
     """The tensors that a product multiplies, without an addend."""
     called, args = facts.name(node), node.args
     if called in ("einsum", "chain_matmul"):  # an einsum of lists has no equation
-        found = facts.flat_nodes(args)
+        nodes = facts.flat_nodes(args)
     elif called in ("addmm", "baddbmm"):
-        found = facts.flat_nodes((args[1:3], node.kwargs))
+        nodes = facts.flat_nodes((args[1:3], node.kwargs))
     elif called == "__rmatmul__":
-        found = facts.flat_nodes(args[:2])[::-1]
+        nodes = facts.flat_nodes(args[:2])[::-1]
     else:
-        found = facts.flat_nodes((args[:2], node.kwargs))
-    return [n for n in found if facts.tensors(n)]
+        nodes = facts.flat_nodes((args[:2], node.kwargs))
+    return [n for n in nodes if facts.tensors(n)]
 
 
 def _contracts(node: Node) -> bool:
@@ -42,10 +42,10 @@ def _contracts(node: Node) -> bool:
     equation = node.args[0] if node.args else None
     if not isinstance(equation, str):
         return True
-    given, arrow, result = equation.replace(" ", "").partition("->")
+    inputs, arrow, result = equation.replace(" ", "").partition("->")
     if not arrow:
         return True
-    counts = Counter(letter for factor in given.split(",") for letter in set(factor))
+    counts = Counter(letter for factor in inputs.split(",") for letter in set(factor))
     return any(n > 1 and x.isalpha() and x not in result for x, n in counts.items())
 
 
@@ -55,13 +55,13 @@ def is_weight_product(node: Node) -> bool:
     It is if one operand of `x @ W` is 2-D and the other has more dims, or if a weight enters the
     graph. A call of `linear` is one too, unless its weight is made from a tensor with more dims.
     """
-    given = operands(node)
+    factors = operands(node)
     if facts.name(node) == "linear":
-        return len(given) < 2 or _is_flat_throughout(given[1])
-    flat = [n for n in given if facts.tensors(n)[0].dim() <= 2]
+        return len(factors) < 2 or _is_flat_throughout(factors[1])
+    flat = [n for n in factors if facts.tensors(n)[0].dim() <= 2]
     if facts.name(node) == "einsum":
         return any(_is_parameter(origin(n)) for n in flat)
-    return 0 < len(flat) < len(given) or any(
+    return 0 < len(flat) < len(factors) or any(
         origin(n).op in ("placeholder", "get_attr") for n in flat
     )
 
@@ -74,15 +74,15 @@ def multiplies_a_weight(node: Node) -> bool:
 
 def is_flat_input(node: Node) -> bool:
     """Whether a node is a 2-D input that no module owns. It may be a weight or an activation."""
-    found = origin(node)
-    owned = re.search(r"\._(modules|parameters|buffers)\b", dynamo.source_name(found))
+    source = origin(node)
+    owned = re.search(r"\._(modules|parameters|buffers)\b", dynamo.source_name(source))
     flat = [t.dim() == 2 for t in facts.tensors(node)] == [True]
     return (
         flat
-        and found.op == "placeholder"
-        and bool(dynamo.source_name(found))
+        and source.op == "placeholder"
+        and bool(dynamo.source_name(source))
         and owned is None
-        and not _is_parameter(found)
+        and not _is_parameter(source)
     )
 
 

@@ -141,8 +141,8 @@ class Finder:
         allowed = set[Node]().union(*also) - inside
         users = self._escapes(nodes, second, allowed, () if sink is None else sink.unpad)
         dead, sizes, factories = map(tuple, users[:3])
-        found = tuple(nodes), tuple(makers), tuple(leaves)
-        return Region(*found, dead, sizes, factories, sink, tuple(users[3]))
+        parts = tuple(nodes), tuple(makers), tuple(leaves)
+        return Region(*parts, dead, sizes, factories, sink, tuple(users[3]))
 
     def _closure(self, firsts: Sequence[Node], second: Node) -> set[Node]:
         """The nodes between products. firsts: One product, or several that compute the same."""
@@ -176,7 +176,7 @@ class Finder:
     ) -> tuple[list[Node], list[Node]]:  # fmt: skip
         """Replace leaves by the pure calls that make them. Returns (makers, remaining leaves)."""
         makers: set[Node] = set()
-        found: dict[Node, None] = {}
+        remaining: dict[Node, None] = {}
         stack, end = list(reversed(leaves)), nodes[-1]
         while stack:
             leaf = stack.pop()
@@ -186,15 +186,15 @@ class Finder:
                 or not self._is_repeatable(leaf, end)
                 or not (seen or _is_size_arithmetic(leaf))
             ):
-                found[leaf] = None
+                remaining[leaf] = None
                 continue
             makers.add(leaf)
             stack.extend(
                 n
                 for n in reversed(leaf.all_input_nodes)
-                if n not in found and n not in makers and n not in inside
+                if n not in remaining and n not in makers and n not in inside
             )
-        return sorted(makers, key=self.host.order.__getitem__), list(found)
+        return sorted(makers, key=self.host.order.__getitem__), list(remaining)
 
     def _is_repeatable(self, leaf: Node, end: Node) -> bool:
         """Whether a call gives the same result at the end of the region, and nobody watches it."""
@@ -337,10 +337,10 @@ def escape(node: Node, user: Node, second: Node) -> Refused:
         reason = f"the scores are stored in the attribute `{stored}`"
     else:
         reason = "the scores are an output of the graph: they are returned, or kept elsewhere"
-    return Refused(Code.SCORES_ESCAPE, reason, change=_KEPT_APART if stored else None)
+    return Refused(Code.SCORES_ESCAPE, reason, change=_APART if stored else None)
 
 
-_KEPT_APART = "do not store it in compiled code, or make it from a product of its own (`q @ k.mT`)"
+_APART = "do not store it in compiled code, or make it from a product of its own (`q @ k.mT`)"
 
 
 def _is_pure(node: Node) -> bool:
@@ -355,14 +355,14 @@ def _is_pure(node: Node) -> bool:
 
 def _is_upcast(node: Node) -> bool:
     """Whether a node is an exact cast that kernels do on the fly: from 16 bits to 32."""
-    given = [t for n in node.all_input_nodes for t in facts.tensors(n)]
-    made = facts.tensors(node)
+    inputs = [t for n in node.all_input_nodes for t in facts.tensors(n)]
+    outputs = facts.tensors(node)
     return (
         facts.name(node) in functions.CASTS
-        and len(given) == len(made) == 1
-        and given[0].dtype in (torch.float16, torch.bfloat16)
-        and made[0].dtype == torch.float32
-        and given[0].device == made[0].device
+        and len(inputs) == len(outputs) == 1
+        and inputs[0].dtype in (torch.float16, torch.bfloat16)
+        and outputs[0].dtype == torch.float32
+        and inputs[0].device == outputs[0].device
         and facts.is_plain(node)
     )
 
@@ -386,9 +386,9 @@ def _is_size_arithmetic(node: Node) -> bool:
 
 
 def _leaves(nodes: Iterable[Node], inside: set[Node]) -> list[Node]:
-    found: dict[Node, None] = {}
+    leaves: dict[Node, None] = {}
     for node in nodes:
         for source in node.all_input_nodes:
             if source not in inside:
-                found[source] = None
-    return list(found)
+                leaves[source] = None
+    return list(leaves)

@@ -62,44 +62,44 @@ def multiplies_ones(node: Node) -> bool:
 
 
 def _is_ones(node: Node) -> bool:
-    made = products.origin(node)
-    filled = {"full": 1, "full_like": 1, "new_full": 2}.get(facts.name(made))
+    source = products.origin(node)
+    filled = {"full": 1, "full_like": 1, "new_full": 2}.get(facts.name(source))
     if filled is None:
-        return facts.name(made) in _ONES
-    return bool(facts.argument(made, filled, "fill_value") in (1, 1.0))
+        return facts.name(source) in _ONES
+    return bool(facts.argument(source, filled, "fill_value") in (1, 1.0))
 
 
 def carried(node: Node) -> Collection[Node]:
     """The nodes that are made from a node by views and pointwise functions."""
-    found, stack = dict[Node, None](), [node]
+    nodes, stack = dict[Node, None](), [node]
     while stack:
-        new = [n for n in stack.pop().users if n not in found and facts.name(n) in _CARRIES]
-        found.update(dict.fromkeys(new))
+        new = [n for n in stack.pop().users if n not in nodes and facts.name(n) in _CARRIES]
+        nodes.update(dict.fromkeys(new))
         stack += new
-    return found
+    return nodes
 
 
 def _is_quotient(node: Node, summed: Node, sum_: Node) -> bool:
     """Whether a node is `summed`, divided by what is made of its sum."""
-    given = node.all_input_nodes
-    if facts.name(node) not in _QUOTIENTS or len(given) != 2 or given[0] is not summed:
+    operands = node.all_input_nodes
+    if facts.name(node) not in _QUOTIENTS or len(operands) != 2 or operands[0] is not summed:
         return False
-    return given[1] is sum_ or given[1] in carried(sum_)
+    return operands[1] is sum_ or operands[1] in carried(sum_)
 
 
 def _left(second: Node) -> list[Node]:
     """The left-hand operand of a product, and what casts and copies make it from."""
-    found = products.operands(second)[:1]
-    for node in found:
+    nodes = products.operands(second)[:1]
+    for node in nodes:
         if facts.name(node) in functions.CASTS | {"contiguous"}:
-            found.append(node.all_input_nodes[0])
-    return found
+            nodes.append(node.all_input_nodes[0])
+    return nodes
 
 
 def _dim(sum_: Node) -> int | None:
     """The one dim that a sum runs along, counted from the end."""
-    given = facts.argument(sum_, 1, "dim", "axis")
-    dims = list(given) if isinstance(given, (tuple, list)) else [given]
+    argument = facts.argument(sum_, 1, "dim", "axis")
+    dims = list(argument) if isinstance(argument, (tuple, list)) else [argument]
     rank = facts.tensors(sum_.all_input_nodes[0])[0].dim()
     return (dims[0] % rank) - rank if len(dims) == 1 and isinstance(dims[0], int) else None
 

@@ -94,8 +94,8 @@ def may_alias(node: Node) -> bool:
         or not node.all_input_nodes
     ):
         return False
-    given, made = facts.tensors(node.all_input_nodes[0]), facts.tensors(node)
-    return len(given) == len(made) == 1 and given[0].dtype == made[0].dtype
+    source, result = facts.tensors(node.all_input_nodes[0]), facts.tensors(node)
+    return len(source) == len(result) == 1 and source[0].dtype == result[0].dtype
 
 
 def cuts_history(node: Node) -> bool:
@@ -114,11 +114,11 @@ def _is_state_change(node: Node) -> bool:
 
 
 def _written(node: Node, schema: Any) -> list[Node]:
-    found: list[Node] = []
+    nodes: list[Node] = []
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            found += facts.flat_nodes(facts.argument(node, position, argument.name))
-    return found
+            nodes += facts.flat_nodes(facts.argument(node, position, argument.name))
+    return nodes
 
 
 def _asks_inplace(node: Node) -> bool:

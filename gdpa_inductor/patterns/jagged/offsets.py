@@ -52,30 +52,30 @@ class Offsets:
 
     def _key(self, node: Node) -> Hashable:
         if node not in self._keys:
-            self._keys[node] = self._made(node)
+            self._keys[node] = self._new_key(node)
         return self._keys[node]
 
-    def _made(self, node: Node) -> Hashable:
+    def _new_key(self, node: Node) -> Hashable:
         """A value number: equal for nodes that make the same calls on the same tensors."""
-        called, given = facts.name(node), node.all_input_nodes
+        called, inputs = facts.name(node), node.all_input_nodes
         if pads.is_nested(node):  # its ragged size stands for its offsets
             size = facts.tensors(node)[0].shape[1]
             self._ragged[key := ("ragged", str(size))] = size
             return key
-        if called == "offsets" and pads.is_nested(given[0]):
-            return self._key(given[0])
-        own = set().union(facts.storages(node), *map(facts.storages, given))
+        if called == "offsets" and pads.is_nested(inputs[0]):
+            return self._key(inputs[0])
+        own = set().union(facts.storages(node), *map(facts.storages, inputs))
         opaque = facts.is_opaque(node) and not _is_complete_cumsum(node)
         if node.op not in ("call_function", "call_method") or opaque or facts.is_random(node):
             return node
-        if not given or self.changes(own):
+        if not inputs or self.changes(own):
             return node
         lengths = self.summed_lengths(node)
         if lengths is not None:
             return ("offsets of", self._key(lengths))
         if called in _KEEPS_VALUES and _keeps_integers(node):
-            return self._key(given[0])
-        number: Callable[[Any], Any] = lambda given: torch.fx.map_arg(given, self._key)  # type: ignore[arg-type]
+            return self._key(inputs[0])
+        number: Callable[[Any], Any] = lambda args: torch.fx.map_arg(args, self._key)  # type: ignore[arg-type]
         options = sorted((name, repr(number(value))) for name, value in node.kwargs.items())
         return (str(node.target), repr(number(node.args)), repr(options))
 
@@ -93,14 +93,14 @@ def _running_sums(node: Node) -> list[Node]:
     if called in ("pad", "constant_pad_nd"):
         sums, widths = facts.argument(node, 0, "input", "self"), facts.argument(node, 1, "pad")
         named = [x for name, x in node.kwargs.items() if name not in ("input", "self", "pad")]
-        zeros = all(x in ("constant", None, 0) for x in (*node.args[2:], *named))
-        return _summed([node], sums) if zeros and tuple(widths) == (1, 0) else []
+        pads_zeros = all(x in ("constant", None, 0) for x in (*node.args[2:], *named))
+        return _summed([node], sums) if pads_zeros and tuple(widths) == (1, 0) else []
     parts = facts.argument(node, 0, "tensors") if called in _JOINS else None
     if isinstance(parts, (tuple, list)) and len(parts) == 2:
         zero, sums = parts
         if isinstance(zero, Node) and facts.name(zero) in ("zeros", "new_zeros", "zeros_like"):
-            (made,) = facts.tensors(zero) or [torch.empty(0)]
-            return _summed([node, zero], sums) if same(made.numel(), 1) else []
+            (zeros,) = facts.tensors(zero) or [torch.empty(0)]
+            return _summed([node, zero], sums) if same(zeros.numel(), 1) else []
     return []
 
 
@@ -115,9 +115,9 @@ def _summed(way: list[Node], node: Any) -> list[Node]:
         node = node.all_input_nodes[0]
     if not isinstance(node, Node) or facts.name(node) != "cumsum":
         return []
-    (made,) = facts.tensors(node)
+    (sums,) = facts.tensors(node)
     lengths = node.all_input_nodes[0]
-    counted = made.dim() == 1 and made.dtype in (torch.int32, torch.int64)
+    counted = sums.dim() == 1 and sums.dtype in (torch.int32, torch.int64)
     return [*way, node, lengths] if counted and facts.tensors(lengths)[0].dim() == 1 else []
 
 

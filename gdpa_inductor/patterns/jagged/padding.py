@@ -7,6 +7,7 @@ the inverse. It fills values that a pad has dropped with zeros.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,23 +66,26 @@ class GraphPadding:
 
     @staticmethod
     def of(graph: HostGraph) -> GraphPadding:
-        found = GraphPadding(graph, Offsets(graph))
+        padding = GraphPadding(graph, Offsets(graph))
         for node in graph.order:
-            pad = pad_of(node)
-            found._follow_unread(node)
-            given = set(node.all_input_nodes)
-            if given & (found.padded | found.derived) and facts.name(node) not in UNPADS:
-                found.derived.add(node)
-            view = _reads_through(node) and found.padded & set(node.all_input_nodes[:1])
-            if pad is None and not view:
-                continue
-            if found.offsets.changes(facts.storages(node)):
-                found.derived.add(node)
-                continue
-            found.padded.add(node)
-            if pad is not None:
-                found.pads[node] = pad
-        return found
+            padding._scan(node)
+        return padding
+
+    def _scan(self, node: Node) -> None:
+        pad = pad_of(node)
+        self._follow_unread(node)
+        inputs = set(node.all_input_nodes)
+        if inputs & (self.padded | self.derived) and facts.name(node) not in UNPADS:
+            self.derived.add(node)
+        view = _reads_through(node) and self.padded & set(node.all_input_nodes[:1])
+        if pad is None and not view:
+            return
+        if self.offsets.changes(facts.storages(node)):
+            self.derived.add(node)
+            return
+        self.padded.add(node)
+        if pad is not None:
+            self.pads[node] = pad
 
     def _follow_unread(self, node: Node) -> None:
         """Record a call whose padding is not recognised, and what is computed from it."""
@@ -90,15 +94,16 @@ class GraphPadding:
             if node in self.host.mutators:  # it writes into its first argument
                 self.unread[node.all_input_nodes[0]] = node
         elif facts.name(node) not in UNPADS:
-            behind = (self.unread[n] for n in node.all_input_nodes if n in self.unread)
-            pad = next(behind, None)
+            pad = self._first_unread(node.all_input_nodes)
             if pad is not None:
                 self.unread[node] = pad
 
+    def _first_unread(self, nodes: Iterable[Node]) -> Node | None:
+        return next((self.unread[n] for n in nodes if n in self.unread), None)
+
     def unread_pad(self, candidate: Candidate) -> Node | None:
         """The call that pads an operand of a product, if it is not recognised as padding."""
-        found = [self.unread[n] for n in _operands(candidate) if n in self.unread]
-        return found[0] if found else None
+        return self._first_unread(_operands(candidate))
 
     def absent(self, leaf: Node) -> Tensor | None:
         """The numbers that the padding of an operand may have.
@@ -113,18 +118,17 @@ class GraphPadding:
             return None
 
     def _absent(self, node: Any) -> Any:
-        """The numbers in the padding of a node, by pointwise evaluation; ordinary numbers
-        elsewhere.
-        """
-        given = facts.tensors(node)
-        if not given:
+        """As `absent`, by pointwise evaluation; ordinary numbers where a node is not padded."""
+        tensors = facts.tensors(node)
+        if not tensors:
             return 2  # a size
+        dtype = tensors[0].dtype
         if node in self.pads:
-            return torch.tensor(self.pads[node].fill).to(given[0].dtype)
+            return torch.tensor(self.pads[node].fill).to(dtype)
         if node not in self.padded and node not in self.derived:
-            return ORDINARY[kind_of(given[0].dtype)].to(given[0].dtype)
+            return ORDINARY[kind_of(dtype)].to(dtype)
         if _reads_through(node):
-            return self._absent(node.all_input_nodes[0]).to(given[0].dtype)
+            return self._absent(node.all_input_nodes[0]).to(dtype)
         if facts.name(node) not in _ELEMENTWISE:
             raise LookupError(f"{facts.name(node)} may mix elements")
         if self.offsets.changes(facts.storages(node)):
@@ -137,22 +141,19 @@ class GraphPadding:
     def sink(self, second: Node) -> Sink:
         """The unpad of a product's rows. Raises Refused if the rows have another user."""
         tail: list[Node] = []
-        node = second
         while True:
+            node = tail[-1] if tail else second
             users = [n for n in node.users if not _reads_no_element(n)]
             if len(users) != 1:
                 raise Refused(Code.JAGGED_OUTPUT, "the padded output is used as such")
             (user,) = users
-            found = sink_of(tuple(tail), user)
-            if found is not None:
-                return found
+            sink = sink_of(tuple(tail), user)
+            if sink is not None:
+                return sink
             if not _keeps_rows(user) or user in self.host.mutators:
-                raise Refused(
-                    Code.JAGGED_OUTPUT,
-                    f"{places.describe(user)} uses the padded rows of the output",
-                )
+                reason = f"{places.describe(user)} uses the padded rows of the output"
+                raise Refused(Code.JAGGED_OUTPUT, reason)
             tail.append(user)
-            node = user
 
     def feeds(self, candidate: Candidate) -> bool:
         """Whether an operand of a product is padded."""
@@ -167,10 +168,10 @@ class GraphPadding:
 
         The keys are padded as the value is.
         """
-        made = self.padded | self.derived
-        firsts = [n in made for first in candidate.firsts for n in products.operands(first)]
+        padded = self.padded | self.derived
+        firsts = [n in padded for first in candidate.firsts for n in products.operands(first)]
         value = any(
-            n in made and not set(candidate.firsts) & {n, *self.host.reach[n]}
+            n in padded and not set(candidate.firsts) & {n, *self.host.reach[n]}
             for n in products.operands(candidate.second)
         )
         return sum(firsts) > value
@@ -184,29 +185,23 @@ class GraphPadding:
         if pad is None and leaf not in self.derived:
             raise NotPadded(Code.JAGGED_OPERAND, f"{name} is not padded")
         if pad is None:
-            raise Refused(
-                Code.JAGGED_OPERAND,
-                f"{name} is not made by padding alone: act on the values before they are padded",
-            )
-        here, there = self.host.ambient[pad.node], self.host.ambient[end]
-        if here.modes != there.modes:
+            reason = "is not made by padding alone: act on the values before they are padded"
+            raise Refused(Code.JAGGED_OPERAND, f"{name} {reason}")
+        if self.host.ambient[pad.node].modes != self.host.ambient[end].modes:
             raise Refused(Code.GRAD_MODE, f"{name} is padded in another gradient mode")
-        held = facts.storages(pad.values) | facts.storages(pad.offsets)
+        storages = facts.storages(pad.values) | facts.storages(pad.offsets)
         place = self.host.order
         for mutator, changed in self.host.mutators.items():
-            if changed & held and place[pad.node] < place[mutator] < place[end]:
-                raise Refused(
-                    Code.MUTATED_OPERAND,
-                    f"{places.describe(mutator)} changes {name} between its padding and the output",
-                )
+            if changed & storages and place[pad.node] < place[mutator] < place[end]:
+                reason = f"changes {name} between its padding and the output"
+                raise Refused(Code.MUTATED_OPERAND, f"{places.describe(mutator)} {reason}")
         return pad
 
 
 def _operands(candidate: Candidate) -> list[Node]:
     """The operands of all products of a candidate."""
-    return [
-        n for product in (*candidate.firsts, candidate.second) for n in products.operands(product)
-    ]
+    all_products = (*candidate.firsts, candidate.second)
+    return [n for product in all_products for n in products.operands(product)]
 
 
 def _reads_through(node: Node) -> bool:
@@ -222,10 +217,7 @@ def _reads_through(node: Node) -> bool:
 
 
 def _keeps_rows(node: Node) -> bool:
-    """Whether a node is a view, a copy or a cast of floats.
-
-    So zeros stay zeros, and rows stay rows.
-    """
+    """Whether a node is a view, a copy or a cast of floats: zeros stay zeros, rows stay rows."""
     if facts.name(node) in functions.CASTS:
         return all(t.dtype.is_floating_point for t in facts.tensors(node))
     return facts.name(node) in LAYOUTS

@@ -1,7 +1,8 @@
 """Read calls that pad and unpad, by their names, as `Pad` and `Sink`.
 
 fbgemm is not imported. A torch.autograd.Function counts as such a call, if it calls only one of
-these functions and its backward only the inverse.
+these functions and its backward only the inverse. ATen's padding functions have no derivative, so
+models that train wrap them in such Functions.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
-from ..._compat import operators, subclasses
+from ..._compat import fx, operators, subclasses
 from ...rejection import Code
 from ..host import facts, places
 from ..host.region import Sink
 from ..host.sizes import Size
 from ..result import Refused
-from .autograd_functions import AutogradFunction, autograd_function
 
 # fmt: off
 # Functions that pad, with the names of their parameters. The first parameter is always the values,
@@ -42,7 +42,7 @@ UNPADS: dict[str, tuple[str, ...]] = {
 _SCATTERS = (
     "masked_scatter", "masked_scatter_", "setitem", "__setitem__", "index_put", "index_put_",
 )
-_MADE_FOR_IT = (
+_CREATIONS = (
     "zeros", "new_zeros", "zeros_like", "full", "new_full", "full_like", "empty", "new_empty",
     "empty_like",
 )
@@ -55,10 +55,10 @@ def is_unread_pad(node: Node) -> bool:
         return True
     if facts.name(node) not in _SCATTERS or len(node.args) < 3:
         return False
-    made, mask, rows = (facts.flat_nodes(argument) for argument in node.args[:3])
+    target, mask, rows = (facts.flat_nodes(argument) for argument in node.args[:3])
     return (
-        len(made) == len(mask) == len(rows) == 1
-        and facts.name(made[0]) in _MADE_FOR_IT
+        len(target) == len(mask) == len(rows) == 1
+        and facts.name(target[0]) in _CREATIONS
         and any(t.dtype == torch.bool for t in facts.tensors(mask[0]))
         and any(t.dim() > 0 for t in facts.tensors(rows[0]))
     )
@@ -87,60 +87,121 @@ class Pad:
 
 
 @dataclass(frozen=True)
-class PadCall:
-    """A call of a function in a table: its name, its arguments by name, the nodes that make it."""
+class AutogradFunction:
+    """A Function that wraps one call. Dynamo captures it as one call with two bodies.
 
-    name: str
-    given: dict[str, Any]
-    nodes: tuple[Node, ...]
+    forward:   The call of the forward body.
+    backward:  The call of the backward body. It makes the gradient of the forward's first tensor.
+    operands:  From each input of the forward body to the caller's argument.
+    saved:     From each input of the backward body to the input of the forward body that it saves.
+    """
+
+    forward: Node
+    backward: Node
+    operands: dict[Node, Node]
+    saved: dict[Node, Node]
 
 
-def call_of(node: Node, table: Mapping[str, tuple[str, ...]]) -> PadCall | None:
-    """The call of a function in `table` that returns `node`, plain or in an autograd.Function."""
-    given = _arguments(node, table)
-    if given is not None:
-        return PadCall(facts.name(node), given, (node,))
+def autograd_function(node: Node) -> AutogradFunction | None:
+    """The reading of a call of an autograd.Function, or None if it wraps more than one call."""
+    if node.op != "call_function" or not fx.is_autograd_function(node.target):
+        return None
+    bodies = [fx.body_of(n) for n in node.args[:2] if isinstance(n, Node)]
+    if len(bodies) != 2 or bodies[0] is None or bodies[1] is None:
+        return None
+    forward, backward = (None if body is None else _only_call(body) for body in bodies)
+    if forward is None or backward is None:
+        return None
+    inputs, (results, *saved_inputs) = _ends(bodies[0])
+    gradients, returned = _ends(bodies[1])
+    if results[0] is not forward or any(facts.tensors(n) for n in facts.flat_nodes(results[1:])):
+        return None
+    source = facts.flat_nodes(forward.args + tuple(forward.kwargs.values()))[0]
+    if list(returned) != [backward if n is source else None for n in inputs]:
+        return None
+    operands = {
+        inner: outer for inner, outer in zip(inputs, node.args[2:]) if isinstance(outer, Node)
+    }
+    saved = dict(zip(gradients[len(results) :], saved_inputs[0] if saved_inputs else ()))
+    return AutogradFunction(forward, backward, operands, saved)
+
+
+def _only_call(body: GraphModule) -> Node | None:
+    """The one call of a body that makes tensors."""
+    calls = [n for n in body.graph.nodes if n.op.startswith("call") and not _is_idle(n)]
+    return calls[0] if len(calls) == 1 else None
+
+
+def _is_idle(node: Node) -> bool:
+    """Whether a node only changes modes, or computes sizes."""
+    if node.op == "call_function" and fx.state_change(node.target):
+        return True
+    return facts.value(node) is not None and not facts.tensors(node)
+
+
+def _ends(body: GraphModule) -> tuple[list[Node], Any]:
+    """(the inputs of a body, the argument of its output)."""
+    inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
+    (end,) = (n for n in body.graph.nodes if n.op == "output")
+    return inputs, end.args[0]
+
+
+def call_of(
+    node: Node, table: Mapping[str, tuple[str, ...]]
+) -> tuple[dict[str, Any], tuple[Node, ...]] | None:
+    """The call of a function in `table` that returns `node`, plain or in an autograd.Function:
+    its arguments by name, and the nodes that make it.
+    """
+    arguments = _arguments(node, table)
+    if arguments is not None:
+        return arguments, (node,)
     if facts.name(node) != "getitem" or node.args[1] != 0 or not isinstance(node.args[0], Node):
         return None
-    held = autograd_function(node.args[0])
-    given = None if held is None else _arguments(held.forward, table)
-    if held is None or given is None or not _is_inverse(held, table):
+    function = autograd_function(node.args[0])
+    arguments = None if function is None else _arguments(function.forward, table)
+    if function is None or arguments is None:
         return None
-    known = {name: held.outside(value) for name, value in given.items()}
-    return PadCall(facts.name(held.forward), known, (node, node.args[0]))
+    if not _is_inverse(function, arguments, UNPADS if table is PADS else PADS):
+        return None
+    operands = function.operands
+    outer = torch.fx.map_arg(arguments, lambda n: operands.get(n, n))
+    return dict(outer), (node, node.args[0])
 
 
-def _is_inverse(held: AutogradFunction, table: Mapping[str, tuple[str, ...]]) -> bool:
+def _is_inverse(
+    function: AutogradFunction, arguments: Mapping[str, Any], inverse: dict[str, tuple[str, ...]]
+) -> bool:
     """Whether the backward of a wrapped pad is an unpad of the gradient by the same offsets.
 
     Or the other way round: then the backward pads with zeros.
     """
-    inverse = UNPADS if table is PADS else PADS
-    given, back = _arguments(held.forward, table), _arguments(held.backward, inverse)
-    if given is None or back is None or next(iter(back.values())) is not held.gradient:
+    back = _arguments(function.backward, inverse)
+    gradient = next(iter(function.backward.graph.nodes))  # the first input of the backward body
+    if back is None or next(iter(back.values())) is not gradient:
         return False
-    offsets, others = _offsets(given), _offsets(back)
-    same_offsets = others is not None and held.saved.get(others) is offsets
+    offsets, others = _offsets(arguments), _offsets(back)
+    same_offsets = others is not None and function.saved.get(others) is offsets
     return same_offsets and back.get("padding_value", 0.0) == 0
 
 
 def pad_of(node: Node) -> Pad | None:
     """The pad of a node. None if it does not pad, or pads by several levels of offsets."""
-    call, made = call_of(node, PADS), facts.tensors(node)
-    if call is None or len(made) != 1 or not facts.is_plain(node):
+    call, outputs = call_of(node, PADS), facts.tensors(node)
+    if call is None or len(outputs) != 1 or not facts.is_plain(node):
         return None
-    values = next(iter(call.given.values()))
+    arguments, nodes = call
+    values = next(iter(arguments.values()))
     if not isinstance(values, Node):
         return None
-    fill = call.given.get("padding_value", call.given.get("padding", 0.0))
-    if "values" not in call.given:
-        return Pad(node, values, values, fill, call.nodes) if is_nested(values) else None
-    offsets = _offsets(call.given)
+    fill = arguments.get("padding_value", arguments.get("padding", 0.0))
+    if "values" not in arguments:
+        return Pad(node, values, values, fill, nodes) if is_nested(values) else None
+    offsets = _offsets(arguments)
     if offsets is None or len(facts.tensors(values)) != 1 or not facts.is_plain(values):
         return None
-    if made[0].dim() != facts.tensors(values)[0].dim() + 1:
+    if outputs[0].dim() != facts.tensors(values)[0].dim() + 1:
         return None
-    return Pad(node, values, offsets, fill, call.nodes)
+    return Pad(node, values, offsets, fill, nodes)
 
 
 def length_of(pad: Pad) -> Size:
@@ -150,12 +211,12 @@ def length_of(pad: Pad) -> Size:
 
 def is_nested(node: Node) -> bool:
     """Whether a node is a nested tensor with contiguous values, whose only ragged dim is dim 1."""
-    found = facts.value(node)
+    value = facts.value(node)
     return (
-        isinstance(found, torch.Tensor)
-        and found.is_nested
-        and found.layout == torch.jagged
-        and subclasses.is_compact_nested(found)
+        isinstance(value, torch.Tensor)
+        and value.is_nested
+        and value.layout == torch.jagged
+        and subclasses.is_compact_nested(value)
     )
 
 
@@ -166,7 +227,7 @@ def sink_of(tail: tuple[Node, ...], node: Node) -> Sink | None:
     call = call_of(node, UNPADS) or (call_of(values[0], UNPADS) if values else None)
     if call is None:
         return None
-    offsets = _offsets(call.given)
+    offsets = _offsets(call[0])
     if offsets is None:
         raise Refused(Code.JAGGED_LAYOUT, f"{places.describe(node)} unpads several levels")
     if isinstance(facts.value(node), torch.Tensor):
@@ -198,7 +259,7 @@ def is_known(node: Node) -> bool:
 
 def _offsets(arguments: Mapping[str, Any]) -> Node | None:
     """The offsets of a call, if they have one level: a tensor, or a list with one."""
-    given = arguments.get("x_offsets", arguments.get("offsets"))
-    if isinstance(given, (tuple, list)):
-        return given[0] if len(given) == 1 and isinstance(given[0], Node) else None
-    return given if isinstance(given, Node) else None
+    offsets = arguments.get("x_offsets", arguments.get("offsets"))
+    if isinstance(offsets, (tuple, list)):
+        offsets = offsets[0] if len(offsets) == 1 else None
+    return offsets if isinstance(offsets, Node) else None

@@ -30,7 +30,7 @@ from ..host.facts import may_want_gradients
 from ..host.region import Sink
 from ..host.sizes import Size, alike
 from ..reading.frame import Digits, Index
-from ..reading.layout import Layout, roles
+from ..reading.layout import Layout, layout_of, roles
 from ..reading.reading import Operand, Reading, flat
 from ..result import Refused
 from .padding import ORDINARY, GraphPadding
@@ -53,30 +53,28 @@ class JaggedSide:
 
 @dataclass(frozen=True)
 class Sides:
-    """The jagged sides of one attention: rows, keys, both or none."""
+    """The jagged sides of one attention: rows, keys, both or none.
 
-    padding: GraphPadding | None = None
+    end: The node of the attention's result.
+    """
+
+    padding: GraphPadding
+    end: Node
     query: JaggedSide | None = None
     key: JaggedSide | None = None
-    end: Node | None = None
-
-    @property
-    def batch(self) -> Digits | None:
-        side = self.query or self.key
-        return None if side is None else side.batch
-
-    @property
-    def rows(self) -> Digits | None:
-        return None if self.query is None else self.query.positions
 
     @property
     def share_offsets(self) -> bool:
-        if self.padding is None or self.query is None or self.key is None:
+        if self.query is None or self.key is None:
             return False
         return self.padding.offsets.one(self.query.pad.offsets, self.key.pad.offsets)
 
-    def layout(self, layout: Layout) -> Layout:
-        """The layout, with operands indexed by tokens on the sides that are jagged."""
+    def layout(self, reading: Reading) -> Layout:
+        """The layout of a reading, with operands indexed by tokens on the sides that are jagged."""
+        side = self.query or self.key
+        batch = None if side is None else side.batch
+        rows = None if self.query is None else self.query.positions
+        layout = layout_of(reading, batch, rows)
         if self.query is not None:
             query = self._tokens(self.query, layout.query)
             layout = replace(layout, query=query, query_tokens=self.query.tokens)
@@ -88,16 +86,15 @@ class Sides:
     def operand(self, operand: Operand) -> Operand:
         """An operand of the program, indexed by tokens if it is padded as a side is."""
         for side in (self.query, self.key):
-            own = side is not None and operand.index[:2] == (side.batch, side.positions)
-            if own and side is not None and not operand.summed:
-                try:
-                    return self._tokens(side, operand)
-                except Refused:
-                    continue  # it is read with its padding
+            if side is None or operand.index[:2] != (side.batch, side.positions) or operand.summed:
+                continue
+            try:
+                return self._tokens(side, operand)
+            except Refused:
+                continue  # it is read with its padding
         return operand
 
     def _tokens(self, side: JaggedSide, operand: Operand) -> Operand:
-        assert self.padding is not None and self.end is not None
         pad = self.padding.usable("an operand", operand.leaf, self.end)
         if not self.padding.offsets.one(pad.offsets, side.pad.offsets):
             raise Refused(Code.JAGGED_OFFSETS, "an operand is padded by other offsets")
@@ -106,7 +103,7 @@ class Sides:
         return replace(operand, leaf=pad.values, index=(side.tokens, *operand.index[2:]))
 
 
-def sides(
+def sides_of(
     padding: GraphPadding, reading: Reading, sink: Sink | None, keys: bool, end: Node
 ) -> Sides:
     """The jagged sides of a reading: the rows if there is a `sink`, the keys if `keys` is set.
@@ -116,21 +113,19 @@ def sides(
     if sink is not None or keys:
         _check_padding(padding, reading)
     query, key = roles(reading)
-    found = Sides(padding, end=end)
+    query_side = key_side = None
     if sink is not None:
-        side = _side(padding, {"Q": query}, query.index[1:2], reading, end)
-        _check_sink(padding, side, reading, sink)
-        found = replace(found, query=side)
+        query_side = _side(padding, {"Q": query}, query.index[1:2], reading, end)
+        _check_sink(padding, query_side, reading, sink)
     if keys:
         operands = {"V": reading.value, "K": key}
-        side = _side(padding, operands, (reading.keys,), reading, end)
-        fill = side.pad.fill
+        key_side = _side(padding, operands, (reading.keys,), reading, end)
+        fill = key_side.pad.fill
         if not isinstance(fill, (int, float)) or fill != 0:
             raise Refused(Code.JAGGED_FILL, f"V is padded with {fill}")
-        if found.query is not None and found.query.batch != side.batch:
+        if query_side is not None and query_side.batch != key_side.batch:
             raise Refused(Code.JAGGED_LAYOUT, "Q and K are padded along different dimensions")
-        found = replace(found, key=side)
-    return found
+    return Sides(padding, end, query_side, key_side)
 
 
 def _side(
@@ -149,14 +144,12 @@ def _side(
         if not _is_ordinary(pads[name].fill):
             raise Refused(Code.JAGGED_FILL, f"{name} is padded with {pads[name].fill}")
         if operand.index[:2] != (batch, *positions) or len(positions[0]) != 1:
-            raise Refused(
-                Code.JAGGED_LAYOUT, f"{name} is not padded along the batch and its positions"
-            )
+            reason = f"{name} is not padded along the batch and its positions"
+            raise Refused(Code.JAGGED_LAYOUT, reason)
     for name, other in others:
         if not padding.offsets.one(pad.offsets, other.offsets):
-            raise Refused(
-                Code.JAGGED_OFFSETS, f"{first} and {name} are padded by different offsets"
-            )
+            reason = f"{first} and {name} are padded by different offsets"
+            raise Refused(Code.JAGGED_OFFSETS, reason)
     length = length_of(pad)
     return JaggedSide(pad, batch, positions[0], reading.space.fresh(length), length)
 
@@ -174,44 +167,43 @@ def _check_padding(padding: GraphPadding, reading: Reading) -> None:
     fills = {n: x for n, x in known.items() if x is not None}
     keys = {n for n in fills if {*reading.keys} <= {*flat(reading.aux[n].index)}}
     # Gradients that the padding itself gets are dropped with it.
-    asked = {
+    trained = {
         n for n, leaf in leaves.items() if leaf not in padding.pads and may_want_gradients(leaf)
     }
     for padded in (keys, fills.keys() - keys, fills.keys()):
-        if not _is_finite(reading.weight, {n: fills[n] for n in padded}, asked):
-            raise Refused(
-                Code.JAGGED_FILL, "the padding of an operand makes an infinite weight or slope"
-            )
+        if not _is_finite(reading.weight, {n: fills[n] for n in padded}, trained):
+            reason = "the padding of an operand makes an infinite weight or slope"
+            raise Refused(Code.JAGGED_FILL, reason)
 
 
-def _is_finite(weight: Expr, fills: Mapping[int, Tensor], asked: set[int]) -> bool:
+def _is_finite(weight: Expr, fills: Mapping[int, Tensor], trained: set[int]) -> bool:
     """Whether scores of zero have finite weights and gradients.
 
-    fills: The numbers of operands that are not ordinary. asked: Operands whose gradients have to be
-    finite too.
+    fills: The numbers of operands that are not ordinary. trained: Operands whose gradients have to
+    be finite too.
     """
-    wanted = [torch.zeros(4, dtype=torch.float64, requires_grad=True)]
+    roots = [torch.zeros(4, dtype=torch.float64, requires_grad=True)]
 
     def leaf(node: Expr) -> Tensor:
-        beside = ORDINARY[node.kind]
+        ordinary = ORDINARY[node.kind]
         if node is SCORE:
-            return wanted[0]
+            return roots[0]
         if node.op == "const":
-            return torch.full_like(beside, node.value)  # type: ignore[arg-type]
+            return torch.full_like(ordinary, node.value)  # type: ignore[arg-type]
         if node.op != "aux":
-            return beside
+            return ordinary
         number = int(node.value or 0)
-        given = fills.get(number, beside).to(beside.dtype).expand(4)
-        if node.kind == "f" and number in asked:
-            wanted.append(given.clone().requires_grad_())
-            return wanted[-1]
-        return given
+        operand = fills.get(number, ordinary).to(ordinary.dtype).expand(4)
+        if node.kind == "f" and number in trained:
+            operand = operand.clone().requires_grad_()
+            roots.append(operand)
+        return operand
 
-    (found,) = fold([weight], leaf, torch_apply(torch.float64))
+    (result,) = fold([weight], leaf, torch_apply(torch.float64))
     slopes: tuple[Tensor | None, ...] = ()
-    if found.requires_grad:
-        slopes = torch.autograd.grad(found.sum(), wanted, allow_unused=True)
-    return all(bool(x.isfinite().all()) for x in (found, *slopes) if x is not None)
+    if result.requires_grad:
+        slopes = torch.autograd.grad(result.sum(), roots, allow_unused=True)
+    return all(bool(x.isfinite().all()) for x in (result, *slopes) if x is not None)
 
 
 def _is_ordinary(fill: object) -> bool:
@@ -223,11 +215,8 @@ def _check_sink(padding: GraphPadding, side: JaggedSide, reading: Reading, sink:
     if reading.output[:2] != (side.batch, side.positions):
         raise Refused(Code.JAGGED_LAYOUT, "the output is unpadded along other dimensions")
     if not padding.offsets.one(side.pad.offsets, sink.offsets):
-        raise Refused(
-            Code.JAGGED_OFFSETS, "Q is padded and the output unpadded by different offsets"
-        )
+        reason = "Q is padded and the output unpadded by different offsets"
+        raise Refused(Code.JAGGED_OFFSETS, reason)
     if not alike(facts.tensors(sink.result)[0].shape[0], side.length):
-        raise Refused(
-            Code.JAGGED_LENGTH,
-            "the length that the output is unpadded to is not known to be that of Q",
-        )
+        reason = "the length that the output is unpadded to is not known to be that of Q"
+        raise Refused(Code.JAGGED_LENGTH, reason)

@@ -36,12 +36,12 @@ def hardtanh(kind: str, x: Expr, low: Expr | None = None, high: Expr | None = No
     return call("hardtanh", real(x), lo, 1.0 if high is None else _bound(high))
 
 
-def _bound(given: Expr) -> float:
+def _bound(x: Expr) -> float:
     """A literal that elements are compared with. ATen's comparisons with NaN are not these."""
-    found = literal(given)
-    if math.isnan(found):
+    bound = literal(x)
+    if math.isnan(bound):
         raise Unknown("a bound is NaN")
-    return found
+    return bound
 
 
 def log_sigmoid(kind: str, x: Expr) -> Expr:

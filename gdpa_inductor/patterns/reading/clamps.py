@@ -73,15 +73,15 @@ def _closed_between(x: Expr, low: Bound, high: Bound) -> Expr:
     """
     low, high = (None if bound is None else real(bound) for bound in (low, high))
     spread = _is_nan(x, low, high)
-    found = where("f", spread, const(math.nan), x)
+    result = where("f", spread, const(math.nan), x)
     if low is not None:
         own = low if high is None else where("f", call("lt", low, high), low, call("detach", low))
-        found = call("where", call("lt", x, low), own, found)
+        result = call("where", call("lt", x, low), own, result)
     if high is not None:
         over = call("gt", x, high)
         over = over if low is None else call("or", over, call("lt", high, low))
-        found = call("where", over, high, found)
-    return found + call("where", spread, math.nan, 0.0)
+        result = call("where", over, high, result)
+    return result + call("where", spread, math.nan, 0.0)
 
 
 def _shared_between(x: Expr, low: Expr, high: Expr) -> Expr:
@@ -90,20 +90,20 @@ def _shared_between(x: Expr, low: Expr, high: Expr) -> Expr:
     """
     over, under = call("gt", x, high), call("lt", x, low)
     crossed = call("lt", high, low)
-    apart = call("minimum", call("maximum", x, low), high)
+    ordered = call("minimum", call("maximum", x, low), high)
     meeting = call("where", call("or", crossed, over), high, call("where", under, low, x))
-    found = call("where", call("lt", low, high), apart, meeting)
+    result = call("where", call("lt", low, high), ordered, meeting)
     spread = _is_nan(x, low, high)
     if spread.is_const:
-        return found
-    kept = call("where", call("or", over, under), 0.0, x) + call("where", crossed, high, 0.0)
-    return call("where", spread, kept + math.nan, found)
+        return result
+    uncut = call("where", call("or", over, under), 0.0, x) + call("where", crossed, high, 0.0)
+    return call("where", spread, uncut + math.nan, result)
 
 
 def _is_nan(*terms: Bound) -> Expr:
     """Whether one of the terms is NaN. Literals and integers are not."""
-    found = const(False)
+    result = const(False)
     for term in terms:
         if term is not None and not term.is_const and term.op != "float":
-            found = either(found, call("isnan", term))
-    return found
+            result = either(result, call("isnan", term))
+    return result

@@ -23,15 +23,15 @@ from torch import Tensor
 from torch.fx import Node
 
 from ..._compat import autograd, operators, versions
-from ...program.derivatives import differentiate
-from ...program.expr import GRAD, Expr, aux, const, fold, torch_apply
+from ...program.expr import GRAD, Expr, aux, const, differentiate, fold, torch_apply
 from ...rejection import Code
 from ..host import facts
 from ..result import Refused
 from .contract_cases import BY_KEY, TorchCall, X
 from .kinds import Unknown
+from .precision import ROUNDING, ROUNDS_OPERANDS, in_16_bits
+from .reading import kind_of
 from .vocabulary import POINTWISE, Rule, key_of
-from .widths import ROUNDING, ROUNDS_OPERANDS, in_16_bits
 
 # Where rules are tried: kinks and bounds of the cases, and beside them.
 _PLACES: dict[str, list[Any]] = {
@@ -53,10 +53,8 @@ def rule_of(node: Node) -> Rule:
     name = facts.name(node)
     rule = holding(key_of(name, operators.overload_name(node.target)))
     if rule is None:
-        raise Refused(
-            Code.UNKNOWN_TORCH,
-            f"torch {torch.__version__} has another `{name}` than the versions that were tested",
-        )
+        another = f"has another `{name}` than the versions that were tested"
+        raise Refused(Code.UNKNOWN_TORCH, f"torch {torch.__version__} {another}")
     return rule
 
 
@@ -80,8 +78,8 @@ def eager(case: TorchCall, operands: Sequence[Tensor]) -> Tensor:
     if not case.options and all(x is X or x is None for x in case.args):
         # A packet tries others first, and prints the tensors for each error.
         function = getattr(function, "Tensor", function)
-    made = function(*args, **case.options)
-    return made[0] if isinstance(made, tuple) else made
+    result = function(*args, **case.options)
+    return result[0] if isinstance(result, tuple) else result
 
 
 def expression(case: TorchCall, rule: Rule, kind: str, dtype: torch.dtype | None = None) -> Expr:
@@ -105,10 +103,13 @@ def evaluate(
             return grad
         if node.op == "aux":
             return operands[int(node.value or 0)]
-        kind = {"f": dtype, "i": torch.int64, "b": torch.bool}[node.kind]
-        return torch.full((), node.value, dtype=kind)  # type: ignore[arg-type]
+        return torch.full((), node.value, dtype=_dtype_of(node.kind, dtype))  # type: ignore[arg-type]
 
     return fold([root], leaf, torch_apply(dtype))[0]
+
+
+def _dtype_of(kind: str, real: torch.dtype) -> torch.dtype:
+    return {"f": real, "i": torch.int64, "b": torch.bool}[kind]
 
 
 def slopes(case: TorchCall, rule: Rule, dtype: torch.dtype | None = None) -> list[Expr | None]:
@@ -117,21 +118,16 @@ def slopes(case: TorchCall, rule: Rule, dtype: torch.dtype | None = None) -> lis
     return differentiate(expression(case, rule, "f", dtype), own)
 
 
-def kind_of(tensor: Tensor) -> str:
-    return "b" if tensor.dtype == torch.bool else "f" if tensor.is_floating_point() else "i"
-
-
 def places(case: TorchCall, grids: dict[str, list[Any]], dtype: torch.dtype) -> list[Tensor]:
     """One tensor for each operand; together they run over the product of the grids."""
-    dtypes = {"f": dtype, "i": torch.int64, "b": torch.bool}
-    axes = [torch.tensor(grids[kind], dtype=dtypes[kind]) for kind in case.kinds]
+    axes = [torch.tensor(grids[kind], dtype=_dtype_of(kind, dtype)) for kind in case.kinds]
     rows = torch.meshgrid(*(torch.arange(len(axis)) for axis in axes), indexing="ij")
-    found = [axis[row.flatten()] for axis, row in zip(axes, rows, strict=True)]
+    operands = [axis[row.flatten()] for axis, row in zip(axes, rows, strict=True)]
     divides = case.name in ("remainder", "floor_divide") or "rounding_mode" in case.options
-    if divides and len(found) == 2:
-        kept = found[1] != 0
-        found = [x[kept] for x in found]
-    return found
+    if divides and len(operands) == 2:
+        defined = operands[1] != 0
+        operands = [x[defined] for x in operands]
+    return operands
 
 
 def differs(case: TorchCall, rule: Rule) -> bool:
@@ -139,29 +135,30 @@ def differs(case: TorchCall, rule: Rule) -> bool:
     operands = places(case, _PLACES if len(case.kinds) == 1 else _MEETING, torch.float32)
     for x in operands:
         x.requires_grad_(x.is_floating_point())
-    made = eager(case, operands)
-    held = [x.detach() for x in operands]
+    result = eager(case, operands)
+    detached = [x.detach() for x in operands]
     try:
-        root = expression(case, rule, kind_of(made))
+        root = expression(case, rule, kind_of(result.dtype))
     except (Unknown, Refused):
         return True
-    if _apart(evaluate(root, held, torch.float32), made.detach()):
+    if _differ(evaluate(root, detached, torch.float32), result.detach()):
         return True
-    if not made.requires_grad:
+    if not result.requires_grad:
         return False
-    grad = torch.full_like(made, _COMING)
+    grad = torch.full_like(result, _COMING)
     leaves = [x for x in operands if x.requires_grad]
-    theirs = torch.autograd.grad(made, leaves, grad, allow_unused=True)
-    none = torch.zeros_like(grad)
-    mine = [
-        none if x is None else evaluate(x, held, torch.float32, grad) for x in slopes(case, rule)
-    ]
+    theirs = torch.autograd.grad(result, leaves, grad, allow_unused=True)
     # Where torch's vectors and single elements have different slopes at NaN, nothing is compared.
-    skip = held[0].isnan() if case.at_nan is not None else torch.zeros_like(grad, dtype=torch.bool)
-    return any(_apart(a, none if b is None else b, skip) for a, b in zip(mine, theirs, strict=True))
+    skip = detached[0].isnan() if case.at_nan is not None else None
+    none = torch.zeros_like(grad)
+    for slope, their in zip(slopes(case, rule), theirs, strict=True):
+        mine = none if slope is None else evaluate(slope, detached, torch.float32, grad)
+        if _differ(mine, none if their is None else their, skip):
+            return True
+    return False
 
 
-def _apart(mine: Tensor, theirs: Tensor, skip: Tensor | None = None) -> bool:
+def _differ(mine: Tensor, theirs: Tensor, skip: Tensor | None = None) -> bool:
     """True if two results differ by more than a rounding; NaN is one value."""
     mine, theirs = mine.expand_as(theirs).double(), theirs.double()
     close = (mine - theirs).abs() <= _CLOSE * (1.0 + theirs.abs())

@@ -52,8 +52,8 @@ class TorchCall:
         return f"{self.name}.Tensor" if by_tensor else self.name
 
     def __str__(self) -> str:
-        given = [*map(str, self.args), *(f"{k}={v}" for k, v in self.options.items())]
-        return f"{self.name}-{self.kinds}-{','.join(given)}"
+        arguments = [*map(str, self.args), *(f"{k}={v}" for k, v in self.options.items())]
+        return f"{self.name}-{self.kinds}-{','.join(arguments)}"
 
 
 def _cases(
@@ -64,7 +64,7 @@ def _cases(
 
 def _split(name: str, at_nan: float, *args: tuple[Any, ...]) -> list[TorchCall]:
     """Of one real argument; torch has two slopes at NaN."""
-    return [TorchCall(name, "f", (X, *given), at_nan=at_nan) for given in args or ((),)]
+    return [TorchCall(name, "f", (X, *rest), at_nan=at_nan) for rest in args or ((),)]
 
 
 TWO, THREE = (X, X), (X, X, X)
@@ -77,8 +77,7 @@ CASES: list[TorchCall] = [
     *_cases(["add", "mul", "maximum", "minimum", "eq", "ne", "lt", "ge"], "bb", args=TWO),
     *_cases(_LOGIC, "ff", "ii", "bb", "fb", args=TWO),
     *_cases(_BITS, "bb", args=TWO),
-    *_cases(["bitwise_and", "__and__"], "i", args=(X, 7)),
-    *_cases(["bitwise_and", "__and__"], "i", args=(X, 1)),
+    *(TorchCall(name, "i", (X, mask)) for name in ("bitwise_and", "__and__") for mask in (7, 1)),
     *_cases(_DIVISION, "ii", "ib", args=TWO),
     *_cases([*_DIVISION, "fmod"], "i", args=(X, 3)),
     *_cases(_DIVISION, "i", args=(X, -3)),
@@ -107,13 +106,10 @@ CASES: list[TorchCall] = [
     *_split("celu", math.nan, (), (0.5,), (2.0,)),
     *_split("selu", math.nan),
     *_split("hardswish", math.nan),
-    *_split("hardtanh", 0.0, (), (0.0, 3.0)),
+    *_split("hardtanh", 0.0, (), (0.0, 3.0), (-0.7, 0.9), (0.3, 0.7)),
     *_split("relu6", 0.0),
-    *_split("softshrink", 0.0, (), (0.0,)),
-    *_split("hardshrink", 0.0, (), (0.0,)),
-    *_split("hardtanh", 0.0, (-0.7, 0.9), (0.3, 0.7)),
-    *_split("softshrink", 0.0, (0.3,), (0.7,)),
-    *_split("hardshrink", 0.0, (0.3,), (0.7,)),
+    *_split("softshrink", 0.0, (), (0.0,), (0.3,), (0.7,)),
+    *_split("hardshrink", 0.0, (), (0.0,), (0.3,), (0.7,)),
     *_cases(["threshold"], "f", args=(X, 0.5, 7.0)),
     *_cases(["softplus"], "f", args=(X, 2.0, 6.0)),
     *(TorchCall("lerp", "ff", (X, X, w)) for w in (0.0, 0.3, -0.3, 0.5, -0.5, 1.0, 2.0)),

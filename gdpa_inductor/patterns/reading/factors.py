@@ -11,7 +11,7 @@ from ...rejection import Code
 from ..host import facts
 from ..result import Refused
 from .frame import Digits, Index, Space
-from .reading import Operand, flat
+from .reading import Operand
 from .shadow import Shadow
 from .views import tensor_of, through_view
 
@@ -33,11 +33,7 @@ class Factors:
 
     def contracted(self, product: Node) -> Digits:
         """The digits that a product sums over: the same ones in every pass."""
-        size = tensor_of(self.of(product)[0]).shape[-1]
-        made: dict[str, Digits] = self.space.contracted
-        if product.name not in made:
-            made[product.name] = self.space.fresh(size)
-        return self.space.resolve(made[product.name])
+        return self.space.once((product.name,), tensor_of(self.of(product)[0]).shape[-1])
 
     def operands(self, product: Node, at: Index, inner: Digits) -> tuple[Operand, Operand]:
         """Both factors of the product whose element is `at`; `inner` is what it sums over."""
@@ -54,22 +50,23 @@ class Factors:
         dims = sorted(int(d) % rank for d in node.args[1])  # type: ignore[arg-type, union-attr]
         if len(index) != rank or tensor_of(node).dtype != tensor_of(source).dtype:
             return None
-        over = self.space.over(node.name, [tensor_of(source).shape[d] for d in dims])
+        over = [
+            self.space.once((node.name, position), tensor_of(source).shape[dim])
+            for position, dim in enumerate(dims)
+        ]
         for dim, digits in zip(dims, over, strict=True):
             at[dim] = digits
         try:
-            found = self.operand(source, tuple(at))
+            operand = self.operand(source, tuple(at))
         except Refused:
             return None
-        wanted = flat(tuple(map(self.space.resolve, over)))
-        gone = tuple(
-            d for d, digits in enumerate(found.index) if not set(wanted).isdisjoint(digits)
-        )
-        met = [atom.number for dim in gone for atom in found.index[dim]]
-        if found.casts or not gone or sorted(met) != sorted(atom.number for atom in wanted):
+        wanted = {atom for digits in over for atom in self.space.resolve(digits)}
+        summed = tuple(d for d, digits in enumerate(operand.index) if wanted & {*digits})
+        covered = [atom for dim in summed for atom in operand.index[dim]]
+        if operand.casts or not summed or len(covered) != len(wanted) or {*covered} != wanted:
             return None
-        left = tuple(() if dim in gone else digits for dim, digits in enumerate(found.index))
-        return Operand(found.leaf, left, summed=gone)
+        left = tuple(() if dim in summed else digits for dim, digits in enumerate(operand.index))
+        return Operand(operand.leaf, left, summed=summed)
 
     def operand(self, node: Node, index: Index) -> Operand:
         """A factor of a product: views and casts of one tensor from outside."""
@@ -78,18 +75,15 @@ class Factors:
             if facts.name(node) == "_to_copy":
                 source: Node = node.args[0]  # type: ignore[assignment]
                 if tensor_of(source).device != tensor_of(node).device:
-                    raise Refused(
-                        Code.DEVICE,
-                        f"{self.shadow.describe(node)} moves an operand to another device",
-                    )
+                    reason = "moves an operand to another device"
+                    raise self.shadow.refused(Code.DEVICE, node, reason)
                 if tensor_of(source).dtype != tensor_of(node).dtype:
                     casts.insert(0, tensor_of(node).dtype)
                 node = source
                 continue
-            seen = through_view(self.space, node, index)
-            if seen is None:
-                raise Refused(
-                    Code.LAYOUT, f"an operand of a product is made by {self.shadow.describe(node)}"
-                )
-            node, index = seen
+            viewed = through_view(self.space, node, index)
+            if viewed is None:
+                reason = f"an operand of a product is made by {self.shadow.describe(node)}"
+                raise Refused(Code.LAYOUT, reason)
+            node, index = viewed
         return Operand(self.shadow.leaves[node], self.space.resolve_index(index), tuple(casts))

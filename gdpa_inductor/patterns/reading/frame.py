@@ -56,51 +56,42 @@ def _divides(divisor: Size, size: Size) -> bool:
 
 def _quotient(size: Size, divisor: Size) -> Size | None:
     """size / divisor where it is known to be whole."""
-    found = shapes.exact_quotient(size, divisor)
-    if found is None and is_zero(size % divisor):  # type: ignore[operator]  # by what guards say
+    quotient = shapes.exact_quotient(size, divisor)
+    if quotient is None and is_zero(size % divisor):  # type: ignore[operator]  # by what guards say
         return size // divisor
-    return found
+    return quotient
 
 
 @dataclass
 class Space:
     """The atoms of one analysis, and how they were split.
 
-    contracted:  The digits that each product sums over, by its name.
-    outer:       Atoms that were split by views of the second product's result, and not by views of
-                 the scores.
+    outer:  Atoms that were split by views of the second product's result, and not by views of the
+            scores.
     """
 
     splits: dict[Atom, Digits] = field(default_factory=dict)
-    contracted: dict[str, Digits] = field(default_factory=dict)
     outer: frozenset[Atom] | None = None
-    _special: dict[tuple[object, ...], Atom] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], Digits] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def fresh(self, size: Size) -> Digits:
+    def fresh(self, size: Size, **special: Any) -> Digits:
         """The digits of a new dimension."""
-        return () if is_one(size) else (Atom(size, next(self._numbers)),)
+        return () if is_one(size) else (Atom(size, next(self._numbers), **special),)
+
+    def once(self, key: tuple[object, ...], size: Size, **special: Any) -> Digits:
+        """The digits of a dimension with this key: the same ones in every pass."""
+        if key not in self._known:
+            self._known[key] = self.fresh(size, **special)
+        return self.resolve(self._known[key])
 
     def fixed(self, size: int, value: int) -> Digits:
-        """Position `value` of a dimension of `size`: the same digits each time."""
-        return () if size == 1 else (self._once((size, value), size, value, None),)
+        """Position `value` of a dimension of `size`."""
+        return self.once(("fixed", size, value), size, value=value)
 
     def part(self, digits: Digits, start: int, size: int) -> Digits:
-        """The `size` positions of `digits` from `start` on: the same digits each time."""
-        key = (digits, start, size)
-        return () if size == 1 else (self._once(key, size, None, (digits, start)),)
-
-    def over(self, name: str, sizes: Sequence[Size]) -> Index:
-        """The digits that a sum runs over, a dim each: the same ones in every pass."""
-        for dim, size in enumerate(sizes):
-            if f"{name}.{dim}" not in self.contracted:
-                self.contracted[f"{name}.{dim}"] = self.fresh(size)
-        return tuple(self.resolve(self.contracted[f"{name}.{dim}"]) for dim in range(len(sizes)))
-
-    def _once(self, key: tuple[object, ...], size: int, *special: Any) -> Atom:
-        if key not in self._special:
-            self._special[key] = Atom(size, next(self._numbers), *special)
-        return self._special[key]
+        """The `size` positions of `digits` from `start` on."""
+        return self.once(("part", digits, start, size), size, part=(digits, start))
 
     def resolve(self, digits: Digits) -> Digits:
         """The same position after all splits."""
@@ -131,21 +122,21 @@ class Space:
         left = deque(itertools.chain.from_iterable(self.resolve_index(index)))
         grouped: list[Digits] = []
         for size in shape:
-            taken: list[Atom] = []
+            digits: list[Atom] = []
             covered: Size = 1
             while not same(covered, size):
                 if not left:
                     raise Refused(Code.LAYOUT, "a view of the scores cuts across their dimensions")
                 atom = left.popleft()
                 if _divides(covered * atom.size, size):
-                    taken.append(atom)
+                    digits.append(atom)
                     covered = covered * atom.size
                 else:
                     outer, inner = self._split(atom, covered, size)
-                    taken.append(outer)
+                    digits.append(outer)
                     left.appendleft(inner)
                     covered = size
-            grouped.append(tuple(taken))
+            grouped.append(tuple(digits))
         if left:
             raise Refused(Code.LAYOUT, "a view of the scores cuts across their dimensions")
         return tuple(grouped)
@@ -162,21 +153,18 @@ class Space:
 
 
 def broadcast(index: Index, result: Sequence[Size], source: Sequence[Size]) -> Index:
-    """The index into an operand of shape `source` that is broadcast to a result of shape
-    `result`.
-    """
+    """The index into an operand of shape `source` that broadcasts to a result of shape `result`."""
     offset = len(result) - len(source)
-    found: list[Digits] = []
+    digits: list[Digits] = []
     for dim, size in enumerate(source):
         if is_one(size):
-            found.append(())
+            digits.append(())
         elif same(size, result[offset + dim]):
-            found.append(index[offset + dim])
+            digits.append(index[offset + dim])
         else:
-            raise Refused(
-                Code.LAYOUT, f"whether a dimension of size {size} broadcasts is not known"
-            )
-    return tuple(found)
+            reason = f"whether a dimension of size {size} broadcasts is not known"
+            raise Refused(Code.LAYOUT, reason)
+    return tuple(digits)
 
 
 def permuted(index: Index, order: Sequence[int]) -> Index:

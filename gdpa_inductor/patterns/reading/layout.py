@@ -1,5 +1,7 @@
 """Give index variables their roles (batch, heads, rows, keys, channels), and arrange operands.
 
+`program_of` then says the weight of a reading in terms of batch, head, row and key.
+
 The role of an atom follows from the tensors that have it: the operands of the first product, the
 value, and the output.
 
@@ -20,6 +22,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..._compat import shapes
+from ...program.canonical import canonical
+from ...program.expr import INDEX, SCORE, Expr, aux, call, const, fold, postorder
+from ...program.score_mod import Aux, ScoreMod
 from ...rejection import Code
 from ..host import facts, places
 from ..host.sizes import Size, product
@@ -27,11 +32,8 @@ from ..result import Refused
 from .frame import Atom, Digits, Index, atoms
 from .reading import Operand, Reading, flat
 
-_REFUSE, _COPY, _EXPAND = (
-    10_000,
-    20,
-    5,
-)  # costs of a grouping; order of batch and heads costs 1 a step
+# Costs of a grouping. The order of batch and heads costs 1 a step.
+_REFUSE, _COPY, _EXPAND = 10_000, 20, 5
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,9 @@ class Layout:
     @property
     def axes(self) -> dict[str, Digits]:
         """The digits of each entry of an access map."""
-        found = {"b": self.batch, "h": self.heads, "q_idx": self.rows, "kv_idx": self.keys}
+        axes = {"b": self.batch, "h": self.heads, "q_idx": self.rows, "kv_idx": self.keys}
         tokens = {"q": self.query_tokens, "k": self.key_tokens}
-        return {**found, **{axis: digits for axis, digits in tokens.items() if digits is not None}}
+        return axes | {axis: digits for axis, digits in tokens.items() if digits is not None}
 
 
 def layout_of(reading: Reading, batch: Digits | None = None, rows: Digits | None = None) -> Layout:
@@ -72,10 +74,8 @@ def layout_of(reading: Reading, batch: Digits | None = None, rows: Digits | None
         raise Refused(Code.SCORES_BROADCAST, "an operand broadcasts the scores to more dimensions")
     value = atoms(reading.value.index)
     if not keys <= value:
-        raise Refused(
-            Code.CONTRACTION,
-            "the second product sums over keys that its other operand does not have",
-        )
+        reason = "the second product sums over keys that its other operand does not have"
+        raise Refused(Code.CONTRACTION, reason)
     channels = tuple(a for a in flat(reading.output) if a not in weights)
     if not set(channels) <= value:
         raise Refused(Code.LAYOUT, "the output is expanded within the second product")
@@ -87,10 +87,10 @@ def layout_of(reading: Reading, batch: Digits | None = None, rows: Digits | None
     row = max(free, key=lambda a: ((a,) == rows, _length(a.size), others.index(a)), default=None)
     _check_views(reading, row, in_query, in_key, value)
     shared = [a for a in others if a is not row]
-    chosen, heads = _grouping(shared, reading, query, key, row, batch)
+    batch, heads = _grouping(shared, reading, query, key, row, batch)
     own = () if row is None else (row,)  # one seed or one query has no index of its own
     return Layout(
-        query, key, reading.value, chosen, heads, own, reading.keys, reading.inner, channels
+        query, key, reading.value, batch, heads, own, reading.keys, reading.inner, channels
     )
 
 
@@ -103,10 +103,8 @@ def roles(reading: Reading) -> tuple[Operand, Operand]:
     if not inner <= left & right:
         raise Refused(Code.LAYOUT, "the first product sums over a dimension that an operand lacks")
     if keys <= left and keys <= right:
-        raise Refused(
-            Code.CROSS_ELEMENT,
-            "the second product sums over a batch or head dimension of the scores",
-        )
+        reason = "the second product sums over a batch or head dimension of the scores"
+        raise Refused(Code.CROSS_ELEMENT, reason)
     if keys <= right and not keys & left:
         return reading.left, reading.right
     if keys <= left and not keys & right:
@@ -118,10 +116,7 @@ def _check_views(
     reading: Reading, row: Atom | None, in_query: set[Atom], in_key: set[Atom], in_value: set[Atom]
 ) -> None:
     """A dimension of the scores, as the user has them, is some index variables of the output, whole
-    and of one role.
-
-    `s.view(b, n, h, m)` of scores [b, h, n, m] is legal, and is not what it looks like: it is left
-    alone.
+    and of one role. `s.view(b, n, h, m)` of scores [b, h, n, m] is legal, but cuts across them.
     """
     for digits in reading.scores:
         if len(digits) > 1 and not reading.space.is_whole(digits):
@@ -143,25 +138,21 @@ def _grouping(
     """The cheapest split of the shared atoms into batch and heads; ties go to the order in which
     they come. `known`: what the batch has to be.
     """
-    best: tuple[int, Digits, Digits] | None = None
-    for batch, heads in _splits(shared):
-        if known is not None and batch != known:
-            continue
-        cost = _cost(batch, heads, reading, query, key, row)
-        if best is None or cost < best[0]:
-            best = (cost, batch, heads)
-    if best is None:
+    costs = [
+        (_cost(batch, heads, reading, query, key, row), batch, heads)
+        for batch, heads in _splits(shared)
+        if known is None or batch == known
+    ]
+    if not costs:
         raise Refused(Code.JAGGED_LAYOUT, "the batch of the padding is not one of the scores")
-    if best[0] >= _REFUSE:
+    cost, batch, heads = min(costs, key=lambda entry: entry[0])
+    if cost >= _REFUSE:
         keyed = any(_is_partial(atoms(operand.index), reading.keys) for operand in reading.aux)
         axis = "the keys" if keyed else "the batch or heads"
-        found = ", ".join(_partial_matrices(shared, reading, row))
-        raise Refused(
-            Code.OPERAND_EXPANDS,
-            f"a mask or bias would have to be expanded over a part of {axis}: {found}",
-            change=_WHOLE if keyed else None,
-        )
-    return best[1], best[2]
+        names = ", ".join(_partial_matrices(shared, reading, row))
+        reason = f"a mask or bias would have to be expanded over a part of {axis}: {names}"
+        raise Refused(Code.OPERAND_EXPANDS, reason, change=_WHOLE if keyed else None)
+    return batch, heads
 
 
 _WHOLE = (
@@ -183,11 +174,8 @@ def _partial_matrices(shared: Sequence[Atom], reading: Reading, row: Atom | None
 def _splits(shared: Sequence[Atom]) -> Iterator[tuple[Digits, Digits]]:
     """Natural ones first: leading atoms are batch, trailing ones heads."""
     count = len(shared)
-    natural = [
-        (tuple(shared[:i]), tuple(shared[i:]))
-        for i in ([count] if count < 2 else range(1, count + 1))
-    ]
-    yield from natural
+    for cut in range(min(count, 1), count + 1):
+        yield tuple(shared[:cut]), tuple(shared[cut:])
     if count > 5:
         return
     for order in itertools.permutations(shared):
@@ -279,3 +267,36 @@ def output_dims(layout: Layout) -> Index:
 
 def sizes(digits: Digits) -> Size:
     return product(atom.size for atom in digits)
+
+
+def program_of(reading: Reading, layout: Layout) -> tuple[ScoreMod, list[Operand]]:
+    """The program in terms of the score's indices, with its operands in the order of first use.
+
+    Raises Refused where it depends on no score, or on other indices.
+    """
+    used = [node for node in postorder([reading.weight]) if node.op == "aux"]
+    numbers = {int(leaf.value or 0): position for position, leaf in enumerate(used)}
+    axes = {layout.axes[axis]: index for axis, index in INDEX.items() if layout.axes[axis]}
+
+    def leaf(node: Expr) -> Expr:
+        if node.op == "aux":
+            return aux(numbers[int(node.value or 0)], node.kind)
+        if node.op == "index":
+            digits = reading.space.resolve(reading.positions[int(node.value or 0)])
+            if digits not in axes:
+                raise Refused(Code.LAYOUT, "a triangle is cut from merged dimensions of the scores")
+            return axes[digits]
+        return node
+
+    def apply(node: Expr, values: list[object]) -> Expr:
+        return call(node.op, *(v if isinstance(v, Expr) else const(v) for v in values))  # type: ignore[arg-type]
+
+    (weight,) = fold([reading.weight], leaf, apply)
+    operands = [reading.aux[number] for number in numbers]
+    declared = tuple(
+        Aux(node.kind, aux_dims(layout, operand)[1]) for node, operand in zip(used, operands)
+    )
+    weight = canonical(weight)
+    if SCORE not in set(postorder([weight])):
+        raise Refused(Code.CONTRACTION, "the weights do not depend on the first product")
+    return ScoreMod(weight, declared), operands

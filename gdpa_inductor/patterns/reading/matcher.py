@@ -18,17 +18,17 @@ from ..result import Refused
 from .factors import ADDED_PRODUCTS, PRODUCTS, Factors
 from .frame import Index, Space
 from .kinds import real
+from .precision import in_fp32
 from .reading import Reading, flat, kind_of
 from .shadow import Shadow
-from .views import tensor_of, through_view
-from .weights import Weights
-from .widths import in_fp32
+from .views import tensor_of, through_view, value_of
+from .weights import Element, Weights
 
 
 def read(shadow: Shadow) -> Reading:
     """Read a shadow. Raises Refused where it is not product, point-wise program, product."""
     space = Space()
-    shape = shadow.output.meta["val"].shape
+    shape = value_of(shadow.output).shape
     output = tuple(space.fresh(size) for size in shape)
     while True:  # again after a split: all indices are then in the same atoms
         splits = len(space.splits)
@@ -59,7 +59,7 @@ class Matcher:
         weights_at, value_at = ((*index[:-1], keys), (*index[:-2], keys, index[-1]))
         if swapped:
             weights_at, value_at = value_at, weights_at
-        weight = real(weights.read(sides[1 if swapped else 0], weights_at))
+        weight = real(weights.read(sides[1 if swapped else 0], Element(weights_at)))
         if SCORE not in set(postorder([weight])) or weights.score is None:
             raise Refused(Code.CONTRACTION, "the weights do not depend on the first product")
         weights.precision.check_conditions(weight)
@@ -83,13 +83,11 @@ class Matcher:
         depends = _depends_on_product(self.shadow)
         scored = [side in depends for side in second.args[:2]]
         if all(scored):
-            raise Refused(
-                Code.CROSS_ELEMENT, "both operands of the second product depend on the scores"
-            )
+            reason = "both operands of the second product depend on the scores"
+            raise Refused(Code.CROSS_ELEMENT, reason)
         if not any(scored):
-            raise Refused(
-                Code.CONTRACTION, "no operand of the second product is made from the scores"
-            )
+            reason = "no operand of the second product is made from the scores"
+            raise Refused(Code.CONTRACTION, reason)
         return scored[1]
 
     def _second_product(self, index: Index) -> tuple[Node, Index, tuple[torch.dtype, ...]]:
@@ -99,16 +97,15 @@ class Matcher:
         node = self.shadow.output
         dtypes = [tensor_of(node).dtype]
         while facts.name(node) not in PRODUCTS:
-            seen = _through_cast(node, index) or through_view(self.space, node, index)
-            if seen is None:
+            source = _through_cast(node, index) or through_view(self.space, node, index)
+            if source is None:
                 raise self._more(node)
-            node, index = seen
+            node, index = source
             if tensor_of(node).dtype != dtypes[0]:
                 dtypes.insert(0, tensor_of(node).dtype)
         if facts.name(node) in ADDED_PRODUCTS:
-            raise Refused(
-                Code.LAYOUT, f"the second product, {self.shadow.describe(node)}, adds to its result"
-            )
+            reason = f"the second product, {self.shadow.describe(node)}, adds to its result"
+            raise Refused(Code.LAYOUT, reason)
         if any(a.is_fixed for a in flat(index)):
             raise Refused(Code.LAYOUT, "a part of the second product's result is used")
         return node, index, tuple(dtypes)
@@ -130,8 +127,8 @@ class Matcher:
             else:
                 if rest.swapped and {x.op for x in postorder([rest.weight])} <= _SCALING:
                     return Refused(Code.CONTRACTION, f"three matrices are multiplied, {_STATE}")
-        more = f"{self.shadow.describe(node)} does more than the second product"
-        return Refused(Code.LAYOUT, f"{more}: call the rest apart")
+        reason = "does more than the second product: call the rest apart"
+        return self.shadow.refused(Code.LAYOUT, node, reason)
 
 
 _SCALING = frozenset([SCORE.op, "const", "mul", "div", "neg"])
@@ -148,13 +145,11 @@ def _through_cast(node: Node, index: Index) -> tuple[Node, Index] | None:
 
 def _depends_on_product(shadow: Shadow) -> set[Node]:
     """Nodes that are made from a product, by the tensors that flow."""
-    found: set[Node] = set()
+    nodes: set[Node] = set()
     for node in shadow.nodes:
-        fed = any(
-            n in found
-            for n in node.all_input_nodes
-            if isinstance(n.meta.get("val"), (torch.Tensor, tuple, list))
+        tensors = (
+            n for n in node.all_input_nodes if isinstance(value_of(n), (torch.Tensor, tuple, list))
         )
-        if fed or facts.name(node) in PRODUCTS:
-            found.add(node)
-    return found
+        if facts.name(node) in PRODUCTS or not nodes.isdisjoint(tensors):
+            nodes.add(node)
+    return nodes

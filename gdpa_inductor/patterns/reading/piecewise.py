@@ -39,20 +39,21 @@ def parts_of(space: Space, node: Node, index: Index) -> list[tuple[Branch, Node,
     """The parts that `node` joins, each with its branch and the index into it; None where their
     sizes are not known.
     """
-    given: Any = node.args[0]
+    tensors: Any = node.args[0]
     stacked = facts.name(node) == "stack"
-    dim: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    dim: Any = facts.argument(node, 1, "dim") or 0
     dim %= tensor_of(node).dim()
-    digits, found, start = index[dim], [], 0
-    for part in given:
-        size = 1 if stacked else tensor_of(part).shape[dim]
+    digits, parts, start = index[dim], [], 0
+    for tensor in tensors:
+        size = 1 if stacked else tensor_of(tensor).shape[dim]
         if not isinstance(size, int):
             return None
         branch = Branch(digits, start, start + size)
         within = () if stacked else (space.part(digits, start, size),)
-        found.append((branch, part, (*index[:dim], *within, *index[dim + 1 :])))
+        if size:
+            parts.append((branch, tensor, (*index[:dim], *within, *index[dim + 1 :])))
         start += size
-    return [entry for entry in found if entry[0].end > entry[0].start] if digits else None
+    return parts if digits else None
 
 
 def in_branches(space: Space, branches: Sequence[Branch], index: Index) -> Index:

@@ -19,6 +19,7 @@ from ...program.expr import SCORE, Expr, call, const
 from ..host import facts
 from .reading import Operand, Reading
 from .shadow import Shadow
+from .views import value_of
 from .vocabulary import FILLED
 
 # Functions of whose tensors nothing but dtype, shape and device counts, or whose history is cut.
@@ -27,34 +28,33 @@ _CUTTING = frozenset(["detach", "empty_like", "new_empty", "new_empty_strided", 
 
 def reached(term: Expr) -> set[Expr]:
     """The leaves that the derivative of a term may lead to, be it zero."""
-    found: set[Expr] = set()
+    visited: set[Expr] = set()
     stack = [term]
     while stack:
         node = stack.pop()
-        if node in found or node.kind != "f" or node.op == "detach":
-            continue
-        found.add(node)
-        stack.extend(node.args)
-    return {node for node in found if not node.args and not node.is_const}
+        if node not in visited and node.kind == "f" and node.op != "detach":
+            visited.add(node)
+            stack += node.args
+    return {node for node in visited if not node.args and not node.is_const}
 
 
-def covering(seen: Expr, covered: Expr) -> Expr:
-    """`seen` in the place of `covered`, which has a gradient of zeros."""
-    if seen.kind != "f" or reached(covered) <= reached(seen):
-        return seen
-    return call("where", const(True), seen, covered)
+def covering(x: Expr, covered: Expr) -> Expr:
+    """`x` in the place of `covered`, which has a gradient of zeros."""
+    if x.kind != "f" or reached(covered) <= reached(x):
+        return x
+    return call("where", const(True), x, covered)
 
 
 def wants_gradients(node: Node, shadow: Shadow) -> bool:
     """Whether autograd may lead from a node of the shadow to what has a gradient."""
-    stack, known = [node], set[Node]()
+    stack, visited = [node], set[Node]()
     while stack:
         node = stack.pop()
-        value = node.meta.get("val")
-        differs = isinstance(value, torch.Tensor) and not value.is_floating_point()
-        if node in known or differs or facts.name(node) in _CUTTING:
+        value = value_of(node)
+        cuts = isinstance(value, torch.Tensor) and not value.is_floating_point()
+        if node in visited or cuts or facts.name(node) in _CUTTING:
             continue
-        known.add(node)
+        visited.add(node)
         leaf = shadow.leaves.get(node)
         if leaf is not None and facts.may_want_gradients(leaf):
             return True

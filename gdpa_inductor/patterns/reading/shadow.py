@@ -46,6 +46,14 @@ class Shadow:
         origin = self.source(node)
         return places.describe(origin) if origin is not None else f"`{facts.name(node)}`"
 
+    def refused(self, code: Code, node: Node, reason: str, at_source: bool = False) -> Refused:
+        """A refusal whose reason begins with an ATen node.
+
+        at_source: The result of the user's node may be an operand as it is.
+        """
+        source = self.source(node) if at_source else None
+        return Refused(code, f"{self.describe(node)} {reason}", source)
+
 
 def trace(nodes: Sequence[Node], first: Node, leaves: Sequence[Node], ambient: Ambient) -> Shadow:
     """Trace `nodes`, in program order, the last of which is the result, as a function of `leaves`.
@@ -78,9 +86,9 @@ def trace(nodes: Sequence[Node], first: Node, leaves: Sequence[Node], ambient: A
     except Refused:
         raise
     except Exception as error:  # whatever a trace may raise, the model is left as it is
-        raise Refused(
-            Code.ANALYSIS, f"the region could not be traced: {_first_line(error)}"
-        ) from error
+        line, *_ = str(error).strip().splitlines() or [""]
+        reason = f"the region could not be traced: {type(error).__name__}: {line}"
+        raise Refused(Code.ANALYSIS, reason) from error
     return _shadow(traced, first, leaves, origin)
 
 
@@ -121,16 +129,8 @@ def _shadow(
     result = end.args[0]
     if not isinstance(result, Node):
         raise Refused(Code.ANALYSIS, "the region's result is not a tensor of its own")
-    firsts = [
-        n.name
-        for n in traced.graph.nodes
-        if origin.get(n.name) is first and n.op == "call_function"
-    ]
-    return Shadow(
-        dict(zip(placeholders, leaves, strict=True)), result, origin, firsts[-1] if firsts else ""
-    )
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    first_result = ""
+    for node in traced.graph.nodes:
+        if origin.get(node.name) is first and node.op == "call_function":
+            first_result = node.name
+    return Shadow(dict(zip(placeholders, leaves, strict=True)), result, origin, first_result)

@@ -6,6 +6,7 @@ expression over the sizes that it is made from.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,15 +22,11 @@ from .kinds import real
 
 def expression(value: torch.SymInt | torch.SymFloat, scalars: list[Size]) -> Expr:
     """The expression of a symbolic number; integers that it needs are appended to `scalars`."""
-    if isinstance(value, torch.SymInt):
-        return _argument(value, scalars)
-    return real(_convert(shapes.expression_of(value), value, scalars))
-
-
-def _argument(value: torch.SymInt, scalars: list[Size]) -> Expr:
-    if shapes.is_constant(value):
-        return const(int(shapes.expression_of(value)))
     wanted = shapes.expression_of(value)
+    if isinstance(value, torch.SymFloat):
+        return real(_convert(wanted, value, scalars))
+    if shapes.is_constant(value):
+        return const(int(wanted))
     for position, known in enumerate(scalars):
         if isinstance(known, torch.SymInt) and shapes.expression_of(known) == wanted:
             return scalar(position)
@@ -38,15 +35,12 @@ def _argument(value: torch.SymInt, scalars: list[Size]) -> Expr:
 
 
 def _chain(name: str) -> Callable[[list[Expr]], Expr]:
-    def fold(args: list[Expr]) -> Expr:
-        result = args[0]
-        for arg in args[1:]:
-            result = call(
-                name, *((result, arg) if result.kind == arg.kind else (real(result), real(arg)))
-            )
-        return result
+    def apply(left: Expr, right: Expr) -> Expr:
+        if left.kind != right.kind:
+            left, right = real(left), real(right)
+        return call(name, left, right)
 
-    return fold
+    return lambda args: functools.reduce(apply, args)
 
 
 def _power(args: list[Expr]) -> Expr:
@@ -85,17 +79,14 @@ def _convert(expr: Any, like: torch.SymFloat, scalars: list[Size]) -> Expr:
         return const(float(expr))
     if expr.is_Symbol:
         if not expr.is_integer:
-            raise Refused(
-                Code.POINTWISE_OP,
-                "a Python float that varies from call to call: make it a constant or a tensor",
-            )
-        return _argument(shapes.without_hint(expr, like), scalars)
+            reason = "a Python float that varies from call to call: make it a constant or a tensor"
+            raise Refused(Code.POINTWISE_OP, reason)
+        return expression(shapes.without_hint(expr, like), scalars)
     rule = _RULES.get(type(expr).__name__)
+    reason = f"a number computed from sizes as {expr}"
     if rule is None:
-        raise Refused(Code.POINTWISE_OP, f"a number computed from sizes as {expr}")
+        raise Refused(Code.POINTWISE_OP, reason)
     try:
         return rule([_convert(arg, like, scalars) for arg in expr.args])
     except ValueError as error:
-        raise Refused(
-            Code.POINTWISE_OP, f"a number computed from sizes as {expr}: {error}"
-        ) from None
+        raise Refused(Code.POINTWISE_OP, f"{reason}: {error}") from None

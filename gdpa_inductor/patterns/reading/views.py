@@ -22,52 +22,56 @@ _SAME_ELEMENT = frozenset(["clone", "contiguous", "alias", "lift_fresh", "lift_f
 
 def tensor_of(node: Node) -> torch.Tensor:
     """The fake tensor of an ATen node."""
-    found = node.meta.get("val")
-    if not isinstance(found, torch.Tensor):
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
         raise Refused(Code.ANALYSIS, f"`{facts.name(node)}` returns no tensor")
-    return found
+    return value
+
+
+def value_of(argument: Any) -> Any:
+    """The value of an argument: of a node what it returns, on fakes."""
+    return argument.meta.get("val") if isinstance(argument, Node) else argument
 
 
 def through_view(space: Space, node: Node, index: Index) -> tuple[Node, Index] | None:
     """The source of a view and the index into it; None where `node` is not a view."""
     called = facts.name(node)
     source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
+    index = space.resolve_index(index)
     if called == "cat":
-        return _through_join(space, node, space.resolve_index(index))
+        return _through_join(space, node, index)
     if called == "getitem":
-        return _through_piece(space, node, space.resolve_index(index))
-    if source is None or not isinstance(source.meta.get("val"), torch.Tensor):
+        return _through_piece(space, node, index)
+    tensor = value_of(source)
+    if source is None or not isinstance(tensor, torch.Tensor):
         return None
-    index, shape, made = space.resolve_index(index), tensor_of(source).shape, tensor_of(node).shape
+    shape, result = tensor.shape, tensor_of(node)
     args: tuple[Any, ...] = node.args[1:]
-    if called in _REGROUPING and tensor_of(node).dtype == tensor_of(source).dtype:
+    if called in _REGROUPING and result.dtype == tensor.dtype:
         return source, space.regroup(index, shape)
     if called in _SAME_ELEMENT:
         return source, index
     if called in ("permute", "transpose", "t", "T"):
         return source, permuted(index, _order(called, args, len(shape)))
     if called == "expand":
-        return source, broadcast(index, made, shape)
+        return source, broadcast(index, result.shape, shape)
     if called in ("select_scatter", "slice_scatter"):
         return _through_scatter(node, index)
     if called == "select":
         dim, at = args[0] % len(shape), args[1]
         return _narrowed(space, source, (*index[:dim], (), *index[dim:]), dim, at, 1)
-    return _through_slice(space, source, index, args, made) if called == "slice" else None
+    return _through_slice(space, node, index) if called == "slice" else None
 
 
-def _through_slice(
-    space: Space, source: Node, index: Index, args: Sequence[Any], made: torch.Size
-) -> tuple[Node, Index] | None:
-    """`made`: the shape of the slice."""
-    given = dict(enumerate(args))
-    if given.get(3, 1) != 1:
+def _through_slice(space: Space, node: Node, index: Index) -> tuple[Node, Index] | None:
+    source: Any = node.args[0]
+    shape, sliced = tensor_of(source).shape, tensor_of(node).shape
+    if facts.argument(node, 4) not in (None, 1):
         return None
-    shape = tensor_of(source).shape
-    if all(map(same, shape, made)):
+    if all(map(same, shape, sliced)):
         return source, index
-    dim = given.get(0, 0) % len(shape)
-    return _narrowed(space, source, index, dim, given.get(1) or 0, made[dim])
+    dim = (facts.argument(node, 1) or 0) % len(shape)
+    return _narrowed(space, source, index, dim, facts.argument(node, 2) or 0, sliced[dim])
 
 
 def _through_piece(space: Space, node: Node, index: Index) -> tuple[Node, Index] | None:
@@ -77,31 +81,28 @@ def _through_piece(space: Space, node: Node, index: Index) -> tuple[Node, Index]
     if called not in ("split", "split_with_sizes", "unbind"):
         return None
     source: Node = pieces.args[0]
-    made: Any = pieces.meta["val"]
+    outputs: Any = value_of(pieces)
     number: Any = node.args[1]
     rest = [*pieces.args[1:], *pieces.kwargs.values()]
     dim = (rest[-1] if len(rest) > (called != "unbind") else 0) % tensor_of(source).dim()
     if called == "unbind":
         return _narrowed(space, source, (*index[:dim], (), *index[dim:]), dim, number, 1)
-    start = sum(piece.shape[dim] for piece in made[:number])
-    return _narrowed(space, source, index, dim, start, made[number].shape[dim])
+    start = sum(piece.shape[dim] for piece in outputs[:number])
+    return _narrowed(space, source, index, dim, start, outputs[number].shape[dim])
 
 
 def _through_join(space: Space, node: Node, index: Index) -> tuple[Node, Index] | None:
-    """`cat(x.split(d, 2), 0)`: what is at (h, b) of dim 0 and at c of dim 2 is at b and (h, c) of
-    `x`.
-    """
+    """`cat(x.split(d, 2), 0)`: (h, b) in dim 0 and c in dim 2 are b and (h, c) in those of `x`."""
     split = heads.split_of(node)
     if split is None:
         return None
     source: Node = split.all_input_nodes[0]
-    whole, made = tensor_of(source).shape, tensor_of(node).shape
-    (piece, *_), count = split.meta["val"], len(split.meta["val"])
+    pieces: Any = value_of(split)
     joined, cut = (
-        next(d for d, size in enumerate(shape) if not same(size, piece.shape[d]))
-        for shape in (made, whole)
+        next(d for d, size in enumerate(tensor_of(n).shape) if not same(size, pieces[0].shape[d]))
+        for n in (node, source)
     )
-    number, within = space.regroup((index[joined],), (count, piece.shape[joined]))
+    number, within = space.regroup((index[joined],), (len(pieces), pieces[0].shape[joined]))
     digits = list(index)
     digits[joined] = within
     digits[cut] = (*number, *digits[cut])
@@ -131,9 +132,8 @@ def _through_scatter(node: Node, index: Index) -> tuple[Node, Index] | None:
     """Where functionalisation writes all of a tensor, the result is what is written."""
     source: Any = node.args[0]
     written: Any = node.args[1]
-    shape, dim = tensor_of(source).shape, 0
-    if len(node.args) > 2:
-        dim = int(node.args[2]) % len(index)  # type: ignore[arg-type, call-overload]
+    shape, at = tensor_of(source).shape, node.args[2] if len(node.args) > 2 else 0
+    dim = int(at) % len(index)  # type: ignore[arg-type, call-overload]
     if facts.name(node) == "select_scatter":
         return (written, (*index[:dim], *index[dim + 1 :])) if is_one(shape[dim]) else None
     whole = all(map(same, shape, tensor_of(written).shape))

@@ -203,9 +203,9 @@ def _nan_to_num(
     fills = [named.get("nan", nan), named.get("posinf", above), named.get("neginf", below)]
     zero, high, low = (literal(fill) for fill in (fills[0] or const(0.0), *fills[1:]))
     x = real(x)
-    found = call("where", call("eq", x, math.inf), high, x)
-    found = call("where", call("eq", x, -math.inf), low, found)
-    return call("where", call("isnan", x), zero, found)
+    bounded = call("where", call("eq", x, math.inf), high, x)
+    bounded = call("where", call("eq", x, -math.inf), low, bounded)
+    return call("where", call("isnan", x), zero, bounded)
 
 
 def _addcmul(kind: str, x: Expr, y: Expr, z: Expr, *, value: Expr | None = None) -> Expr:

@@ -2,15 +2,14 @@
 
 A bias may be looked up in a learned table, as in T5 (docs/masks.md).
 
-calls    Reads all ways to write a look-up in one form.
-behind   Finds the look-ups that a bias comes from.
-again    Has the backward compute indices again, instead of storing them.
-relief   `relieve`: what is changed, and why.
+lookups        Finds the look-ups that a bias comes from, and reads all ways to write one.
+recomputation  Has the backward compute indices again, instead of storing them.
+rewriting      `replace_lookups`: what is changed, and why.
 """
 
 from __future__ import annotations
 
-from .behind import handed_over
-from .relief import crowded, relieve
+from .lookups import bias_sources, crowded
+from .rewriting import replace_lookups
 
-__all__ = ["crowded", "handed_over", "relieve"]
+__all__ = ["bias_sources", "crowded", "replace_lookups"]

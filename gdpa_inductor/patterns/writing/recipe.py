@@ -55,30 +55,30 @@ class Recipe:
     @property
     def attention(self) -> Handle:
         """The one call of the operator."""
-        (found,) = (call for call in self.calls if call.target is ATTENTION.op)
-        return found
+        (attention,) = (call for call in self.calls if call.target is ATTENTION.op)
+        return attention
 
     def leaf(self, node: Node, dtype: torch.dtype | None = None) -> Handle:
         """A tensor of the user; for a nested tensor, its values.
 
         dtype: The dtype to which it will be cast. A copy has it already.
         """
-        return self._held(node, "values", dtype)
+        return self._tensor(node, "values", dtype)
 
     def offsets(self, node: Node) -> Handle:
         """A tensor of offsets, or the offsets of a nested tensor."""
-        return self._held(node, "offsets")
+        return self._tensor(node, "offsets")
 
-    def _held(self, node: Node, part: str, dtype: torch.dtype | None = None) -> Handle:
+    def _tensor(self, node: Node, part: str, dtype: torch.dtype | None = None) -> Handle:
         key = node, part, dtype
         if key in self._copies:
             return self._copies[key]
-        held = Handle(facts.tensors(node)[0], node)
-        held = self.call(part, held) if held.value.is_nested else held
+        handle = Handle(facts.tensors(node)[0], node)
+        handle = self.call(part, handle) if handle.value.is_nested else handle
         if node in self.copied:
-            kept = torch.ops.gdpa.kept.default
-            held = self._copies[key] = self.call(kept, held, *([dtype] if dtype else []))
-        return held
+            copy = torch.ops.gdpa.kept.default
+            handle = self._copies[key] = self.call(copy, handle, *([dtype] if dtype else []))
+        return handle
 
     def call(self, target: Callable[..., Any] | str, *args: Any, **options: Any) -> Handle:
         """Run `target` on fakes, and record the call.
@@ -90,12 +90,12 @@ class Recipe:
             torch.set_grad_enabled(self.grad),
             fx.without_guards(self.fake_mode),
         ):
-            given = _values(args)
-            run = getattr(given[0], target) if isinstance(target, str) else target
-            value = run(*(given[1:] if isinstance(target, str) else given), **options)
-        made = Handle(value, None, target, args, options)
-        self.calls.append(made)
-        return made
+            values = _values(args)
+            run = getattr(values[0], target) if isinstance(target, str) else target
+            value = run(*(values[1:] if isinstance(target, str) else values), **options)
+        handle = Handle(value, None, target, args, options)
+        self.calls.append(handle)
+        return handle
 
     def arrange(self, source: Handle, index: Index, target: Index) -> Handle:
         """Permute and reshape a tensor with the digits `index` to one with the digits `target`.
@@ -174,8 +174,8 @@ class Recipe:
 
         A view that was made under `no_grad` must not be written into while gradients flow.
         """
-        made = source.node is None and source.target is not ATTENTION.op
-        return self.call(aten.detach.default, source) if made else source
+        is_call = source.node is None and source.target is not ATTENTION.op
+        return self.call(aten.detach.default, source) if is_call else source
 
     def duplicated(self, source: Handle) -> Handle:
         """A copy with the same strides."""
@@ -199,12 +199,12 @@ class Recipe:
 
     def sizes(self) -> list[Size]:
         """All symbolic sizes in the arguments of the calls."""
-        found: list[Size] = []
-        for made in self.calls:
-            for arg in fx.tree_leaves(list(made.args)):
+        symbols: list[Size] = []
+        for call in self.calls:
+            for arg in fx.tree_leaves(list(call.args)):
                 if isinstance(arg, torch.SymInt):
-                    found.append(arg)
-        return found
+                    symbols.append(arg)
+        return symbols
 
     def with_strides(self, source: Handle, wanted: torch.Tensor) -> Handle:
         """The same tensor with the strides of `wanted`. It is copied only if they differ."""

@@ -25,7 +25,7 @@ from ..host.candidates import HostGraph
 from ..host.region import Region
 from ..host.sizes import alike, same
 from ..jagged.sides import Sides
-from ..jagged.step import Understood
+from ..jagged.unpadding import Understood
 from ..reading.layout import Layout, aux_dims, output_dims, query_dims, shared_dims
 from ..reading.reading import Operand
 from ..result import Refused
@@ -43,13 +43,13 @@ def replacement(
     """
     expected = facts.tensors(region.end)[0]
     recipe = _recipe(graph, region, understood, operands)
-    made = understood.reading.dtypes[0]
+    dtype = understood.reading.dtypes[0]
     try:
-        given = _given(recipe, understood, program, operands, made)
+        inputs = _inputs(recipe, understood, program, operands, dtype)
         # Scores that were fp32 in the model must not be stored in 16 bits.
-        wide = options.fp32_scores or _has_upcasts(understood.layout, made)
+        wide = options.fp32_scores or _has_upcasts(understood.layout, dtype)
         kernel_options = replace(options.kernel_options, fp32_scores=wide)
-        call = Arguments(given, options={"kernel_options": str(kernel_options)})
+        call = Arguments(inputs, options={"kernel_options": str(kernel_options)})
         args, _ = ATTENTION.call(call)
         output = recipe.call(ATTENTION.op, *args)
         result = _result(graph, region, understood, recipe, output)
@@ -62,7 +62,7 @@ def replacement(
         raise Refused(
             Code.DTYPE, f"the replacement would be {result.value.dtype}, not {expected.dtype}"
         )
-    fakes = given.filled([getattr(item, "value", item) for item in given.flat()])
+    fakes = inputs.filled([getattr(item, "value", item) for item in inputs.flat()])
     training = recipe.grad and any(t.requires_grad for t in fakes.differentiable)
     return recipe, result, Problem.of(fakes, training)
 
@@ -79,7 +79,7 @@ def _recipe(
     return Recipe(grad, subclasses.fake_mode_of(facts.tensors(region.end)[0]), copied)
 
 
-def _given(
+def _inputs(
     recipe: Recipe, understood: Understood, program: ScoreMod, operands: Sequence[Operand],
     result: torch.dtype,
 ) -> Operands[Handle]:  # fmt: skip

@@ -43,35 +43,35 @@ def to_copy(
     if not _trains(graph, (*factors, *others)):
         return frozenset()
     offsets = [pad.offsets for pad in pads]
-    later, found = _later(graph, region), set[Node]()
+    later, copies = _later(graph, region), set[Node]()
     saved = functools.cache(lambda: _saved_by_autograd(graph, region, later))
     inference = graph.ambient[region.end].inference
     most = max((size for n in factors if (size := _size(n)) is not None), default=0)
     for node in dict.fromkeys((*factors, *others, *offsets)):
         if facts.storages(node) & later or graph.ambient[node].inference > inference:
             _check_later(graph, region, node, most, saved)
-            found.add(node)
+            copies.add(node)
     unsaved = [pad.offsets for pad in pads if not facts.requires_grad(pad.values)]
-    outside = _held_by_the_caller(graph)
+    outside = _caller_storages(graph)
     for node in dict.fromkeys((*factors, *others, *unsaved)):
         own = facts.storages(node)
         if own & outside and not own & saved():
-            found.add(node)
-    return frozenset(found)
+            copies.add(node)
+    return frozenset(copies)
 
 
 def _check_later(
     graph: HostGraph, region: Region, node: Node, most: int, saved: Callable[[], set[int]]
 ) -> None:
-    size, held = _size(node), facts.storages(node)
+    size, own = _size(node), facts.storages(node)
     if size is None or size > most:
         raise Refused(
             Code.MUTATED_OPERAND,
             "an operand as large as the scores is changed in place between the output and its "
             "backward, or made in inference mode",
         )
-    for mutator in graph.written(held, graph.order[region.end]):
-        if _is_silent(mutator) and held & saved():
+    for mutator in graph.written(own, graph.order[region.end]):
+        if _is_silent(mutator) and own & saved():
             raise Refused(
                 Code.MUTATED_OPERAND,
                 f"{places.describe(mutator)} changes an operand before the backward, unseen by "
@@ -87,8 +87,8 @@ def _is_silent(mutator: Node) -> bool:
         if facts.name(node) in functions.SILENT:
             return True
         seen.add(node)
-        held = facts.storages(node)
-        stack += [n for n in node.all_input_nodes if n not in seen and facts.storages(n) & held]
+        own = facts.storages(node)
+        stack += [n for n in node.all_input_nodes if n not in seen and facts.storages(n) & own]
     return False
 
 
@@ -103,14 +103,14 @@ def _later(graph: HostGraph, region: Region) -> frozenset[int]:
     return graph.later.union(*changed)
 
 
-def _held_by_the_caller(graph: HostGraph) -> set[int]:
+def _caller_storages(graph: HostGraph) -> set[int]:
     """The storages of inputs, parameters and outputs.
 
     Parameters count because an optimizer may run before the backward, or `.data` may be clamped.
     """
     ends = (n for n in graph.order if n.op in ("placeholder", "get_attr", "output"))
-    held = (x for n in ends for x in (n.all_input_nodes if n.op == "output" else [n]))
-    return set().union(*map(facts.storages, held))
+    nodes = (x for n in ends for x in (n.all_input_nodes if n.op == "output" else [n]))
+    return set().union(*map(facts.storages, nodes))
 
 
 def _trains(graph: HostGraph, operands: Sequence[Node]) -> bool:
@@ -131,10 +131,10 @@ def _saved_by_autograd(graph: HostGraph, region: Region, later: frozenset[int]) 
 
     The set is empty if the run fails. later: The storages that are changed after the region.
     """
-    kept: set[int] = set()
+    addresses: set[int] = set()
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        kept.add(subclasses.storage_address(tensor.untyped_storage()))
+        addresses.add(subclasses.storage_address(tensor.untyped_storage()))
         return tensor
 
     try:
@@ -144,8 +144,8 @@ def _saved_by_autograd(graph: HostGraph, region: Region, later: frozenset[int]) 
     own = {leaf: environment[leaf] for leaf in region.leaves}
     tensors = {leaf: x for leaf, x in own.items() if isinstance(x, torch.Tensor)}
     address = lambda x: subclasses.storage_address(x.untyped_storage())
-    held = (n for n, x in tensors.items() if address(x) in kept)
-    return set().union(*map(facts.storages, held))
+    leaves = (n for n, x in tensors.items() if address(x) in addresses)
+    return set().union(*map(facts.storages, leaves))
 
 
 def _rerun(
@@ -173,6 +173,6 @@ def _alike(graph: HostGraph, leaf: Node, later: frozenset[int]) -> Any:
     value = facts.value(leaf)
     if not isinstance(value, torch.Tensor):
         return value
-    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     wants = graph.wants(leaf) and not graph.ambient[leaf].inference
-    return made.requires_grad_(wants and not facts.storages(leaf) & later)
+    return fake.requires_grad_(wants and not facts.storages(leaf) & later)

@@ -33,13 +33,13 @@ class Writer:
         written: dict[Handle, Node] = {}
         graph = self.host.graph
         with graph.inserting_before(before):
-            for made in recipe.calls:
-                assert made.target is not None
-                args = self._arguments(made.args, written, like)
-                op = "call_method" if isinstance(made.target, str) else "call_function"
-                node = graph.create_node(op, made.target, args, dict(made.options))
-                describe(node, like, made.value)
-                written[made] = node
+            for call in recipe.calls:
+                assert call.target is not None
+                args = self._arguments(call.args, written, like)
+                op = "call_method" if isinstance(call.target, str) else "call_function"
+                node = graph.create_node(op, call.target, args, dict(call.options))
+                describe(node, like, call.value)
+                written[call] = node
         return written
 
     def _arguments(self, args: Any, written: dict[Handle, Node], like: Node) -> Any:
@@ -103,9 +103,9 @@ class Writer:
         if facts.tensors(node)[0].is_nested:
             nested, node = node, self.host.graph.call_method("values", (node,))
             describe(node, like, subclasses.values_of(facts.tensors(nested)[0]))
-        found = self.host.graph.call_function(aten.sym_size.int, (node, dim))
-        describe(found, like, facts.tensors(node)[0].shape[dim])
-        return found
+        size = self.host.graph.call_function(aten.sym_size.int, (node, dim))
+        describe(size, like, facts.tensors(node)[0].shape[dim])
+        return size
 
     @functools.cached_property
     def _symbols(self) -> dict[Any, tuple[Node, int | None]]:
@@ -113,7 +113,7 @@ class Writer:
 
         The longest sequence of a nested tensor is found only as a dim of the padded tensor.
         """
-        found: dict[Any, tuple[Node, int | None]] = {}
+        places: dict[Any, tuple[Node, int | None]] = {}
         for node in self.host.graph.nodes:
             value = facts.value(node)
             if (
@@ -121,15 +121,15 @@ class Writer:
                 and shapes.expression_of(value).is_Symbol
                 and facts.name(node) not in functions.SHAPES
             ):
-                found.setdefault(shapes.expression_of(value), (node, None))
+                places.setdefault(shapes.expression_of(value), (node, None))
         for node in self.host.graph.nodes:
             padded = facts.name(node) in ("to_padded_tensor", "nested_to_padded_tensor")
             if node.op == "placeholder" or padded:
                 for tensor in map(subclasses.values_of, facts.tensors(node)):
                     for dim, size in enumerate(tensor.shape):
                         if isinstance(size, torch.SymInt) and shapes.expression_of(size).is_Symbol:
-                            found.setdefault(shapes.expression_of(size), (node, dim))
-        return found
+                            places.setdefault(shapes.expression_of(size), (node, dim))
+        return places
 
 
 def _replace_uses(node: Node, user: Node, new: Any) -> None:

@@ -31,14 +31,6 @@ def _within(x: Expr, low: Expr | float, high: Expr | float) -> Expr:
     return call("and", call("gt", x, low), call("lt", x, high))
 
 
-def _d_sigmoid(g: Expr, y: Expr, _x: Expr) -> tuple[Expr]:
-    return (g * (y * (1.0 - y)),)
-
-
-def _d_relu(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
-    return (where(call("le", x, 0.0), 0.0, g),)
-
-
 def d_silu(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
     t = call("sigmoid", x)
     return (g * (t * (1.0 + x * (1.0 - t))),)
@@ -77,10 +69,6 @@ def _d_hardtanh(g: Expr, _y: Expr, x: Expr, low: Expr, high: Expr) -> tuple[Expr
     return (keep(g, _within(x, low, high)), None, None)
 
 
-def _d_leaky_relu(g: Expr, _y: Expr, x: Expr, slope: Expr) -> tuple[Expr | None, ...]:
-    return (where(call("gt", x, 0.0), g, g * slope), None)
-
-
 def _d_elu(g: Expr, _y: Expr, x: Expr, alpha: Expr, scale: Expr, slope: Expr) -> tuple[Expr]:
     """NaN at NaN: so have torch's vectors; its single elements pass all of g there."""
     a, c, k = number(alpha), number(scale), number(slope)
@@ -102,10 +90,6 @@ def _d_mish(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
 
 def _between(x: Expr, low: Expr | float, high: Expr | float) -> Expr:
     return call("minimum", call("maximum", x, low), high)
-
-
-def _fast_sigmoid(x: Expr) -> Expr:
-    return call("rcp_approx", 1.0 + call("exp2_approx", x * -LOG2E))
 
 
 def _half(x: Expr, function: str, argument: Expr) -> Expr:
@@ -138,10 +122,6 @@ def _fast_softplus(x: Expr, beta: Expr, threshold: Expr) -> Expr:
     return where(call("gt", scaled, threshold), x, grown * (LN2 / number(beta)))
 
 
-def _mish(x: Expr) -> Expr:
-    return x * call("tanh", call("softplus", x, 1.0, 20.0))
-
-
 def _fast_mish(x: Expr) -> Expr:
     """tanh(log(1+e)) = e(e+2) / (e(e+2) + 2), e = exp(x); it is 1 in fp32 beyond 20."""
     e = call("exp2_approx", call("minimum", x, 20.0) * LOG2E)
@@ -170,12 +150,13 @@ def _tanhs(x: Expr) -> tuple[Expr, ...]:
 ROWS = {
     "sigmoid": Op(
         REAL, torch.sigmoid, "1/(1 + e⁻ˣ)", aten=("sigmoid",), traits=Trait.SMOOTH,
-        vjp=_d_sigmoid, interval=intervals.vanishing(-1e3, True),
-        plain=lambda x: 1.0 / (1.0 + call("exp", -x)), fast=_fast_sigmoid,
+        vjp=lambda g, y, x: (g * (y * (1.0 - y)),), interval=intervals.vanishing(-1e3, True),
+        plain=lambda x: 1.0 / (1.0 + call("exp", -x)),
+        fast=lambda x: call("rcp_approx", 1.0 + call("exp2_approx", x * -LOG2E)),
     ),
     "relu": Op(
         REAL, torch.relu, "max(x, 0); slope 0 at 0", traits=VALUES,
-        vjp=_d_relu, interval=intervals.relu,
+        vjp=lambda g, y, x: (where(call("le", x, 0.0), 0.0, g),), interval=intervals.relu,
         plain=lambda x: call("maximum", x, 0.0), fast=lambda x: call("maximum", x, 0.0),
     ),
     "silu": Op(
@@ -210,7 +191,8 @@ ROWS = {
     ),
     "leaky_relu": Op(
         ("ff>f",), F.leaky_relu, "x, or literal·x below 0", params=1,
-        vjp=_d_leaky_relu, interval=intervals.function,
+        vjp=lambda g, y, x, slope: (where(call("gt", x, 0.0), g, g * slope), None),
+        interval=intervals.function,
         plain=lambda x, slope: where(call("gt", x, 0.0), x, x * slope),
     ),
     "elu": Op(
@@ -226,7 +208,7 @@ ROWS = {
     "mish": Op(
         REAL, F.mish, "x·tanh(softplus(x))", aten=("mish",), traits=Trait.SMOOTH,
         vjp=_d_mish, interval=intervals.vanishing(-1e3, False),
-        plain=_mish, fast=_fast_mish,
+        plain=lambda x: x * call("tanh", call("softplus", x, 1.0, 20.0)), fast=_fast_mish,
     ),
     "hardtanh": Op(
         ("fff>f",), F.hardtanh, "x between two literals", params=2,

@@ -1,4 +1,4 @@
-"""Elementary functions of a real."""
+"""Elementary functions of a real, and the instructions that forms in kernels are made of."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ import math
 import torch
 
 from .. import intervals
-from ..expr import Expr, Op, Trait, call
+from ..expr import Op, Trait, call
 from .arithmetic import REAL
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
-
-
-def _d_erf(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
-    return (g * (call("exp", -(x * x)) * (2.0 / math.sqrt(math.pi))),)
 
 
 ROWS = {
@@ -63,6 +59,17 @@ ROWS = {
     ),
     "erf": Op(
         REAL, torch.erf, "the error function", aten=("erf", "special_erf"), traits=Trait.SMOOTH,
-        vjp=_d_erf, interval=intervals.function,
+        vjp=lambda g, y, x: (g * (call("exp", -(x * x)) * (2.0 / math.sqrt(math.pi))),),
+        interval=intervals.function,
     ),
 }  # fmt: skip
+
+# What no program holds: a device's approximate instructions, and a power that is neither a product
+# nor a root.
+INSTRUCTION_ROWS = {
+    "power": Op(("ff>f",), torch.pow, "x to any literal power", params=1),
+    "tanh_approx": Op(REAL, torch.tanh, "tanh x, within 2⁻¹¹"),
+    "exp2_approx": Op(REAL, torch.exp2, "2ˣ, within 2 ulp"),
+    "log2_approx": Op(REAL, torch.log2, "log₂ x, within 2⁻²²"),
+    "rcp_approx": Op(REAL, torch.reciprocal, "1/x, within 1 ulp"),
+}

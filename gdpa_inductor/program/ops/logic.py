@@ -5,15 +5,11 @@ from __future__ import annotations
 import torch
 
 from .. import integers, intervals
-from ..expr import Expr, Op, Trait
+from ..expr import Op, Trait
 from .arithmetic import keep, where
 
 ORDER, EQUAL = ("ff>b", "ii>b"), ("ff>b", "ii>b", "bb>b")
 LOGIC = ("bb>b",)
-
-
-def _d_where(g: Expr, _y: Expr, c: Expr, _x: Expr, _z: Expr) -> tuple[Expr | None, ...]:
-    return (None, keep(g, c), where(c, 0.0, g))
 
 
 ROWS = {
@@ -53,7 +49,8 @@ ROWS = {
     "not": Op(("b>b",), torch.logical_not, "the opposite", interval=intervals.opposite),
     "isnan": Op(("f>b",), torch.isnan, "x is NaN"),
     "where": Op(
-        ("bff>f", "bii>i"), torch.where, "x where c, else z",
-        vjp=_d_where, interval=intervals.where, integers=integers.where, traits=Trait.SMOOTH,
+        ("bff>f", "bii>i"), torch.where, "x where c, else z", traits=Trait.SMOOTH,
+        vjp=lambda g, y, c, x, z: (None, keep(g, c), where(c, 0.0, g)),
+        interval=intervals.where, integers=integers.where,
     ),
 }  # fmt: skip

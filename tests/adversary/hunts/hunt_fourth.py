@@ -3,21 +3,20 @@
 import torch
 import torch.nn.functional as F
 
-from .rows import D64, INF, Programs, ikv, normal, of_scores, plus, qkv, square, values
+from .rows import D64, INF, Programs, ikv, normal, nothing, of_scores, plus, qkv, square, values
 
 CASES, MORE = Programs(), Programs()
 NAN, BF16, FP32 = float("nan"), torch.bfloat16, torch.float32
 
+
 CASES.table(
     ikv(),
-    {
-        "power_of_infinity": lambda s: torch.pow(INF, s),
-        "power_of_nan": lambda s: torch.pow(NAN, s),
-        "hardshrink_at_nan": lambda s: F.hardshrink(s, NAN),
-        "hardtanh_from_nan": lambda s: F.hardtanh(s, NAN, INF),
-        "hardtanh_to_nan": lambda s: F.hardtanh(s, -1.0, NAN),
-    },
     of=of_scores,
+    power_of_infinity=lambda s: torch.pow(INF, s),
+    power_of_nan=lambda s: torch.pow(NAN, s),
+    hardshrink_at_nan=lambda s: F.hardshrink(s, NAN),
+    hardtanh_from_nan=lambda s: F.hardtanh(s, NAN, INF),
+    hardtanh_to_nan=lambda s: F.hardtanh(s, -1.0, NAN),
 )
 
 
@@ -28,36 +27,38 @@ def _assigned(s, value):
 
 CASES.table(
     qkv(),
-    {
-        "copy_to_fp32_is_compared": lambda s: (
-            (torch.empty_like(s, dtype=FP32).copy_(s).double() == s) * F.silu(s)
-        ),
-        "assigned_to_fp32_is_compared": lambda s: (
-            (_assigned(torch.empty_like(s, dtype=FP32), s).double() == s) * F.silu(s)
-        ),
-        "sum_in_fp32_is_compared": lambda s: (
-            (torch.zeros_like(s, dtype=FP32).add_(s).double() == s) * F.silu(s)
-        ),
-        "copy_to_truth": lambda s: torch.empty_like(s, dtype=torch.bool).copy_(s) * F.silu(s),
-    },
     of=of_scores,
+    copy_to_fp32_is_compared=lambda s: (
+        (torch.empty_like(s, dtype=FP32).copy_(s).double() == s) * F.silu(s)
+    ),
+    assigned_to_fp32_is_compared=lambda s: (
+        (_assigned(torch.empty_like(s, dtype=FP32), s).double() == s) * F.silu(s)
+    ),
+    sum_in_fp32_is_compared=lambda s: (
+        (torch.zeros_like(s, dtype=FP32).add_(s).double() == s) * F.silu(s)
+    ),
+    copy_to_truth=lambda s: torch.empty_like(s, dtype=torch.bool).copy_(s) * F.silu(s),
 )
+
+
 CASES.add(
     "factor_of_uint64",
     of_scores(lambda s, count: s * count[:, None]),
     plus(qkv(), values([0, 1, 2**64 - 1, 2**63, 5], dtype=torch.uint64)),
 )
+
+
 CASES.table(
-    qkv(dtype=BF16),
-    {
-        "copy_to_16_bits": lambda s: (
-            (torch.empty_like(s).copy_(s.float() * 1.001) == s) * F.silu(s)
-        ),
-        "assigned_to_16_bits": lambda s: (
-            (_assigned(torch.empty_like(s), s.float() * 1.001) == s) * F.silu(s)
-        ),
-    },
+    nothing,
     of=of_scores,
+    copy_to_16_bits=(
+        lambda s: (torch.empty_like(s).copy_(s.float() * 1.001) == s) * F.silu(s),
+        qkv(dtype=BF16),
+    ),
+    assigned_to_16_bits=(
+        lambda s: (_assigned(torch.empty_like(s), s.float() * 1.001) == s) * F.silu(s),
+        qkv(dtype=BF16),
+    ),
 )
 
 
@@ -87,30 +88,24 @@ MORE.table(
     },
     of=of_scores,
 )
+
+
 MORE.table(
     qkv(),
-    {
-        "power_of_one": (
-            lambda s, b: F.silu(s) * torch.pow(1.0, b),
-            normal((5, 7)),
-        ),
-        "zeroth_power": (lambda s, b: F.silu(s) + b**0, normal((5, 7))),
-        "parts_of_batch_and_heads": lambda s: torch.stack(
-            [torch.stack([F.silu(s[0, 0]), F.gelu(s[1, 1])]), torch.stack([s[0, 0], s[1, 1]])]
-        ),
-        "a_head_twice": lambda s: torch.stack([F.silu(s[:, 0]), F.gelu(s[:, 0])], 1),
-        "heads_exchanged": lambda s: torch.stack([F.silu(s[:, 1]), F.gelu(s[:, 0])], 1),
-        "biases_exchanged": (
-            lambda s, b: torch.stack([F.silu(s[0] + b[1]), F.gelu(s[1] + b[0])]),
-            normal((2, 5, 7)),
-        ),
-        "unbound_heads": _each(F.silu, F.gelu),
-        "bias_moved": (
-            lambda s, b: s.sigmoid() * torch.cat([b[:, 1:], b[:, :1]], 1),
-            normal((5, 7)),
-        ),
-    },
     of=of_scores,
+    power_of_one=(lambda s, b: F.silu(s) * torch.pow(1.0, b), normal((5, 7))),
+    zeroth_power=(lambda s, b: F.silu(s) + b**0, normal((5, 7))),
+    parts_of_batch_and_heads=lambda s: torch.stack(
+        [torch.stack([F.silu(s[0, 0]), F.gelu(s[1, 1])]), torch.stack([s[0, 0], s[1, 1]])]
+    ),
+    a_head_twice=lambda s: torch.stack([F.silu(s[:, 0]), F.gelu(s[:, 0])], 1),
+    heads_exchanged=lambda s: torch.stack([F.silu(s[:, 1]), F.gelu(s[:, 0])], 1),
+    biases_exchanged=(
+        lambda s, b: torch.stack([F.silu(s[0] + b[1]), F.gelu(s[1] + b[0])]),
+        normal((2, 5, 7)),
+    ),
+    unbound_heads=_each(F.silu, F.gelu),
+    bias_moved=(lambda s, b: s.sigmoid() * torch.cat([b[:, 1:], b[:, :1]], 1), normal((5, 7))),
 )
 
 
@@ -124,6 +119,10 @@ def detached_in_each_place(q, k, v):
     return attend(q.detach(), k, v) + 2 * attend(q, k.detach(), v) + 3 * attend(q, k, v.detach())
 
 
-@MORE.case(plus(square(), normal((5, 1, 6, 6))))
-def bias_with_a_batch_of_its_own(q, k, v, bias):
-    return F.silu(q[:1] @ _last(k[:1]) + bias) @ v[:1]
+MORE.table(
+    nothing,
+    bias_with_a_batch_of_its_own=(
+        lambda q, k, v, bias: F.silu(q[:1] @ _last(k[:1]) + bias) @ v[:1],
+        plus(square(), normal((5, 1, 6, 6))),
+    ),
+)

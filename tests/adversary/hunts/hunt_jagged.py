@@ -4,223 +4,139 @@ import fbgemm_gpu  # noqa: F401
 import torch
 import torch.nn.functional as F
 
+from .paddings import NoGradientPad, pad_function
+from .rows import Programs, leaves, normal, plus, values
 
-def leaves(*shapes, dtype=torch.float32):
-    return tuple(torch.randn(*s, dtype=dtype).requires_grad_() for s in shapes)
+CASES = Programs()
+case, table = CASES.case, CASES.table
+ROWS = normal(*[(10, 2, 8)] * 3, dtype=torch.float32)
+OFFSETS, UNOWNED = values([0, 3, 3, 10]), values([1, 3, 3, 8])
+jag = plus(ROWS, OFFSETS)
+LEARNED = lambda: leaves((3, 1, 1, 7))
 
 
-def jag():
-    return (*leaves((10, 2, 8), (10, 2, 8), (10, 2, 8)), torch.tensor([0, 3, 3, 10]))
-
-
-def pad(x, o, n):
-    padded = torch.ops.fbgemm.jagged_to_padded_dense(x.flatten(1), [o], [n])
+def pad(x, o, n=7, fill=0.0):
+    """[B, 2, n, 8]"""
+    padded = torch.ops.fbgemm.jagged_to_padded_dense(x.flatten(1), [o], [n], fill)
     return padded.view(-1, n, *x.shape[1:]).transpose(1, 2)
 
 
-def unpad(x, o, t):
-    return torch.ops.fbgemm.dense_to_jagged(x.transpose(1, 2).flatten(2), [o], t)[0]
+def unpad(x, o):
+    return torch.ops.fbgemm.dense_to_jagged(x.transpose(1, 2).flatten(2), [o], 10)[0]
 
 
-def jag2():
-    return (*leaves((10, 8), (10, 8), (10, 8)), torch.tensor([0, 3, 3, 10]))
+def padded(f):
+    """The program that is `f` of query, key and value as they are padded."""
+    return lambda q, k, v, o, *more: f(pad(q, o), pad(k, o), pad(v, o), o, *more)
 
 
-# Lengths and rows.
+def of_scores(f):
+    """Its weights are `f` of the scores, and its output is unpadded."""
+    return padded(lambda q, k, v, o, *more: unpad(f(q @ k.mT, o, *more) @ v, o))
 
 
-def jagged_plain(q, k, v, o):
-    return unpad(F.silu(pad(q, o, 7) @ pad(k, o, 7).mT) @ pad(v, o, 7), o, 10)
+def within(o, slack=0):
+    return (torch.arange(7) < (o[1:] - o[:-1])[:, None] + slack)[:, None, None]
 
 
-def jagged_cut_short(q, k, v, o):
-    return unpad(F.silu(pad(q, o, 4) @ pad(k, o, 4).mT) @ pad(v, o, 4), o, 10)
+silu = of_scores(lambda s, o: F.silu(s))
+table(
+    ROWS,
+    jagged_plain=(silu, OFFSETS),
+    jagged_unowned_rows=(silu, UNOWNED),
+    jagged_keys_unowned=(
+        padded(lambda q, k, v, o: F.silu(torch.ones(3, 2, 4, 8) @ k.mT) @ v),
+        UNOWNED,
+    ),
+    jagged_cut_short=(
+        lambda q, k, v, o: unpad(F.silu(pad(q, o, 4) @ pad(k, o, 4).mT) @ pad(v, o, 4), o),
+        OFFSETS,
+    ),
+    jagged_padded_with_ones=(
+        lambda q, k, v, o: torch.sigmoid(pad(q, o) @ pad(k, o, 7, 1.0).mT) @ pad(v, o, 7, 1.0),
+        OFFSETS,
+    ),
+)
+table(
+    jag,
+    of=padded,
+    jagged_sigmoid_keys=lambda q, k, v, o: torch.sigmoid(q @ k.mT) @ v,
+    jagged_detached_keys=lambda q, k, v, o: unpad(F.silu(q @ k.detach().mT) @ v, o),
+)
+table(
+    jag,
+    of=of_scores,
+    jagged_masked_by_lengths_learned_fill=(
+        lambda s, o, b: F.silu(torch.where(within(o), s, b)),
+        LEARNED,
+    ),
+    jagged_bias_padded=(lambda s, o, b: F.silu(s + b), LEARNED),
+    jagged_values_with_other_lengths=lambda s, o: F.silu(s) * within(o, slack=1),
+    jagged_hard_threshold=lambda s, o: (s > 0).float(),
+)
 
 
-def jagged_unowned_rows(q, k, v, o):
-    return unpad(F.silu(pad(q, o, 7) @ pad(k, o, 7).mT) @ pad(v, o, 7), o, 10)
-
-
-def jagged_keys_unowned(q, k, v, o):
-    return F.silu(torch.ones(3, 2, 4, 8) @ pad(k, o, 7).mT) @ pad(v, o, 7)
-
-
-def jagged_sigmoid_keys(q, k, v, o):
-    return torch.sigmoid(pad(q, o, 7) @ pad(k, o, 7).mT) @ pad(v, o, 7)
-
-
+@case(jag)
 def jagged_two_sets_of_equal_offsets(q, k, v, o):
     p = o.clone()
-    return unpad(F.silu(pad(q, o, 7) @ pad(k, p, 7).mT) @ pad(v, p, 7), o, 10)
+    return unpad(F.silu(pad(q, o) @ pad(k, p).mT) @ pad(v, p), o)
 
 
+@case(jag, of=padded)
 def jagged_output_also_padded(q, k, v, o):
-    y = F.silu(pad(q, o, 7) @ pad(k, o, 7).mT) @ pad(v, o, 7)
-    return (unpad(y, o, 10), y)
+    y = F.silu(q @ k.mT) @ v
+    return unpad(y, o), y
 
 
-# Masks, biases, fills.
+# Gradient modes, and writes after the output
 
 
-def jagged_masked_by_lengths_learned_fill(q, k, v, o, b):
-    n = o[1:] - o[:-1]
-    m = torch.arange(7) < n[:, None]
-    s = pad(q, o, 7) @ pad(k, o, 7).mT
-    return unpad(F.silu(torch.where(m[:, None, None], s, b)) @ pad(v, o, 7), o, 10)
-
-
-def jagged_bias_padded(q, k, v, o, b):
-    s = pad(q, o, 7) @ pad(k, o, 7).mT + b
-    return unpad(F.silu(s) @ pad(v, o, 7), o, 10)
-
-
-def jagged_values_with_other_lengths(q, k, v, o, x):
-    l = o[1:] - o[:-1]
-    s = pad(q, o, 7) @ pad(k, o, 7).mT
-    m = (torch.arange(7) <= l[:, None])[:, None, None]
-    return unpad(F.silu(s) * m @ pad(v, o, 7), o, 10)
-
-
-def jagged_padded_with_ones(q, k, v, o):
-    kp = (
-        torch.ops.fbgemm.jagged_to_padded_dense(k.flatten(1), [o], [7], 1.0)
-        .view(3, 7, 2, 8)
-        .transpose(1, 2)
-    )
-    vp = (
-        torch.ops.fbgemm.jagged_to_padded_dense(v.flatten(1), [o], [7], 1.0)
-        .view(3, 7, 2, 8)
-        .transpose(1, 2)
-    )
-    return torch.sigmoid(pad(q, o, 7) @ kp.mT) @ vp
-
-
-def jagged_hard_threshold(q, k, v, o):
-    s = pad(q, o, 7) @ pad(k, o, 7).mT
-    return unpad((s > 0).float() @ pad(v, o, 7), o, 10)
-
-
-# Gradient modes, and writes after the output.
-
-
-def jagged_detached_keys(q, k, v, o):
-    return unpad(F.silu(pad(q, o, 7) @ pad(k, o, 7).detach().mT) @ pad(v, o, 7), o, 10)
-
-
+@case(jag)
 def jagged_no_grad_keys(q, k, v, o):
     with torch.no_grad():
-        kp = pad(k, o, 7)
-    return unpad(F.silu(pad(q, o, 7) @ kp.mT) @ pad(v, o, 7), o, 10)
+        kp = pad(k, o)
+    return unpad(F.silu(pad(q, o) @ kp.mT) @ pad(v, o), o)
 
 
+@case(jag)
 def jagged_inference_keys(q, k, v, o):
     with torch.inference_mode():
-        kp = pad(k, o, 7)
-    return unpad(F.silu(pad(q.detach(), o, 7) @ kp.mT) @ pad(v, o, 7), o, 10)
+        kp = pad(k, o)
+    return unpad(F.silu(pad(q.detach(), o) @ kp.mT) @ pad(v, o), o)
 
 
+@case(jag)
 def jagged_values_changed_later(q, k, v, o):
     k2 = k * 1
-    y = unpad(F.silu(pad(q, o, 7) @ pad(k2, o, 7).mT) @ pad(v, o, 7), o, 10)
+    y = silu(q, k2, v, o)
     k2.mul_(2)
     return y + k2.sum()
 
 
+@case(jag)
 def jagged_frozen_values_changed_later(q, k, v, o):
     k2 = k.detach() * 1
     q2 = q.detach() * 1
-    y = unpad(F.silu(pad(q2, o, 7) @ pad(k2, o, 7).mT) @ pad(v, o, 7), o, 10)
+    y = silu(q2, k2, v, o)
     k2.mul_(2)
     q2.zero_()
     return y + k2.sum()
 
 
-# Autograd functions that pad, rightly and wrongly.
-
-
-class Pad(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, o, n):
-        ctx.save_for_backward(o)
-        ctx.t = x.shape[0]
-        return torch.ops.aten._jagged_to_padded_dense_forward(x, [o], [n], 0.0)
-
-    @staticmethod
-    def backward(ctx, g):
-        (o,) = ctx.saved_tensors
-        return (
-            torch.ops.aten._padded_dense_to_jagged_forward(g.contiguous(), [o], ctx.t),
-            None,
-            None,
-        )
-
-
-class BadPad(Pad):
-    @staticmethod
-    def forward(ctx, x, o, n):
-        ctx.save_for_backward(o)
-        ctx.t = x.shape[0]
-        return torch.ops.aten._jagged_to_padded_dense_forward(x, [o], [n], 0.0)
-
-    @staticmethod
-    def backward(ctx, g):
-        (o,) = ctx.saved_tensors
-        return (
-            torch.ops.aten._padded_dense_to_jagged_forward(g.contiguous(), [o], ctx.t) * 2,
-            None,
-            None,
-        )
-
-
-class NoGradPad(Pad):
-    @staticmethod
-    def forward(ctx, x, o, n):
-        return torch.ops.aten._jagged_to_padded_dense_forward(x, [o], [n], 0.0)
-
-    @staticmethod
-    def backward(ctx, g):
-        return (None, None, None)
-
-
-class NegPad(Pad):
-    @staticmethod
-    def backward(ctx, g):
-        (o,) = ctx.saved_tensors
-        return (torch.ops.aten._padded_dense_to_jagged_forward(g.neg(), [o], ctx.t), None, None)
+# Functions of autograd's that pad, rightly and wrongly
 
 
 def padded_by(kind):
-    def attention(q, k, v, o):
-        return F.silu(kind.apply(q, o, 7) @ kind.apply(k, o, 7).mT) @ kind.apply(v, o, 7)
-
-    attention.__name__ = f"padded_by_{kind.__name__}"
-    return attention
+    pad = kind.apply
+    return lambda q, k, v, o: F.silu(pad(q, o) @ pad(k, o).mT) @ pad(v, o)
 
 
-CASES = [
-    # Lengths and rows.
-    (jagged_plain, jag),
-    (jagged_cut_short, jag),
-    (jagged_unowned_rows, lambda: (*jag()[:3], torch.tensor([1, 3, 3, 8]))),
-    (jagged_keys_unowned, lambda: (*jag()[:3], torch.tensor([1, 3, 3, 8]))),
-    (jagged_sigmoid_keys, jag),
-    (jagged_two_sets_of_equal_offsets, jag),
-    (jagged_output_also_padded, jag),
-    # Masks, biases, fills.
-    (
-        jagged_masked_by_lengths_learned_fill,
-        lambda: (*jag(), torch.randn(3, 1, 1, 7, requires_grad=True)),
-    ),
-    (jagged_bias_padded, lambda: (*jag(), torch.randn(3, 1, 1, 7, requires_grad=True))),
-    (jagged_values_with_other_lengths, lambda: (*jag(), torch.randn(10, 2, 8))),
-    (jagged_padded_with_ones, jag),
-    (jagged_hard_threshold, jag),
-    # Gradient modes, and writes after the output.
-    (jagged_detached_keys, jag),
-    (jagged_no_grad_keys, jag),
-    (jagged_inference_keys, jag),
-    (jagged_values_changed_later, jag),
-    (jagged_frozen_values_changed_later, jag),
-    # Autograd functions that pad, rightly and wrongly.
-    *((padded_by(kind), jag2) for kind in (Pad, BadPad, NoGradPad, NegPad)),
-]
+table(
+    plus(normal(*[(10, 8)] * 3, dtype=torch.float32), OFFSETS),
+    of=padded_by,
+    prefix="padded_by_",
+    Pad=pad_function(7),
+    BadPad=pad_function(7, lambda g: g * 2),
+    NegPad=pad_function(7, torch.neg),
+    NoGradPad=NoGradientPad,
+)

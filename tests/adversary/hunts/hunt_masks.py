@@ -3,15 +3,17 @@
 import torch
 import torch.nn.functional as F
 
+from .rows import Programs, leaves, nothing, of_scores
+
+CASES = Programs()
+case, table = CASES.case, CASES.table
+
+
 B, H, N, M, D = 2, 2, 8, 8, 4
 
 
-def _made(*shapes, dtype=torch.float32, grad=True):
-    return tuple(torch.randn(*shape, dtype=dtype).requires_grad_(grad) for shape in shapes)
-
-
 def qkv(dtype=torch.float32, n=N, m=M):
-    return _made((B, H, n, D), (B, H, m, D), (B, H, m, D), dtype=dtype)
+    return leaves((B, H, n, D), (B, H, m, D), (B, H, m, D), dtype=dtype)
 
 
 def half():
@@ -56,341 +58,173 @@ with_unsigned = _with(lambda: (torch.arange(N).to(torch.uint16),))
 with_complex = _with(lambda: (torch.randn(N, dtype=torch.complex64),))
 
 
-def _masked(q, k, v, mask):
-    return torch.where(mask, F.silu(q @ k.mT), 0.0) @ v
-
-
-# integers of each width, one against the other
-
-
-def bytes_less(q, k, v, t):
-    return _masked(q, k, v, t[:, None] < t[None, :])
-
-
-def bytes_apart(q, k, v, t):
-    return _masked(q, k, v, (t[:, None] - t[None, :]) < 10)
-
-
-def bytes_not(q, k, v, t):
-    return _masked(q, k, v, ~(t[:, None] | t[None, :]) > 5)
-
-
-def bytes_low_bits(q, k, v, t):
-    return _masked(q, k, v, (t[:, None] & 15) == (t[None, :] & 15))
-
-
-def bytes_shifted(q, k, v, t):
-    return _masked(q, k, v, (t[:, None] << 3) < (t[None, :] >> 2))
-
-
-def bytes_as_truth(q, k, v, t):
-    return _masked(q, k, v, torch.logical_and(t[:, None] >> 6, t[None, :] & 1))
-
-
-def bytes_minus(q, k, v, t):
-    return _masked(q, k, v, -(t[:, None] * torch.ones_like(t)) < 100)
-
-
-def bytes_below_300(q, k, v, t):
-    return _masked(q, k, v, (t[:, None] // t[None, :].clamp(min=1)) < 300)
-
-
-def bytes_plus_float(q, k, v, t):
-    return _masked(q, k, v, (t[:, None] + 0.5) > t[None, :])
-
-
-def small_apart(q, k, v, t):
-    return _masked(q, k, v, (t[:, None] - t[None, :]).abs() < 3)
-
-
-def small_abs(q, k, v, t):
-    return _masked(q, k, v, t.abs()[:, None] <= t[None, :].abs())
-
-
-def small_neg(q, k, v, t):
-    return _masked(q, k, v, (-t)[:, None] <= t[None, :])
-
-
-def small_wide(q, k, v, t):
-    return _masked(q, k, v, (t[:, None].long() - t[None, :].long()).abs() < 3)
-
-
-def small_remainder(q, k, v, t):
-    return _masked(q, k, v, (t[:, None].int() - t[None, :].int()) % 7 == 3)
-
-
-def small_fmod(q, k, v, t):
-    return _masked(q, k, v, torch.fmod(t[:, None].int() - t[None, :].int(), 7) == -3)
-
-
-def small_remainder_negative(q, k, v, t):
-    return _masked(q, k, v, (t[:, None].int() - t[None, :].int()) % -7 == -3)
-
-
-def small_floor(q, k, v, t):
-    return _masked(q, k, v, (t[:, None].int() - t[None, :].int()) // 50 == -1)
-
-
-def small_floor_negative(q, k, v, t):
-    return _masked(q, k, v, (t[:, None].int() - t[None, :].int()) // -50 == 1)
-
-
-def small_trunc(q, k, v, t):
-    x = t[:, None].int() - t[None, :].int()
-    return _masked(q, k, v, torch.div(x, 50, rounding_mode="trunc") == -1)
-
-
-def small_shift_right(q, k, v, t):
-    return _masked(q, k, v, ((t[:, None].int() - t[None, :].int()) >> 4) == -2)
-
-
-def small_bits_of_negative(q, k, v, t):
-    return _masked(q, k, v, ((t[:, None].int() - t[None, :].int()) & 63) == 2)
-
-
-def shorts_product(q, k, v, t):
-    return _masked(q, k, v, t[:, None] * t[None, :] >= 0)
-
-
-def shorts_product_wide(q, k, v, t):
-    return _masked(q, k, v, t[:, None].int() * t[None, :].int() >= 0)
-
-
-def ints_apart(q, k, v, t):
-    return _masked(q, k, v, (t[:, None] - t[None, :]) >= 0)
-
-
-def ints_apart_wide(q, k, v, t):
-    return _masked(q, k, v, (t[:, None].long() - t[None, :]) >= 0)
-
-
-def ints_product_wide(q, k, v, t):
-    return _masked(q, k, v, (t[:, None].long() * t[None, :]) >> 20 > 7)
-
-
-def ints_as_floats(q, k, v, t):
-    return _masked(q, k, v, t[:, None].float() >= t[None, :])
-
-
-def ints_times_half(q, k, v, t):
-    return _masked(q, k, v, t[:, None] * 0.5 >= t[None, :])
-
-
-def longs_apart(q, k, v, t):
-    return _masked(q, k, v, (t[:, None] - t[None, :]) >= 0)
-
-
-def longs_fmod(q, k, v, t):
-    return _masked(q, k, v, torch.fmod(t[:, None], 3) <= torch.fmod(t[None, :], 5))
-
-
-def longs_trunc(q, k, v, t):
-    x = torch.div(t, 3, rounding_mode="trunc")
-    y = torch.div(t[:, None] - 0 * t[None, :], 3, rounding_mode="trunc")
-    return _masked(q, k, v, y >= x)
-
-
-def longs_abs(q, k, v, t):
-    return _masked(q, k, v, (t[:, None] - 0 * t[None, :]).abs() >= t[None, :].abs())
-
-
-def longs_floor_of_product(q, k, v, t):
-    return _masked(q, k, v, (t[:, None] * t[None, :]) // 1000 >= 0)
-
-
-def longs_as_floats(q, k, v, t):
-    return _masked(q, k, v, t[:, None].float() > t[None, :].float())
-
-
-def longs_against_float(q, k, v, t):
-    return _masked(q, k, v, t[:, None] >= t[None, :].float())
-
-
-def longs_sign(q, k, v, t):
-    return _masked(q, k, v, torch.sign(t[:, None] - t[None, :]) == torch.sign(t[None, :]))
-
-
-def longs_square(q, k, v, t):
-    return _masked(q, k, v, (t[:, None] - t[None, :]) ** 2 < 10)
-
-
-def longs_square_method(q, k, v, t):
-    return _masked(q, k, v, (t[:, None] - t[None, :]).square() < 10)
-
-
-def longs_max_min(q, k, v, t):
-    x = torch.maximum(t[:, None], t[None, :]) - torch.minimum(t[:, None], t[None, :])
-    return _masked(q, k, v, x < 2**40)
-
-
-def longs_clamped(q, k, v, t):
-    return _masked(q, k, v, (t[:, None] + t[None, :]).clamp(-5, 2**62) > 0)
-
-
-def longs_chosen(q, k, v, t):
-    x = torch.where(t[:, None] > t[None, :], t[:, None], -t[None, :])
-    return _masked(q, k, v, x % 4 == 1)
-
-
-def unsigned_less(q, k, v, t):
-    return _masked(q, k, v, t[:, None].int() >= t[None, :].int())
-
-
-def complex_differs(q, k, v, t):
-    return _masked(q, k, v, t[:, None] != t[None, :])
-
-
-# truth values in arithmetic
-
-
-def flags_added(q, k, v, f):
-    return _masked(q, k, v, (f[:, None] + f[None, :]) == 1)
-
-
-def flags_times(q, k, v, f):
-    return F.silu(q @ k.mT) * (f[:, None] * f[None, :]) @ v
-
-
-def flags_counted(q, k, v, f):
-    return _masked(q, k, v, (f[:, None].int() + f[None, :]) == 1)
-
-
-def flags_shifted(q, k, v, f):
-    return _masked(q, k, v, (f[:, None].int() << 2) + f[None, :] > 3)
-
-
-def flags_compared(q, k, v, f):
-    return _masked(q, k, v, f[:, None] <= f[None, :])
-
-
-def flags_max(q, k, v, f):
-    return _masked(q, k, v, torch.maximum(f[:, None], f[None, :]))
-
-
-def flags_xor_not(q, k, v, f):
-    return _masked(q, k, v, ~(f[:, None] ^ ~f[None, :]))
-
-
-def flags_and_one(q, k, v, f):
-    return _masked(q, k, v, ((f[:, None] & 1) == f[None, :]))
-
-
-def flags_as_bias(q, k, v, f):
-    return F.silu(q @ k.mT + (f[:, None] | f[None, :])) @ v
-
-
-def flags_minus_float(q, k, v, f):
-    return F.silu(q @ k.mT + (1 - (f[:, None] & f[None, :]).float()) * -1e4) @ v
-
-
-def flags_in_scale(q, k, v, f):
-    return F.silu((q @ k.mT) * (2 - (f[:, None] & f[None, :]).int())) @ v
-
-
-# real numbers in masks
-
-
-def reals_as_truth(q, k, v, r):
-    return _masked(q, k, v, torch.logical_or(r[:, None], r[None, :] - 1))
-
-
-def reals_equal(q, k, v, r):
-    return _masked(q, k, v, r[:, None] == r[None, :])
-
-
-def reals_not_greater(q, k, v, r):
-    return _masked(q, k, v, ~(r[:, None] > r[None, :]))
-
-
-def reals_sum_is_finite(q, k, v, r):
-    return _masked(q, k, v, torch.isfinite(r[:, None] + r[None, :]))
-
-
-def reals_is_inf(q, k, v, r):
-    return _masked(q, k, v, torch.isinf(torch.maximum(r[:, None], r[None, :])))
-
-
-def reals_is_nan(q, k, v, r):
-    return _masked(q, k, v, torch.isnan(r[:, None] * r[None, :]))
-
-
-def reals_quotient(q, k, v, r):
-    return _masked(q, k, v, (r[:, None] / r[None, :]) > 0)
-
-
-def reals_clamped(q, k, v, r):
-    return _masked(q, k, v, r[:, None].clamp(0, 2) >= torch.clamp(r[None, :], min=1))
-
-
-def halves_below_odd(q, k, v, h):
-    return _masked(q, k, v, torch.maximum(h[:, None], h[None, :]) < 257)
-
-
-def halves_apart(q, k, v, h):
-    return _masked(q, k, v, (h[:, None] - h[None, :]) >= 3)
-
-
-def halves_and_positions(q, k, v, h):
-    return _masked(q, k, v, h[:, None] < 253 + torch.arange(M))
-
-
-def halves_at_most_clamped(q, k, v, h):
-    return _masked(q, k, v, torch.maximum(h[:, None], h[None, :]).clamp(max=257) >= 257)
-
-
-def halves_chosen(q, k, v, h):
-    x = torch.where(torch.arange(M) < 4, torch.maximum(h[:, None], h[None, :]), 257)
-    return _masked(q, k, v, x == 256)
-
-
-def halves_against_number(q, k, v, h, bound):
-    return _masked(q, k, v, torch.maximum(h[:, None], h[None, :]) > bound)
-
-
-def halves_equal_number(q, k, v, h, bound):
-    return _masked(q, k, v, torch.minimum(h[:, None], h[None, :]) == bound)
-
-
-# gradients through what is detached
-
-
-def detached_outer(q, k, v, a, b):
-    return F.silu(q @ k.mT + (a[:, None] - b[None, :]).detach()) @ v
-
-
-def detached_part(q, k, v, a, b):
-    return F.silu(q @ k.mT + (a[:, None].detach() * b[None, :])) @ v
-
-
-def detached_view(q, k, v, a, b):
-    return F.silu(q @ k.mT + a.detach()[:, None] + b.data[None, :] * a[:, None]) @ v
-
-
+def masked(f):
+    return lambda q, k, v, *more: torch.where(f(*more), F.silu(q @ k.mT), 0.0) @ v
+
+
+table(
+    with_bytes,
+    of=masked,
+    bytes_less=lambda t: t[:, None] < t[None, :],
+    bytes_apart=lambda t: (t[:, None] - t[None, :]) < 10,
+    bytes_not=lambda t: ~(t[:, None] | t[None, :]) > 5,
+    bytes_low_bits=lambda t: (t[:, None] & 15) == (t[None, :] & 15),
+    bytes_shifted=lambda t: (t[:, None] << 3) < (t[None, :] >> 2),
+    bytes_as_truth=lambda t: torch.logical_and(t[:, None] >> 6, t[None, :] & 1),
+    bytes_minus=lambda t: -(t[:, None] * torch.ones_like(t)) < 100,
+    bytes_below_300=lambda t: (t[:, None] // t[None, :].clamp(min=1)) < 300,
+    bytes_plus_float=lambda t: (t[:, None] + 0.5) > t[None, :],
+)
+
+
+table(
+    with_small,
+    of=masked,
+    small_apart=lambda t: (t[:, None] - t[None, :]).abs() < 3,
+    small_abs=lambda t: t.abs()[:, None] <= t[None, :].abs(),
+    small_neg=lambda t: (-t)[:, None] <= t[None, :],
+    small_wide=lambda t: (t[:, None].long() - t[None, :].long()).abs() < 3,
+    small_remainder=lambda t: (t[:, None].int() - t[None, :].int()) % 7 == 3,
+    small_fmod=lambda t: torch.fmod(t[:, None].int() - t[None, :].int(), 7) == -3,
+    small_remainder_negative=lambda t: (t[:, None].int() - t[None, :].int()) % -7 == -3,
+    small_floor=lambda t: (t[:, None].int() - t[None, :].int()) // 50 == -1,
+    small_floor_negative=lambda t: (t[:, None].int() - t[None, :].int()) // -50 == 1,
+    small_trunc=lambda t: (
+        torch.div(t[:, None].int() - t[None, :].int(), 50, rounding_mode="trunc") == -1
+    ),
+    small_shift_right=lambda t: ((t[:, None].int() - t[None, :].int()) >> 4) == -2,
+    small_bits_of_negative=lambda t: ((t[:, None].int() - t[None, :].int()) & 63) == 2,
+)
+
+
+table(
+    with_ints,
+    of=masked,
+    ints_apart=lambda t: (t[:, None] - t[None, :]) >= 0,
+    ints_apart_wide=lambda t: (t[:, None].long() - t[None, :]) >= 0,
+    ints_product_wide=lambda t: (t[:, None].long() * t[None, :]) >> 20 > 7,
+    ints_as_floats=lambda t: t[:, None].float() >= t[None, :],
+    ints_times_half=lambda t: t[:, None] * 0.5 >= t[None, :],
+)
+
+
+table(
+    with_longs,
+    of=masked,
+    longs_apart=lambda t: (t[:, None] - t[None, :]) >= 0,
+    longs_fmod=lambda t: torch.fmod(t[:, None], 3) <= torch.fmod(t[None, :], 5),
+    longs_trunc=lambda t: (
+        torch.div(t[:, None] - 0 * t[None, :], 3, rounding_mode="trunc")
+        >= torch.div(t, 3, rounding_mode="trunc")
+    ),
+    longs_abs=lambda t: (t[:, None] - 0 * t[None, :]).abs() >= t[None, :].abs(),
+    longs_floor_of_product=lambda t: (t[:, None] * t[None, :]) // 1000 >= 0,
+    longs_as_floats=lambda t: t[:, None].float() > t[None, :].float(),
+    longs_against_float=lambda t: t[:, None] >= t[None, :].float(),
+    longs_sign=lambda t: torch.sign(t[:, None] - t[None, :]) == torch.sign(t[None, :]),
+    longs_square=lambda t: (t[:, None] - t[None, :]) ** 2 < 10,
+    longs_square_method=lambda t: (t[:, None] - t[None, :]).square() < 10,
+    longs_max_min=lambda t: (
+        (torch.maximum(t[:, None], t[None, :]) - torch.minimum(t[:, None], t[None, :])) < 2**40
+    ),
+    longs_clamped=lambda t: (t[:, None] + t[None, :]).clamp(-5, 2**62) > 0,
+    longs_chosen=lambda t: torch.where(t[:, None] > t[None, :], t[:, None], -t[None, :]) % 4 == 1,
+)
+
+
+table(
+    with_flags,
+    of=masked,
+    flags_added=lambda f: (f[:, None] + f[None, :]) == 1,
+    flags_counted=lambda f: (f[:, None].int() + f[None, :]) == 1,
+    flags_shifted=lambda f: (f[:, None].int() << 2) + f[None, :] > 3,
+    flags_compared=lambda f: f[:, None] <= f[None, :],
+    flags_max=lambda f: torch.maximum(f[:, None], f[None, :]),
+    flags_xor_not=lambda f: ~(f[:, None] ^ ~f[None, :]),
+    flags_and_one=lambda f: (f[:, None] & 1) == f[None, :],
+)
+
+
+table(
+    with_flags,
+    of=of_scores,
+    flags_times=lambda s, f: F.silu(s) * (f[:, None] * f[None, :]),
+    flags_as_bias=lambda s, f: F.silu(s + (f[:, None] | f[None, :])),
+    flags_minus_float=lambda s, f: F.silu(s + (1 - (f[:, None] & f[None, :]).float()) * -1e4),
+    flags_in_scale=lambda s, f: F.silu(s * (2 - (f[:, None] & f[None, :]).int())),
+)
+
+
+table(
+    with_reals,
+    of=masked,
+    reals_as_truth=lambda r: torch.logical_or(r[:, None], r[None, :] - 1),
+    reals_equal=lambda r: r[:, None] == r[None, :],
+    reals_not_greater=lambda r: ~(r[:, None] > r[None, :]),
+    reals_sum_is_finite=lambda r: torch.isfinite(r[:, None] + r[None, :]),
+    reals_is_inf=lambda r: torch.isinf(torch.maximum(r[:, None], r[None, :])),
+    reals_is_nan=lambda r: torch.isnan(r[:, None] * r[None, :]),
+    reals_quotient=lambda r: (r[:, None] / r[None, :]) > 0,
+    reals_clamped=lambda r: r[:, None].clamp(0, 2) >= torch.clamp(r[None, :], min=1),
+)
+
+
+table(
+    with_halves,
+    of=masked,
+    halves_below_odd=lambda h: torch.maximum(h[:, None], h[None, :]) < 257,
+    halves_apart=lambda h: (h[:, None] - h[None, :]) >= 3,
+    halves_and_positions=lambda h: h[:, None] < 253 + torch.arange(M),
+    halves_at_most_clamped=lambda h: torch.maximum(h[:, None], h[None, :]).clamp(max=257) >= 257,
+    halves_chosen=lambda h: (
+        torch.where(torch.arange(M) < 4, torch.maximum(h[:, None], h[None, :]), 257) == 256
+    ),
+)
+
+
+table(
+    nothing,
+    of=masked,
+    shorts_product=(lambda t: t[:, None] * t[None, :] >= 0, with_shorts),
+    shorts_product_wide=(lambda t: t[:, None].int() * t[None, :].int() >= 0, with_shorts),
+    unsigned_less=(lambda t: t[:, None].int() >= t[None, :].int(), with_unsigned),
+    complex_differs=(lambda t: t[:, None] != t[None, :], with_complex),
+    halves_against_number=(
+        lambda h, bound: torch.maximum(h[:, None], h[None, :]) > bound,
+        half_with_number,
+    ),
+    halves_equal_number=(
+        lambda h, bound: torch.minimum(h[:, None], h[None, :]) == bound,
+        half_with_number,
+    ),
+)
+
+
+table(
+    nothing,
+    of=of_scores,
+    detached_outer=(lambda s, a, b: F.silu(s + (a[:, None] - b[None, :]).detach()), with_columns),
+    detached_part=(lambda s, a, b: F.silu(s + (a[:, None].detach() * b[None, :])), with_columns),
+    detached_view=(
+        lambda s, a, b: F.silu(s + a.detach()[:, None] + b.data[None, :] * a[:, None]),
+        with_columns,
+    ),
+)
+
+
+@case(with_columns)
 def detached_twice(q, k, v, a, b):
     x = a[:, None] * b[None, :]
     return F.silu(q @ k.mT * x.detach() + x) @ v
 
 
+@case(with_columns)
 def detached_score(q, k, v, a, b):
     s = q @ k.mT + a[:, None]
     return (F.silu(s) * s.detach().sigmoid() + b) @ v
 
 
+@case(with_columns)
 def detached_after_spread(q, k, v, a, b):
     x = (a[:, None] + b[None, :]).exp()
     return F.silu(q @ k.mT + x - x.detach()) @ v
-
-
-_GROUPS = {
-    with_bytes: "bytes", with_small: "small", with_shorts: "shorts", with_ints: "ints",
-    with_longs: "longs", with_unsigned: "unsigned", with_complex: "complex", with_flags: "flags",
-    with_reals: "reals", half_with_number: "halves_against halves_equal",
-    with_halves: "halves_below halves_apart halves_and halves_at halves_chosen",
-    with_columns: "detached",
-}  # fmt: skip
-CASES = [
-    (function, make)
-    for make, names in _GROUPS.items()
-    for name, function in list(globals().items())
-    if any(f"{name}_".startswith(f"{start}_") for start in names.split())
-]

@@ -3,106 +3,66 @@
 import torch
 import torch.nn.functional as F
 
+from .rows import Programs, after, qkv32, scored
 
-def leaves(*shapes, dtype=torch.float32):
-    return tuple(torch.randn(*s, dtype=dtype).requires_grad_() for s in shapes)
-
-
-def qkv(dtype=torch.float32):
-    return leaves((2, 3, 6, 8), (2, 3, 7, 8), (2, 3, 7, 8), dtype=dtype)
+CASES = Programs()
+case, table = CASES.case, CASES.table
 
 
-# Drawn between the products, and of no consequence for the weights.
-
-
-def random_overwritten(q, k, v):
-    s = q @ k.mT
+@case(qkv32, of=scored)
+def random_overwritten(s, v):
     w = torch.empty_like(s).uniform_()
     w.copy_(torch.relu(s))
     return (w @ v, torch.rand(3))
 
 
-def random_zeros_like(q, k, v):
-    s = q @ k.mT
-    w = torch.relu(s) + torch.zeros_like(F.dropout(s, 0.5))
-    return (w @ v, torch.rand(3))
-
-
-def random_bernoulli_zeroed(q, k, v):
-    s = q @ k.mT
+@case(qkv32, of=scored)
+def random_bernoulli_zeroed(s, v):
     n = torch.bernoulli(s.detach().sigmoid()).zero_()
     return ((torch.relu(s) + n) @ v, torch.rand(3))
 
 
-def random_shape_only(q, k, v):
-    s = q @ k.mT
-    n = torch.rand_like(s)
-    return (torch.relu(s).view(n.shape) @ v, torch.rand(3))
+table(
+    qkv32,
+    of=scored,
+    dead_sdpa=after(
+        lambda s, v: F.scaled_dot_product_attention(s, s, s, dropout_p=0.5),
+        lambda s, v: (torch.relu(s) @ v, torch.rand(3)),
+    ),
+    dead_gamma=after(
+        lambda s, v: torch._standard_gamma(s.detach().abs() + 1),
+        lambda s, v: (torch.relu(s) @ v, torch.rand(3)),
+    ),
+    dead_binomial=after(
+        lambda s, v: torch.binomial(s.detach().abs().round() + 1, torch.full_like(s, 0.5)),
+        lambda s, v: (torch.relu(s) @ v, torch.rand(3)),
+    ),
+    dead_rand_like=after(
+        lambda s, v: torch.rand_like(s), lambda s, v: (torch.relu(s) @ v, torch.rand(3))
+    ),
+    dead_dirichlet=after(
+        lambda s, v: torch._sample_dirichlet(s.detach().abs() + 1),
+        lambda s, v: (torch.relu(s) @ v, torch.rand(3)),
+    ),
+    dead_fractional_pool=after(
+        lambda s, v: F.fractional_max_pool2d(s, 2, output_size=(3, 3)),
+        lambda s, v: (torch.relu(s) @ v, torch.rand(3)),
+    ),
+)
 
 
-def random_new_full(q, k, v):
-    s = q @ k.mT
-    n = torch.rand_like(s).new_full(s.shape, 0.5)
-    return (torch.relu(s) * n @ v, torch.rand(3))
-
-
-def random_type_as(q, k, v):
-    s = q @ k.mT
-    return (torch.relu(s).type_as(torch.rand_like(s)) @ v, torch.rand(3))
-
-
-# Drawn from the scores by calls that nobody looks at.
-
-
-def dead_sdpa(q, k, v):
-    s = q @ k.mT
-    F.scaled_dot_product_attention(s, s, s, dropout_p=0.5)
-    return (torch.relu(s) @ v, torch.rand(3))
-
-
-def dead_gamma(q, k, v):
-    s = q @ k.mT
-    torch._standard_gamma(s.detach().abs() + 1)
-    return (torch.relu(s) @ v, torch.rand(3))
-
-
-def dead_binomial(q, k, v):
-    s = q @ k.mT
-    torch.binomial(s.detach().abs().round() + 1, torch.full_like(s, 0.5))
-    return (torch.relu(s) @ v, torch.rand(3))
-
-
-def dead_rand_like(q, k, v):
-    s = q @ k.mT
-    torch.rand_like(s)
-    return (torch.relu(s) @ v, torch.rand(3))
-
-
-def dead_dirichlet(q, k, v):
-    s = q @ k.mT
-    torch._sample_dirichlet(s.detach().abs() + 1)
-    return (torch.relu(s) @ v, torch.rand(3))
-
-
-def dead_fractional_pool(q, k, v):
-    s = q @ k.mT
-    F.fractional_max_pool2d(s, 2, output_size=(3, 3))
-    return (torch.relu(s) @ v, torch.rand(3))
-
-
-CASES = [
-    # Drawn between the products, and of no consequence for the weights.
-    (random_overwritten, qkv),
-    (random_zeros_like, qkv),
-    (random_bernoulli_zeroed, qkv),
-    (random_shape_only, qkv),
-    (random_new_full, qkv),
-    (random_type_as, qkv),
-    # Drawn from the scores by calls that nobody looks at.
-    (dead_sdpa, qkv),
-    (dead_gamma, qkv),
-    (dead_binomial, qkv),
-    (dead_rand_like, qkv),
-    (dead_dirichlet, qkv),
-    (dead_fractional_pool, qkv),
-]
+table(
+    qkv32,
+    random_zeros_like=scored(
+        lambda s, v: ((torch.relu(s) + torch.zeros_like(F.dropout(s, 0.5))) @ v, torch.rand(3))
+    ),
+    random_shape_only=scored(
+        lambda s, v: (torch.relu(s).view(torch.rand_like(s).shape) @ v, torch.rand(3))
+    ),
+    random_new_full=scored(
+        lambda s, v: (torch.relu(s) * torch.rand_like(s).new_full(s.shape, 0.5) @ v, torch.rand(3))
+    ),
+    random_type_as=scored(
+        lambda s, v: (torch.relu(s).type_as(torch.rand_like(s)) @ v, torch.rand(3))
+    ),
+)

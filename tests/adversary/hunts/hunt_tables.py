@@ -4,73 +4,65 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .rows import Programs, normal, of_scores, plus
 
-def leaves(*shapes, dtype=torch.float32):
-    return tuple(torch.randn(*s, dtype=dtype).requires_grad_() for s in shapes)
-
-
-def tab(dtype=torch.float32):
-    dense = leaves((2, 3, 32, 8), (2, 3, 32, 8), (2, 3, 32, 8), (4, 3), dtype=dtype)
-    return (*dense, torch.randint(0, 4, (32, 32)))
+CASES = Programs()
+case, table = CASES.case, CASES.table
+F32 = torch.float32
 
 
-def wide():
-    return leaves((2, 3, 32, 8), (2, 3, 32, 8), (2, 3, 32, 8))
+def operands(*shape, dtype=F32):
+    """Query, key and value, and a table of this shape."""
+    return normal(*[(2, 3, 32, 8)] * 3, shape, dtype=dtype)
 
 
-# Ways to look up.
+def places(low=0, dtype=torch.int64):
+    return lambda: (torch.randint(low, low + 4, (32, 32), dtype=dtype),)
 
 
-def table_getitem(q, k, v, t, i):
-    return F.silu(q @ k.mT + t[i].permute(2, 0, 1)) @ v
+def of_biases(f):
+    """A bias that is `f` of the table and of what follows it."""
+    return of_scores(lambda s, *more: F.silu(s + f(*more)))
 
 
-def table_negative(q, k, v, t, i):
-    return F.silu(q @ k.mT + t[i].permute(2, 0, 1)) @ v
+def of_rows(f):
+    """The rows that `f` looks up have a number for each head."""
+    return of_biases(lambda *more: f(*more).permute(2, 0, 1))
 
 
-def table_gather(q, k, v, t, i):
-    return F.silu(q @ k.mT + torch.gather(t, 1, i)) @ v
-
-
-def table_take(q, k, v, t, i):
-    return F.silu(q @ k.mT + torch.take(t, i)) @ v
-
-
-def table_indexed_by_bool(q, k, v, t, i):
-    m = torch.tensor([True, False, False, False])
-    return F.silu(q @ k.mT + t[m].view(3, 1, 1)) @ v
-
-
-def table_indexed_by_bytes(q, k, v, t, i):
-    return F.silu(q @ k.mT + t[i.long()].permute(2, 0, 1)) @ v
-
-
-def table_hard(q, k, v, t, i):
-    return F.silu(q @ k.mT) * (t[i].permute(2, 0, 1) > 0) @ v
-
-
-def table_double_use(q, k, v, t, i):
-    return F.silu(q @ k.mT + t[i].permute(2, 0, 1) * t[i.T].permute(2, 0, 1) + t.sum()) @ v
-
-
-# Options of embeddings.
-
-
-def table_embedding_padding(q, k, v, t, i):
-    return F.silu(q @ k.mT + F.embedding(i, t, padding_idx=1).permute(2, 0, 1)) @ v
-
-
-def table_embedding_last_padding(q, k, v, t, i):
-    return F.silu(q @ k.mT + F.embedding(i, t, padding_idx=-1).permute(2, 0, 1)) @ v
-
-
-def table_embedding_freq(q, k, v, t, i):
-    return F.silu(q @ k.mT + F.embedding(i, t, scale_grad_by_freq=True).permute(2, 0, 1)) @ v
-
-
-def table_embedding_max_norm(q, k, v, t, i):
-    return F.silu(q @ k.mT + F.embedding(i, t.detach().clone(), max_norm=0.5).permute(2, 0, 1)) @ v
+looked_up = lambda t, i: t[i]
+tab = plus(operands(4, 3), places())
+tab16 = plus(operands(4, 3, dtype=torch.bfloat16), places())
+table(
+    operands(4, 3),
+    of=of_rows,
+    table_getitem=(looked_up, places()),
+    table_negative=(looked_up, places(-4)),
+    table_indexed_by_bytes=(lambda t, i: t[i.long()], places(dtype=torch.uint8)),
+)
+table(tab16, of=of_rows, table_bf16=looked_up)
+table(
+    tab,
+    of=of_rows,
+    table_embedding_padding=lambda t, i: F.embedding(i, t, padding_idx=1),
+    table_embedding_last_padding=lambda t, i: F.embedding(i, t, padding_idx=-1),
+    table_embedding_freq=lambda t, i: F.embedding(i, t, scale_grad_by_freq=True),
+    table_embedding_max_norm=lambda t, i: F.embedding(i, t.detach().clone(), max_norm=0.5),
+    table_sparse=lambda t, i: F.embedding(i, t, sparse=True),
+    table_gather_sparse_leaf=lambda t, i: torch.gather(
+        t, 0, i.view(-1, 1).expand(-1, 3), sparse_grad=True
+    ).view(32, 32, 3),
+    table_double_use=lambda t, i: t[i] * t[i.T] + t.sum(),
+)
+table(
+    tab,
+    table_indexed_by_bool=of_biases(
+        lambda t, i: t[torch.tensor([True, False, False, False])].view(3, 1, 1)
+    ),
+    table_hard=of_scores(lambda s, t, i: F.silu(s) * (t[i].permute(2, 0, 1) > 0)),
+)
+table(operands(32, 4), of=of_biases, table_gather=(lambda t, i: torch.gather(t, 1, i), places()))
+table(operands(4), of=of_biases, table_take=(torch.take, places()))
 
 
 class Emb(nn.Module):
@@ -83,106 +75,95 @@ class Emb(nn.Module):
         return F.silu(q @ k.mT + s.e(s.i).permute(2, 0, 1)) @ v
 
 
-# Sparse gradients.
+CASES += [
+    (Emb(**options), normal(*[(2, 3, 32, 8)] * 3, dtype=F32))
+    for options in ({}, {"padding_idx": 2}, {"sparse": True})
+]
 
 
-def table_sparse(q, k, v, t, i):
-    return F.silu(q @ k.mT + F.embedding(i, t, sparse=True).permute(2, 0, 1)) @ v
+# Writes into what was looked up
 
 
-def table_gather_sparse_leaf(q, k, v, t, i):
-    return (
-        F.silu(
-            q @ k.mT
-            + torch.gather(t, 0, i.view(-1, 1).expand(-1, 3), sparse_grad=True)
-            .view(32, 32, 3)
-            .permute(2, 0, 1)
-        )
-        @ v
-    )
-
-
-# Writes into what was looked up.
-
-
+@case(tab)
 def table_in_place_on_lookup(q, k, v, t, i):
     b = t[i]
     b.mul_(2)
     b[0, 0] = 0
-    return (F.silu(q @ k.mT + b.permute(2, 0, 1)) @ v, b)
+    return F.silu(q @ k.mT + b.permute(2, 0, 1)) @ v, b
 
 
+@case(tab16)
 def table_in_place_on_lookup_bf16(q, k, v, t, i):
     b = t[i]
     b.mul_(2)
-    return (F.silu(q @ k.mT + b.permute(2, 0, 1)) @ v, b)
+    return F.silu(q @ k.mT + b.permute(2, 0, 1)) @ v, b
 
 
+@case(tab16)
 def table_lookup_resized(q, k, v, t, i):
     b = t[i]
     b.transpose_(0, 1)
-    return (F.silu(q @ k.mT + b.permute(2, 0, 1)) @ v, b)
+    return F.silu(q @ k.mT + b.permute(2, 0, 1)) @ v, b
 
 
-def table_bf16(q, k, v, t, i):
-    return F.silu(q @ k.mT + t[i].permute(2, 0, 1)) @ v
+# Indices that the backward makes again
 
 
-# Indices that the backward makes again.
+stamps = plus(operands(5), lambda: (torch.randint(0, 40, (2, 32)).cumsum(1),))
 
 
-def stamps():
-    dense = leaves((2, 3, 32, 8), (2, 3, 32, 8), (2, 3, 32, 8), (5,))
-    return (*dense, torch.randint(0, 40, (2, 32)).cumsum(1))
+def apart(at):
+    return (at[:, :, None] - at[:, None, :]).abs()
 
 
-def _by_time(q, k, v, t, index):
-    return F.silu(q @ k.mT + t[index].unsqueeze(1)) @ v
+def by_time(index):
+    """The bias of each pair is at the place `index` of the table, a function of the times."""
+    return of_biases(lambda t, at: t[index(at)].unsqueeze(1))
 
 
-def table_by_time(q, k, v, t, at):
-    apart = (at[:, :, None] - at[:, None, :]).abs()
-    return _by_time(q, k, v, t, (apart // 60).clamp(max=4))
+def minutes(at):
+    return (apart(at) // 60).clamp(max=4)
 
 
-def table_by_log_time(q, k, v, t, at):
-    apart = (at[:, :, None] - at[:, None, :]).abs()
-    return _by_time(q, k, v, t, (apart + 1).double().log().mul(0.7).add(0.1).long().clamp(max=4))
+def logarithms(at):
+    return (apart(at) + 1).double().log().mul(0.7).add(0.1).long().clamp(max=4)
 
 
-def table_by_time_of_a_view(q, k, v, t, at):
-    """What the index is made from is written through another view of it."""
+def before_a_write_to_a_view(at):
     late = at[:, 1:]
-    apart = (at[:, :, None] - at[:, None, :]).abs()
-    index = (apart // 60).clamp(max=4)
+    index = minutes(at)
     late.mul_(3)
-    return _by_time(q, k, v, t, index)
+    return index
 
 
-def table_by_random_places(q, k, v, t, at):
-    return _by_time(q, k, v, t, torch.randint(0, 5, (2, 32, 32)))
-
-
-def table_by_places_with_a_write(q, k, v, t, at):
+def with_a_write(at):
     index = (at[:, :, None] // 60 + at[:, None, :] // 60) % 5
     index.transpose(1, 2)[:, :7] = 2
-    return _by_time(q, k, v, t, index)
+    return index
 
 
-def table_under_another_switch(q, k, v, t, at):
+def under_another_switch(at):
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        apart = (at[:, :, None] - at[:, None, :]).abs().float()
-        index = (apart.sqrt() / 3).long().clamp(max=4)
-    return _by_time(q, k, v, t, index)
+        return (apart(at).float().sqrt() / 3).long().clamp(max=4)
 
 
+table(
+    stamps,
+    of=by_time,
+    table_by_time=minutes,
+    table_by_log_time=logarithms,
+    table_by_time_of_a_view=before_a_write_to_a_view,
+    table_by_random_places=lambda at: torch.randint(0, 5, (2, 32, 32)),
+    table_by_places_with_a_write=with_a_write,
+    table_under_another_switch=under_another_switch,
+)
+
+
+@case(stamps)
 def table_by_places_of_scores(q, k, v, t, at):
     """An index that changes with a parameter."""
-    return _by_time(q, k, v, t, (q.sum((1, 3))[:, :, None] > k.sum((1, 3))[:, None]).long() + 2)
-
-
-def zero_stamps(q, k, v, t, at):
-    at.zero_()
+    index = (q.sum((1, 3))[:, :, None] > k.sum((1, 3))[:, None]).long() + 2
+    return F.silu(q @ k.mT + t[index].unsqueeze(1)) @ v
 
 
 def step_on_the_table(q, k, v, t, at):
@@ -190,61 +171,6 @@ def step_on_the_table(q, k, v, t, at):
         t.mul_(-2.0)
 
 
-CASES = [
-    # Ways to look up.
-    (table_getitem, tab),
-    (table_negative, lambda: (lambda a: (*a[:4], a[4] - 4))(tab())),
-    (
-        table_gather,
-        lambda: (
-            *leaves((2, 3, 32, 8), (2, 3, 32, 8), (2, 3, 32, 8), (32, 4)),
-            torch.randint(0, 4, (32, 32)),
-        ),
-    ),
-    (
-        table_take,
-        lambda: (
-            *leaves((2, 3, 32, 8), (2, 3, 32, 8), (2, 3, 32, 8), (4,)),
-            torch.randint(0, 4, (32, 32)),
-        ),
-    ),
-    (table_indexed_by_bool, tab),
-    (
-        table_indexed_by_bytes,
-        lambda: (*tab()[:4], torch.randint(0, 4, (32, 32), dtype=torch.uint8)),
-    ),
-    (table_hard, tab),
-    (table_double_use, tab),
-    # Options of embeddings.
-    (table_embedding_padding, tab),
-    (table_embedding_last_padding, tab),
-    (table_embedding_freq, tab),
-    (table_embedding_max_norm, tab),
-    # Sparse gradients.
-    (table_sparse, tab),
-    (table_gather_sparse_leaf, tab),
-    # Writes into what was looked up.
-    (table_in_place_on_lookup, tab),
-    (table_in_place_on_lookup_bf16, lambda: tab(torch.bfloat16)),
-    (table_lookup_resized, lambda: tab(torch.bfloat16)),
-    (table_bf16, lambda: tab(torch.bfloat16)),
-    # Indices that the backward makes again.
-    *(
-        (f, stamps)
-        for f in (
-            table_by_time,
-            table_by_log_time,
-            table_by_time_of_a_view,
-            table_by_random_places,
-            table_by_places_with_a_write,
-            table_under_another_switch,
-            table_by_places_of_scores,
-        )
-    ),
-    ((table_by_time, zero_stamps), stamps),
-    ((table_by_log_time, zero_stamps), stamps),
-    ((table_by_time, step_on_the_table), stamps),
-    (Emb(), wide),
-    (Emb(padding_idx=2), wide),
-    (Emb(sparse=True), wide),
-]
+for name, index in {"time": minutes, "log_time": logarithms}.items():
+    CASES.add(f"table_by_{name}", by_time(index), stamps, lambda *given: given[4].zero_())
+CASES.add("table_by_time", by_time(minutes), stamps, step_on_the_table)

@@ -4,6 +4,7 @@ A program's operands are made by a function of nothing that returns a tuple.
 """
 
 import importlib
+import operator
 import pkgutil
 from collections.abc import Callable, Iterable
 
@@ -23,9 +24,17 @@ def randn(*shape, dtype=D64, grad=True) -> torch.Tensor:
     return torch.randn(shape, dtype=dtype).requires_grad_(grad)
 
 
-def normal(*shapes, dtype=D64, grad=True) -> Make:
+def leaves(*shapes, dtype=torch.float32, grad=True) -> tuple[torch.Tensor, ...]:
     """One tensor of normal numbers for each shape."""
-    return lambda: tuple(torch.randn(s, dtype=dtype).requires_grad_(grad) for s in shapes)
+    return tuple(torch.randn(s, dtype=dtype).requires_grad_(grad) for s in shapes)
+
+
+def normal(*shapes, dtype=D64, grad=True) -> Make:
+    return lambda: leaves(*shapes, dtype=dtype, grad=grad)
+
+
+def qkv32(dtype=torch.float32) -> tuple[torch.Tensor, ...]:
+    return leaves((2, 3, 6, 8), (2, 3, 7, 8), (2, 3, 7, 8), dtype=dtype)
 
 
 def integral(*shapes, low=-2, high=3, dtype=D64) -> Make:
@@ -70,6 +79,36 @@ def of_scores(f: Callable) -> Callable:
     return lambda q, k, v, *more: f(q @ k.mT, *more) @ v
 
 
+def scored(f: Callable) -> Callable:
+    """The program that is `f` of the scores, the value and what follows it."""
+    return lambda q, k, v, *more: f(q @ k.mT, v, *more)
+
+
+def weighted(act: Callable) -> Callable:
+    """The same of the weights, which are `act` of the scores."""
+    return lambda f: scored(lambda s, *more: f(act(s), *more))
+
+
+def attended(act: Callable) -> Callable:
+    """The same of the output, without the value."""
+    return lambda f: scored(lambda s, v, *more: f(act(s) @ v, *more))
+
+
+def after(change: Callable, weights: Callable) -> Callable:
+    """Weights of scores that a call has changed; nobody reads what the call returns."""
+
+    def changed(s, *more):
+        change(s, *more)
+        return weights(s, *more)
+
+    return changed
+
+
+def put(index, value) -> Callable:
+    """`x[index] = value`, for `after`."""
+    return lambda x, *more: operator.setitem(x, index, value)
+
+
 class Programs(list):
     """Programs as the test of the hunts takes them: a function, or one and what the caller does
     before the backward, with its operands.
@@ -82,20 +121,33 @@ class Programs(list):
         program.__name__ = name
         self.append(((program, before) if before else program, make))
 
-    def table(self, make: Make, rows: dict, of: Callable | None = None, prefix: str = ""):
+    def table(
+        self,
+        make: Make,
+        rows: dict | None = None,
+        of: Callable | None = None,
+        prefix: str = "",
+        before: Callable | None = None,
+        **more,
+    ):
         """A row is a function or a tuple: the function and makers of its further operands.
-        of: makes the program of what the rows hold. A program that breaks Dynamo's graph is a
-        `case`: in a row it would break it at the call of the row's function.
+        of: makes the program of what the rows hold. before: what the caller does before the
+        backward. A program that breaks Dynamo's graph is a `case`: in a row it would break it at
+        the call of the row's function.
         """
-        for name, row in rows.items():
+        for name, row in {**(rows or {}), **more}.items():
             function, *further = row if isinstance(row, tuple) else (row,)
-            self.add(prefix + name, of(function) if of else function, plus(make, *further))
+            program = of(function) if of else function
+            self.add(prefix + name, program, plus(make, *further), before)
 
-    def case(self, make: Make, before: Callable | None = None) -> Callable:
-        """Adds the function that it decorates."""
+    def case(self, make: Make, before: Callable | None = None, of: Callable | None = None):
+        """Adds the function that it decorates, or the program that `of` makes of it."""
 
         def add(function):
-            self.append(((function, before) if before else function, make))
+            if of is not None:
+                self.add(function.__name__, of(function), make, before)
+            else:
+                self.append(((function, before) if before else function, make))
             return function
 
         return add

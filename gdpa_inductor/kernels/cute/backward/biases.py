@@ -35,27 +35,8 @@ KEYS = AXES.index("kv_idx")
 
 # Stores factor · (sum of scores) in the second tensor. Returns False if it cannot: see `totals`.
 Total = Callable[[Tensor, Tensor, float], bool]
-
-
-@dataclass(frozen=True)
-class Part:
-    """One launch.
-
-    operands:  The operands of this part.
-    rooms:     The memory for dQ, dK and dV, by letter.
-    stored:    The number of the aux operand whose gradient is stored.
-    scores:    Where it is stored: [B, H, M, N].
-    whole:     The part is the whole call, so that the plan of the call serves.
-    keys:      Which part of the keys this is: see `KernelConfig.part`.
-    """
-
-    operands: Operands[Tensor]
-    grad_out: Tensor
-    rooms: dict[str, Tensor]
-    stored: int
-    scores: Tensor
-    whole: bool
-    keys: str = ""
+# Launches a share: its operands, gradient of O, memory for dQ, dK and dV, and for stored scores.
+Launch = Callable[["Share", Operands[Tensor], Tensor, dict[str, Tensor], Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -104,9 +85,9 @@ class Share:
     def cut(self, tile: int, tiles: int, cols: int) -> list[Share]:
         """Cut the share along its `cols` keys, `tiles` key tiles of `tile` keys at a time."""
         step = tile * tiles
-        found = [(i, min(step, cols - i)) for i in range(0, cols, step)]
-        parts = ["first", *["middle"] * (len(found) - 2), "last"]
-        pairs = zip(found, parts, strict=True)
+        ranges = [(i, min(step, cols - i)) for i in range(0, cols, step)]
+        parts = ["first", *["middle"] * (len(ranges) - 2), "last"]
+        pairs = zip(ranges, parts, strict=True)
         return [replace(self, whole=False, keys=keys, part=part) for keys, part in pairs]
 
     def _narrowed(self, tensor: Tensor, dim: int, group: int) -> Tensor:
@@ -130,17 +111,17 @@ class BiasSum:
         on_axes = _on_axes(o, number)
         self.shape = on_axes.shape if on_axes.is_contiguous() and shares[0].whole else None
 
-    def room(self, operand: Tensor, spare: bool, record: Record) -> Tensor:
+    def room(self, operand: Tensor, donated: bool, record: Record) -> Tensor:
         """Memory for the gradient. It is fp32 if several parts add to it.
 
-        spare: The gradient may overwrite the operand. Each part has read its share before.
+        donated: The gradient may overwrite the operand. Each part has read its share before.
         """
         if self.adds:
             record.fails = True
             return operand.new_zeros(operand.shape, dtype=torch.float32)
-        if spare and operand.is_contiguous():
+        if donated and operand.is_contiguous():
             return operand.detach()
-        return record.made(empty(operand.shape, operand.dtype, operand.device))
+        return record.add_buffer(empty(operand.shape, operand.dtype, operand.device))
 
     def on_axes(self, share: Share, total: Tensor) -> Tensor:
         """What a share adds to, as a view with a dim for each of b, h, q_idx, kv_idx."""
@@ -207,42 +188,41 @@ class Division:
             shape = (*query.shape[:3], -(-cols // ALIGNED) * ALIGNED)
             if room is None or room.shape != shape:
                 room = None  # free it before the next is allocated
-                room = record.made(empty(shape, query.dtype, query.device))
+                room = record.add_buffer(empty(shape, query.dtype, query.device))
             yield share, room if room.shape[-1] == cols else room[..., :cols]
 
 
 def gradients(
     grad_out: Tensor,
-    given: Operands[Tensor],
+    operands: Operands[Tensor],
     needs: Sequence[bool],
     division: Division,
-    launch: Callable[[Part], None],
+    launch: Launch,
     fast_total: Total,
     record: Record,
-    spare: Sequence[int] = (),
+    donated: Sequence[int] = (),
 ) -> list[Tensor]:
     """Run a backward part by part: the wanted ones of dQ, dK and dV, then those of aux operands.
 
     Args:
         needs: Which gradients are wanted: of query, key, value and each aux operand.
-        launch: Launches one part.
+        launch: Launches one part, and stores the gradient of the first operand of `division`.
         fast_total: See `BiasSum.add`.
         record: Gets the steps, so that the call can be replayed.
-        spare: The aux operands that may be overwritten.
+        donated: The aux operands that may be overwritten.
     """
-    o = unshared(given) if division.shared else given
+    o = unshared(operands) if division.shared else operands
     matrices, sums = (o.query, o.key, o.value), division.sums
-    rooms = {x: record.made(for_gradient(y, empty)) for x, y in zip("qkv", matrices)}
-    totals = [each.room(o.aux[each.number], each.number in spare, record) for each in sums]
+    rooms = {x: record.add_buffer(for_gradient(y, empty)) for x, y in zip("qkv", matrices)}
+    totals = [each.room(o.aux[each.number], each.number in donated, record) for each in sums]
     for share, scores in division.scores(o, totals[0], record):
         own = {x: share.matrix(y, x) for x, y in rooms.items()}
-        grad, whole = share.matrix(grad_out, "q"), share.whole and not division.shared
-        launch(Part(share.of(o), grad, own, sums[0].number, scores, whole, share.part))
+        launch(share, share.of(o), share.matrix(grad_out, "q"), own, scores)
         for each, total in zip(sums, totals) if not division.direct else ():
             each.add(share, scores, total, fast_total, record)
-    asked = zip("qkv", (given.query, given.key, given.value), needs, strict=False)
-    found = [_like(rooms[letter], x) for letter, x, need in asked if need]
-    return found + [total.to(each.dtype) for each, total in zip(sums, totals)]
+    requested = zip("qkv", (operands.query, operands.key, operands.value), needs, strict=False)
+    grads = [_like(rooms[letter], x) for letter, x, need in requested if need]
+    return grads + [total.to(each.dtype) for each, total in zip(sums, totals)]
 
 
 def unshared(o: Operands[Tensor]) -> Operands[Tensor]:

@@ -7,8 +7,7 @@ stored numbers are summed over the dims that a bias lacks (`jagged_totals`). Eac
 order. This module runs on the host.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from ....operands import Operands, aux_from_axes, score_shape
 from ....sequences import Padding, padded_program
 from ..config import whole_vectors
 from .biases import ROOM
-from .jagged_totals import MOST
+from .jagged_totals import MOST, add_rows, add_tiles
 from .roots import factor_of
 from .stored import StoredScores, StoredTiling
 
@@ -26,14 +25,6 @@ SUMMED = (torch.bfloat16, torch.float16, torch.float32)  # dtypes in which sums 
 # A sum over all rows is cut into chunks, so that the device has enough threads. torch adds the
 # sums of the chunks. First for an operand with a batch dim, then for one without.
 CHUNKS, SHARED_CHUNKS = 8, 64
-
-
-@dataclass(frozen=True)
-class Totals:
-    """The two functions that sum: `jagged_totals.add_tiles` and `add_rows`, or substitutes."""
-
-    tiles: Callable[[StoredScores, Tensor, frozenset[str], float, bool], None]
-    rows: Callable[[StoredScores, Tensor, float], None]
 
 
 class JaggedSum:
@@ -68,12 +59,13 @@ class JaggedSum:
             height = -(-rows // (CHUNKS if "b" in self.axes else SHARED_CHUNKS))
         return (*own, -(-rows // height), whole_vectors(cols))
 
-    def add(self, stored: StoredScores, total: Tensor, later: bool, totals: Totals) -> None:
+    def add(self, stored: StoredScores, total: Tensor, later: bool, arch: str, stream: int) -> None:
         """Sum what a launch has stored into `total`. later: It is not the first launch."""
         if self.of_rows:
-            totals.rows(stored, total, self.factor)
+            add_rows(stored, total, self.factor, arch=arch, stream=stream)
         else:
-            totals.tiles(stored, total, self.axes, self.factor, self.adds and later)
+            adds = self.adds and later
+            add_tiles(stored, total, self.axes, self.factor, adds, arch=arch, stream=stream)
 
     def finished(self, total: Tensor, o: Operands[Tensor]) -> Tensor:
         """The gradient, contiguous, in the dtype of the operand."""
@@ -106,7 +98,7 @@ class JaggedDivision:
         self.sums = [JaggedSum(o, number, wanted[0], launches) for number in wanted]
 
     def launches(
-        self, order: Tensor, dtype: torch.dtype, totals: Totals, rooms: Sequence[Tensor]
+        self, order: Tensor, dtype: torch.dtype, rooms: Sequence[Tensor], arch: str, stream: int
     ) -> Iterator[StoredScores]:
         """The memory for each launch. Between launches its content is summed into `rooms`.
 
@@ -119,7 +111,7 @@ class JaggedDivision:
             stored = StoredScores(scores, hulls, order[first:], count, self.tiling)
             yield stored
             for each, room in zip(self.sums, rooms, strict=True):
-                each.add(stored, room, first > 0, totals)
+                each.add(stored, room, first > 0, arch, stream)
 
     def rooms(self, device: torch.device) -> list[Tensor]:
         return [empty(each.shape, each.dtype, device) for each in self.sums]

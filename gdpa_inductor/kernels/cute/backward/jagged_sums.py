@@ -11,8 +11,8 @@ from cutlass import Boolean, Float32, Int32, Int64, const_expr, cute
 
 from ..compiler import compile_kernel, pointer, stream
 from ..config import VECTOR
+from ..form import ALIGNMENT
 from ..operands import vector
-from ..plan import ALIGNMENT
 from ..ranges import LANES
 from ..values import Fixed, larger, smaller
 from .stored import StoredTiling
@@ -101,7 +101,7 @@ class TileSums:
         slots, heads, hull_heads, tiles, rows, vectors, chunks, height, adds = sizes
         cta, head, slot = cute.arch.block_idx()
         own = Int32(cta) * THREADS + cute.arch.thread_idx()[0]
-        found = Hulls(hulls, hull_heads, tiles, heads // hull_heads, self.tiling)
+        ranges = Hulls(hulls, hull_heads, tiles, heads // hull_heads, self.tiling)
         if own < chunks * vectors:
             column, chunk = own % vectors, own // vectors
             first, end = chunk * height, smaller(chunk * height + height, rows)
@@ -115,9 +115,9 @@ class TileSums:
             for s in cutlass.range(slot, slot_end, unroll=1):
                 for h in cutlass.range(head, head_end, unroll=1):
                     start = source + (Int64(s * heads + h) * rows * vectors + column) * VECTOR
-                    low, high = found.rows_of(s, h, column, first, end)
+                    low, high = ranges.rows_of(s, h, column, first, end)
                     for i in cutlass.range(low, high, unroll=4):
-                        if found.has(s, h, i, column):
+                        if ranges.has(s, h, i, column):
                             row = Int64(i * vectors) * VECTOR
                             sums.store(sums.load() + _floats(start + row))
             self.write(place, sums, adds)
@@ -157,15 +157,15 @@ class RowSums:
         heads, hull_heads, tiles, rows, vectors = sizes
         cta, head, slot = cute.arch.block_idx()
         row = Int32(cta) * WARPS + cute.arch.warp_idx()
-        found = Hulls(hulls, hull_heads, tiles, heads // hull_heads, self.tiling)
+        ranges = Hulls(hulls, hull_heads, tiles, heads // hull_heads, self.tiling)
         if row < rows:
             start = source + Int64(slot * heads + head) * rows * vectors * VECTOR
             start = start + Int64(row * vectors) * VECTOR
             sums = cute.make_rmem_tensor(VECTOR, Float32)
             sums.fill(0.0)
-            low, high = found.columns_of(slot, head, row, vectors)
+            low, high = ranges.columns_of(slot, head, row, vectors)
             for column in cutlass.range(low + cute.arch.lane_idx(), high, LANES, unroll=1):
-                if found.holds(slot, head, row, column):
+                if ranges.holds(slot, head, row, column):
                     sums.store(sums.load() + _floats(start + Int64(column) * VECTOR))
             total = sums[0]
             for i in cutlass.range_constexpr(1, VECTOR):
@@ -177,27 +177,27 @@ class RowSums:
 
 def _floats(place: Any) -> Any:
     """The 8 numbers from a pointer on, in fp32."""
-    found = cute.make_rmem_tensor(VECTOR, place.dtype)
-    cute.autovec_copy(vector(place), found)
-    return found.load().to(Float32)
+    numbers = cute.make_rmem_tensor(VECTOR, place.dtype)
+    cute.autovec_copy(vector(place), numbers)
+    return numbers.load().to(Float32)
 
 
 KINDS: dict[str, Any] = {"tiles": TileSums, "rows": RowSums}
 
 
 def compiled(
-    kind: str, given: tuple[Any, ...], source: str, target: str, arch: str, more: str = ""
+    kind: str, arguments: tuple[Any, ...], source: str, target: str, arch: str, more: str = ""
 ) -> Any:
     """The compiled kernel. Compiling needs no GPU.
 
     Args:
         kind: A key of `KINDS`.
-        given: The arguments of its class.
+        arguments: Those of its class.
         source, target: The dtype names of scores and of sums.
         more: Further options of the compiler.
     """
-    sums = KINDS[kind](*given)
+    sums = KINDS[kind](*arguments)
     matrices = (pointer(x, ALIGNMENT) for x in (source, target))
     sizes = (Int32(1) for _ in range(sums.SIZES))
-    arguments = (*matrices, pointer("int32"), pointer("int64"), *sizes, stream())
-    return compile_kernel(sums, arguments, arch, more)
+    operands = (*matrices, pointer("int32"), pointer("int64"), *sizes, stream())
+    return compile_kernel(sums, operands, arch, more)

@@ -3,15 +3,13 @@
 Each sum has a fixed order.
 """
 
-import functools
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from .. import disk
-from ..launcher import WordLauncher
+from ..launcher import word_launcher
 from ..plan import name
-from ..runtime import Kernel
 from .stored import StoredScores
 
 MOST = 65535  # heads or slots: the most CTAs along the second or third dim of a grid
@@ -29,39 +27,26 @@ def add_tiles(
         axes: Has "b" if `total` has a batch dim, and "h" if it has a head dim.
         adds: Add to what `total` holds. It is fp32 then.
     """
-    given = (factor, "b" in axes, "h" in axes, stored.tiling)
+    arguments = (factor, "b" in axes, "h" in axes, stored.tiling)
     chunks, rows = total.shape[2], stored.scores.shape[2]
     shares = (chunks, -(-rows // chunks), int(adds))
     words = (*_addresses(stored, total), *stored.sizes, *shares, stream)
     form = (name(stored.scores.dtype), name(total.dtype), arch)
-    _launcher("tiles", given, form, len(words))(*words)
+    _launch("tiles", arguments, form, words)
 
 
 def add_rows(stored: StoredScores, total: Tensor, factor: float, arch: str, stream: int) -> None:
     """total [B, H, M] = factor · the sum of each row, in fp32, for the stored sequences."""
-    given = (factor, stored.tiling)
+    arguments = (factor, stored.tiling)
     words = (*_addresses(stored, total), *stored.sizes, stream)
     form = (name(stored.scores.dtype), "float32", arch)
-    _launcher("rows", given, form, len(words))(*words)
+    _launch("rows", arguments, form, words)
+
+
+def _launch(kind: str, arguments: Any, form: Any, words: Sequence[int]) -> None:
+    """Launch a kernel of `jagged_sums`. form: Two dtypes and the architecture."""
+    word_launcher("backward.jagged_sums", len(words), kind, arguments, *form)(*words)
 
 
 def _addresses(stored: StoredScores, total: Tensor) -> list[int]:
     return [x.data_ptr() for x in (stored.scores, total, stored.hulls, stored.order)]
-
-
-@functools.cache
-def _launcher(
-    kind: str, given: tuple[Any, ...], form: tuple[str, str, str], words: int
-) -> WordLauncher:
-    """The launcher of a kernel of `jagged_sums`.
-
-    kind, given: As in `jagged_sums.compiled`. form: Two dtypes and the architecture. words: How
-    many arguments a launch has.
-    """
-
-    def compiled() -> Any:
-        from . import jagged_sums
-
-        return jagged_sums.compiled(kind, given, *form)
-
-    return WordLauncher(Kernel(disk.kept(compiled, kind, *given, *form)), words)

@@ -23,11 +23,11 @@ from ..launcher import Launcher
 from ..memory import cleared, for_gradient
 from ..order import longest_first
 from ..plan import LaunchPlan, aligned, plan_of
-from ..replay import Record, Unrecorded
+from ..replay import Record
 from . import biases
-from .jagged_biases import JaggedDivision, Totals
-from .jagged_totals import add_rows, add_tiles
+from .jagged_biases import JaggedDivision
 from .limits import no_such_biases, no_such_dims, no_such_heads
+from .stored import StoredScores
 from .totals import total
 
 
@@ -43,7 +43,7 @@ def backward(
     stream: int | None = None,
     kind: type[KernelConfig] | None = None,
     record: Record | None = None,
-    spare: Sequence[int] = (),
+    donated: Sequence[int] = (),
 ) -> list[Tensor]:
     """The gradients of gdpa::attention that `needs` asks for.
 
@@ -60,84 +60,90 @@ def backward(
         stream: A handle of the current CUDA stream, if the caller has it.
         kind: The configuration class of an architecture. By default that of the device.
         record: Gets the steps of the call, if the caller wants to replay it (replay.py).
-        spare: Aux operands that nobody needs afterwards. Their memory may be overwritten, and may
+        donated: Aux operands that nobody needs afterwards. Their memory may be overwritten, and may
             be returned as that of their gradient.
 
     Raises:
         GDPAError: The kernels do not take the call. The message says why.
     """
     o, plan = operands, plan_of(operands, fast, skip, kind)
-    if reason := _complaint(grad_out, plan, o, needs):
+    reason = plan.once(_complaint, *needs) or _unlike_output(grad_out, plan, o)
+    if reason:
         raise GDPAError(reason)
-    asked = "".join(x for x, need in zip("qkv", needs, strict=False) if need)
+    letters = "".join(x for x, need in zip("qkv", needs, strict=False) if need)
     ctas, stream = place(o.query.device, ctas, stream)
-    kernels = _kernels(plan.config.folder)
-    begun = _call(plan, o, grad_out, ctas, stream, ordered, record)
+    read, gradient = plan.readable(o), aligned(grad_out)
+    record = record or Record(fails=True)
+    plain = plan.plain and gradient is grad_out and not plan.config.shared
+    record.begin((o.query, o.key, o.value, grad_out), o, plain)
+    order = longest_first(read, plan.config, stream, record)
+    call = BackwardCall(plan, o, read, gradient, order, ctas, stream, ordered, record)
     if o.jagged or not any(needs[3:]):
-        found = _at_once(begun, needs, asked, kernels)
+        grads = _at_once(call, needs, letters)
     else:
-        division = _division(plan, o, needs, ctas)
-        found = _in_parts(begun, division, needs, asked, kernels, (fast, skip, kind), spare)
-    begun.record.finish(found)
-    return found
+        grads = _in_parts(call, needs, letters, (fast, skip, kind), donated)
+    record.finish(grads)
+    return grads
 
 
 def _in_parts(
-    begun: "BackwardCall", division: biases.Division, needs: Sequence[bool], asked: str,
-    kernels: Any, form: tuple[Any, ...], spare: Sequence[int],
+    call: "BackwardCall", needs: Sequence[bool], letters: str, options: tuple[Any, ...],
+    donated: Sequence[int],
 ) -> list[Tensor]:  # fmt: skip
     """A dense backward with gradients of biases, part by part.
 
-    form: The arguments of `plan_of` beside the operands.
+    options: The arguments of `plan_of` beside the operands.
     """
-    config, record, scratch = begun.plan.config, begun.record, dict[str, Tensor]()
+    plan, record, scratch = call.plan, call.record, dict[str, Tensor]()
+    kernels = _kernels(plan.config.folder)
+    division = plan.once(_division, call.ctas, *_wanted(needs))
+    stored = division.sums[0].number
 
-    def launch(part: biases.Part) -> None:
-        own, read, gradient = begun.plan, begun.read, begun.grad_out
-        if not part.whole:
-            own, gradient = plan_of(part.operands, *form), aligned(part.grad_out)
-            read = own.readable(part.operands)
-            record.fails |= not own.plain or gradient is not part.grad_out
-        call = replace(
-            begun, plan=own, operands=part.operands, read=read, grad_out=gradient,
-            stored=part.stored, rooms=part.rooms, launches=[Deal(part.scores)],
-            part=part.keys, shared_scratch=scratch, tables={},
+    def launch(
+        share: biases.Share, o: Operands[Tensor], grad_out: Tensor, rooms: dict[str, Tensor],
+        scores: Tensor,
+    ) -> None:  # fmt: skip
+        own, read, gradient = plan, call.read, call.grad_out
+        if not share.whole or division.shared:
+            own, gradient = plan_of(o, *options), aligned(grad_out)
+            read = own.readable(o)
+            record.fails |= not own.plain or gradient is not grad_out
+        part = replace(
+            call, plan=own, operands=o, read=read, grad_out=gradient, stored=stored, rooms=rooms,
+            launches=[StoredScores(scores)], part=share.part, shared_scratch=scratch, tables={},
         )  # fmt: skip
-        kernels.gradients(call, asked)
+        kernels.gradients(part, letters)
 
     def fast_total(scores: Tensor, own: Tensor, factor: float) -> bool:
-        return total(scores, own, factor, config.arch, begun.stream, record)
+        return total(scores, own, factor, plan.config.arch, call.stream, record)
 
-    if division.direct and not kernels.overwrites(replace(config, stored=division.sums[0].number)):
-        spare = ()
-    given, grad_out = begun.operands, begun.grad_out
-    return biases.gradients(grad_out, given, needs, division, launch, fast_total, record, spare)
+    if division.direct and not kernels.overwrites(plan.config, stored):
+        donated = ()
+    return biases.gradients(
+        call.grad_out, call.operands, needs, division, launch, fast_total, record, donated
+    )
 
 
-def _at_once(call: "BackwardCall", needs: Sequence[bool], asked: str, kernels: Any) -> list[Tensor]:
+def _at_once(call: "BackwardCall", needs: Sequence[bool], letters: str) -> list[Tensor]:
     """A backward that is jagged, or without gradients of biases. One plan serves all launches."""
     plan, o, wanted = call.plan, call.operands, _wanted(needs)
-    if not wanted:
-        found: dict[str, Tensor] = kernels.gradients(call, asked)
-        return [call.finished(letter, found[letter]) for letter in asked]
-    if call.empty:
-        found = kernels.gradients(call, asked)
-        return [call.finished(x, found[x]) for x in asked] + [
+    aux_grads: list[Tensor] = []
+    division = None
+    if wanted and call.empty:
+        aux_grads = [
             torch.zeros_like(o.aux[i], memory_format=torch.contiguous_format) for i in wanted
         ]
-    key, tiling = ("division", *wanted), kernels.tiling(plan.config)
-    division = plan.once(key, lambda: JaggedDivision(o, wanted, tiling))
-    totals = Totals(
-        functools.partial(add_tiles, arch=plan.config.arch, stream=call.stream),
-        functools.partial(add_rows, arch=plan.config.arch, stream=call.stream),
-    )
-    rooms = division.rooms(o.query.device)
-    assert call.order is not None
-    stored = division.launches(call.order, o.query.dtype, totals, rooms)
-    launches = (Deal(x.scores, x.hulls, x.order, x.count) for x in stored)
-    call = replace(call, stored=division.stored, launches=launches)
-    found = kernels.gradients(call, asked)
-    return [call.finished(x, found[x]) for x in asked] + division.finished(rooms, o)
+    elif wanted:
+        assert call.order is not None
+        division = plan.once(_jagged_division, *wanted)
+        rooms = division.rooms(o.query.device)
+        arch = plan.config.arch
+        launches = division.launches(call.order, o.query.dtype, rooms, arch, call.stream)
+        call = replace(call, stored=division.stored, launches=launches)
+    grads = _kernels(plan.config.folder).gradients(call, letters)
+    if division is not None:
+        aux_grads = division.finished(rooms, o)
+    return [call.finished(x, grads[x]) for x in letters] + aux_grads
 
 
 def _wanted(needs: Sequence[bool]) -> list[int]:
@@ -145,24 +151,13 @@ def _wanted(needs: Sequence[bool]) -> list[int]:
     return [number for number, need in enumerate(needs[3:]) if need]
 
 
-def _division(
-    plan: LaunchPlan, o: Operands[Tensor], needs: Sequence[bool], ctas: int
-) -> biases.Division:
-    wanted = _wanted(needs)
-    key, c = ("division", *wanted, ctas), plan.config
-    return plan.once(key, lambda: biases.Division(o, wanted, c.cols, ctas, c.cuts_keys))
+def _division(plan: LaunchPlan, ctas: int, *wanted: int) -> biases.Division:
+    config = plan.config
+    return biases.Division(plan.example, wanted, config.cols, ctas, config.cuts_keys)
 
 
-def _call(
-    plan: LaunchPlan, o: Operands[Tensor], grad_out: Tensor, ctas: int, stream: int, ordered: bool,
-    record: Record | None,
-) -> "BackwardCall":  # fmt: skip
-    read, gradient = plan.readable(o), aligned(grad_out)
-    record = record or Unrecorded()
-    plain = plan.plain and gradient is grad_out and not plan.config.shared
-    record.begin((o.query, o.key, o.value, grad_out), o, plain)
-    order = longest_first(read, plan.config, stream, record)
-    return BackwardCall(plan, o, read, gradient, order, ctas, stream, ordered, record)
+def _jagged_division(plan: LaunchPlan, *wanted: int) -> JaggedDivision:
+    return JaggedDivision(plan.example, wanted, _kernels(plan.config.folder).tiling(plan.config))
 
 
 @functools.cache
@@ -171,58 +166,22 @@ def _kernels(folder: str) -> Any:
     return importlib.import_module(f"..{folder}.backward.launch", __package__)
 
 
-def _complaint(
-    grad_out: Tensor, plan: LaunchPlan, o: Operands[Tensor], needs: Sequence[bool]
-) -> str:
+def _complaint(plan: LaunchPlan, *needs: bool) -> str:
     """Why the kernels cannot compute these gradients, or ""."""
-
-    def of_the_form() -> str:
-        heads, c = (o.key.shape[1], o.value.shape[1]), plan.config
-        return (
-            no_such_dims(type(c), (c.head_dim, plan.output[-1]))
-            or no_such_heads(*heads, heads[0] == heads[1])
-            or no_such_biases(c.program, needs[3:], c.dtype)
-        )
-
-    return plan.once(("complaint", *needs), of_the_form) or _unlike_output(grad_out, plan, o)
+    c, (key_heads, value_heads) = plan.config, plan.sizes[2:4]
+    return (
+        no_such_dims(type(c), (c.head_dim, plan.output[-1]))
+        or no_such_heads(key_heads, value_heads, key_heads == value_heads)
+        or no_such_biases(c.program, needs[3:], c.dtype)
+    )
 
 
 def _unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor]) -> str:
     """Why a tensor cannot be the gradient of the output, or ""."""
     value = operands.value
-    given = (grad_out.shape, grad_out.dtype, grad_out.device)
-    wanted = (plan.output_of(operands), value.dtype, value.device)
-    return "" if given == wanted else f"the gradient of the output is {given}, not {wanted}"
-
-
-@dataclass(frozen=True)
-class Deal:
-    """One launch of a call.
-
-    scores:  Memory for the gradient of an aux operand: a number for each score, or None.
-    hulls:   Memory where the kernel records which tiles of scores it has stored, or None. Without
-             it, the scores are set to zero before the launch if some may not be stored.
-    order:   The sequences of the launch. By default all, in the order of the call.
-    count:   How many sequences the launch computes. By default all.
-    """
-
-    scores: Tensor | None = None
-    hulls: Tensor | None = None
-    order: Tensor | None = None
-    count: int | None = None
-
-    @property
-    def matrices(self) -> list[Tensor]:
-        return [x for x in (self.scores, self.hulls) if x is not None]
-
-
-WHOLE = Deal()
-
-
-def stored_dtypes(config: KernelConfig) -> list[str]:
-    """The dtypes of `Deal.matrices`."""
-    scores = [] if config.stored is None else [config.dtype]
-    return scores + ["int32"] * config.notes
+    actual = (grad_out.shape, grad_out.dtype, grad_out.device)
+    expected = (plan.output_of(operands), value.dtype, value.device)
+    return "" if actual == expected else f"the gradient of the output is {actual}, not {expected}"
 
 
 @dataclass(frozen=True)
@@ -239,7 +198,8 @@ class BackwardCall:
     record:          Gets all steps.
     stored:          The number of the aux operand whose gradient the launches store, or None.
     rooms:           Memory for dQ, dK and dV by letter, where the caller has allocated it.
-    launches:        The launches, one after the other. The iterator may read results between two.
+    launches:        Where each launch stores gradients of scores, or None for nowhere. The iterator
+                     may read results between two launches.
     part:            As `KernelConfig.part`.
     shared_scratch:  Scratch memory that several calls share.
     tables:          The tables of bounds that were made so far.
@@ -256,7 +216,7 @@ class BackwardCall:
     record: Record
     stored: int | None = None
     rooms: Mapping[str, Tensor] = field(default_factory=dict)
-    launches: Iterable[Deal] = (WHOLE,)
+    launches: Iterable[StoredScores | None] = (None,)
     part: str = ""
     shared_scratch: dict[str, Tensor] = field(default_factory=dict)
     tables: dict[TableKey, Table] = field(default_factory=dict)
@@ -279,7 +239,7 @@ class BackwardCall:
         if letter in self.plan.config.shared:
             shape = (self.plan.batch, *operand.shape[1:])
             return empty(shape, torch.float32, operand.device)
-        room = self.record.made(for_gradient(operand, empty), int(letter != "q"))
+        room = self.record.add_buffer(for_gradient(operand, empty), int(letter != "q"))
         if operand.dim() == 3 and not self.plan.config.clears:
             self.zero(room)
         return room
@@ -303,39 +263,45 @@ class BackwardCall:
     ) -> Tensor:
         """Scratch memory. Calls that share it get the same memory if they want the same shape.
 
-        side: As in `Record.made`.
+        side: As in `Record.add_buffer`.
         """
-        found = self.shared_scratch.get(name)
-        if found is None or found.shape != torch.Size(shape):
-            found = self.record.made(empty(shape, dtype, self.operands.query.device), side)
-            self.shared_scratch[name] = found
-        return found
+        buffer = self.shared_scratch.get(name)
+        if buffer is None or buffer.shape != torch.Size(shape):
+            buffer = self.record.add_buffer(empty(shape, dtype, self.operands.query.device), side)
+            self.shared_scratch[name] = buffer
+        return buffer
 
     def clear(self, room: Tensor) -> None:
         """Set a tensor of 32-bit numbers to zero, by the driver."""
         cleared(room, self.stream)
-        self.record.cleared(room)
+        self.record.add_clear(room)
 
     def zero(self, room: Tensor) -> None:
         """Set a tensor of any dtype and strides to zero."""
         room.zero_()
-        self.record.cleared(room)
+        self.record.add_clear(room)
 
     def table(self, key: TableKey) -> Table:
         if key not in self.tables:
             self.tables[key] = table(self.plan, self.read, key, self.stream, self.record)
         return self.tables[key]
 
-    def launch(self, launcher: Launcher, others: Sequence[Tensor], own: Deal = WHOLE) -> None:
+    def launch(
+        self, launcher: Launcher, others: Sequence[Tensor], stored: StoredScores | None = None
+    ) -> None:
         """Launch a kernel.
 
         Args:
-            others: The matrices beside query, key, value and those of `own`.
-            own: What differs between the launches of a call.
+            others: The matrices beside query, key, value and those of `stored`.
+            stored: Where it stores gradients of scores. It may say which sequences to compute.
         """
-        given, order = [*others, *own.matrices], self.order if own.order is None else own.order
+        matrices, order, count = list(others), self.order, None
+        if stored is not None:
+            matrices += stored.matrices
+            order = self.order if stored.order is None else stored.order
+            count = stored.count
         tables = list(map(self.table, launcher.tables))
-        words = self.plan.call_words(self.read, given, order, self.ctas, self.stream, tables)
-        form = self.plan.form_words(given, own.count, tables)
+        words = self.plan.call_words(self.read, matrices, order, self.ctas, self.stream, tables)
+        form = self.plan.form_words(matrices, count, tables)
         launcher(words, form)
-        self.record.launched(launcher, words, form, 3 + len(given), self.plan.scalars)
+        self.record.add_kernel(launcher, words, form, 3 + len(matrices), self.plan.scalars)

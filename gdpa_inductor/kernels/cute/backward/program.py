@@ -66,17 +66,17 @@ class ProgramLine(Fixed):
         return self.lines[node] + offset, step
 
     def __call__(
-        self, scores: Pair, indices: Pair, given: Mapping[int | None, Pair] = MappingProxyType({})
+        self, scores: Pair, indices: Pair, values: Mapping[int | None, Pair] = MappingProxyType({})
     ) -> list[Any]:
         """The roots for two scores, at the streamed rows `indices`.
 
-        given: Values of aux operands for these two scores, by number.
+        values: Values of aux operands for these two scores, by number.
         """
 
         def operand(node: Expr) -> Pair:
             number = int(node.value or 0)
-            if number in given:
-                return given[number]
+            if number in values:
+                return values[number]
             return self.loaded.get(node) or Pair(*(self.read(node, x) for x in indices.lanes))
 
         return self.program.evaluate({**self.fixed, self.runs: indices, "s": scores}, operand)

@@ -38,19 +38,19 @@ class StreamedRanges(Fixed):
     ) -> None:
         self.config, self.keys, self.heights = config, keys, heights
         roots = roots_of(config.program, keys, config.stored)
-        found = classes(config, roots)
+        conditions = classes(config, roots)
         sides = (heights.streamed, heights.resident)
         size = TileSize(*(sides if keys else sides[::-1]))
-        self.skips, self.full_terms = config.skip and found.skips, found.full_terms
+        self.skips, self.full_terms = config.skip and conditions.skips, conditions.full_terms
         self.masks = self.full_terms != roots  # the program has a mask
         self.bare = keys and ends_are_bare(config, *map(_flow, (roots, self.full_terms)))
         self.zero, self.full = (
-            TileClass(term, config, aux, scalars, found.bounds, size)
-            for term in (found.zero, found.full)
+            TileClass(term, config, aux, scalars, conditions.bounds, size)
+            for term in (conditions.zero, conditions.full)
         )
         self.per_head = any(
             node.op == "h" or (node.op.startswith("aux") and "h" in self.zero.program.access(node))
-            for node in postorder([found.zero])
+            for node in postorder([conditions.zero])
         )
 
     @property
@@ -63,7 +63,9 @@ class StreamedRanges(Fixed):
         """
         return self.masks or self.config.notes
 
-    def holds(self, found: TileClass, tile: ResidentTile, first: Any, head: Any, block: Any) -> Any:
+    def holds(
+        self, condition: TileClass, tile: ResidentTile, first: Any, head: Any, block: Any
+    ) -> Any:
         """Whether a condition holds for the resident tile from row `first` on and a streamed tile.
 
         block: The number of the streamed tile. The result is a Python bool if it is constant.
@@ -71,7 +73,7 @@ class StreamedRanges(Fixed):
         resident = span(first, self.heights.resident, tile.rows)
         streamed = span(block * self.heights.streamed, self.heights.streamed, tile.length)
         sides = (streamed, resident) if self.keys else (resident, streamed)
-        return found.holds(tile.batch, head, *sides)
+        return condition.holds(tile.batch, head, *sides)
 
     def lives(self, tile: ResidentTile, first: Any, head: Any, block: Any) -> Any:
         """Whether a tile of scores is not empty: some root may differ from zero."""
@@ -114,10 +116,10 @@ class StreamedRanges(Fixed):
         for base in cutlass.range(0, count, LANES, unroll=1):
             block = base + cute.arch.lane_idx()
             live = (block < count) & self.lives(tile, tile.first, head, block)
-            found = cute.arch.vote_ballot_sync(live)
-            if found != 0:
-                begin = smaller(begin, base + lowest(found))
-                end = base + past(found)
+            votes = cute.arch.vote_ballot_sync(live)
+            if votes != 0:
+                begin = smaller(begin, base + lowest(votes))
+                end = base + past(votes)
         return smaller(begin, end), end
 
     @cute.jit

@@ -11,8 +11,7 @@ imported here.
 
 import functools
 
-from ....program.derivatives import differentiate
-from ....program.expr import SCORE, Expr, aux, const
+from ....program.expr import SCORE, Expr, aux, const, differentiate
 from ....program.score_mod import ScoreMod
 from ..classes import classes
 from ..config import KernelConfig
@@ -27,6 +26,13 @@ def roots_of(program: str, weight: bool = True, stored: int | None = None) -> tu
     mod = ScoreMod.parse(program)
     slope = _slopes(program)[0 if stored is None else 1 + stored] or const(0.0)
     return (slope, mod.weight) if weight else (slope,)
+
+
+def terms_of(config: KernelConfig) -> tuple[Expr, ...]:
+    """The terms that a kernel evaluates for each score."""
+    if config.kernel == "forward":
+        return (config.mod.weight,)
+    return roots_of(config.program, config.kernel != "rows", config.stored)
 
 
 @functools.lru_cache(512)
@@ -54,12 +60,9 @@ def is_moderate(factor: float, dtype: str) -> bool:
     return 1.0 / bound <= abs(factor) <= bound
 
 
-def masked(config: KernelConfig, weight: bool = True) -> bool:
-    """Whether the kernel may skip tiles of scores. Then it may not write some results at all.
-
-    weight: The kernel evaluates P too.
-    """
-    return config.skip and classes(config, roots_of(config.program, weight, config.stored)).skips
+def masked(config: KernelConfig) -> bool:
+    """Whether the kernel may skip tiles of scores. Then it may not write some results at all."""
+    return config.skip and classes(config, terms_of(config)).skips
 
 
 def adds_all(config: KernelConfig) -> bool:

@@ -9,6 +9,7 @@ these are read. Within them, scores past the end of a sequence are zero.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -35,18 +36,26 @@ class StoredTiling:
 
 @dataclass(frozen=True)
 class StoredScores:
-    """What one launch has stored, for `count` sequences.
+    """Where one launch stores gradients of scores.
 
     scores:  [slots, H, M, N]. Rows begin at multiples of 16 bytes.
+
+    If a side is jagged. Otherwise the launch computes all sequences, and scores that it may not
+    store are set to zero before:
     hulls:   See above.
     order:   The number of the sequence in each slot, int64.
+    count:   How many sequences the launch computes.
     """
 
     scores: Tensor
-    hulls: Tensor
-    order: Tensor
-    count: int
-    tiling: StoredTiling
+    hulls: Any = None
+    order: Any = None
+    count: int | None = None
+    tiling: Any = None
+
+    @property
+    def matrices(self) -> list[Tensor]:
+        return [self.scores] if self.hulls is None else [self.scores, self.hulls]
 
     @property
     def vectors(self) -> int:
@@ -57,4 +66,5 @@ class StoredScores:
     def sizes(self) -> tuple[int, ...]:
         """The sizes that the kernels of `jagged_sums` take."""
         _, heads, rows, _ = self.scores.shape
+        assert self.count is not None
         return (self.count, heads, *self.hulls.shape[1:3], rows, self.vectors)

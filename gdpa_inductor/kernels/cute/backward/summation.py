@@ -7,8 +7,8 @@ from cutlass import Float32, Int32, Int64, const_expr, cute
 
 from ..compiler import compile_kernel, pointer, stream
 from ..config import VECTOR
+from ..form import ALIGNMENT
 from ..operands import vector
-from ..plan import ALIGNMENT
 
 THREADS = 256
 
@@ -42,9 +42,9 @@ class Summation:
             sums = cute.make_rmem_tensor(VECTOR, Float32)
             sums.fill(0.0)
             for i in cutlass.range(count, unroll=4):
-                found = cute.make_rmem_tensor(VECTOR, source.dtype)
-                cute.autovec_copy(vector(first + i * inner * VECTOR), found)
-                sums.store(sums.load() + found.load().to(Float32))
+                numbers = cute.make_rmem_tensor(VECTOR, source.dtype)
+                cute.autovec_copy(vector(first + i * inner * VECTOR), numbers)
+                sums.store(sums.load() + numbers.load().to(Float32))
             narrow = cute.make_rmem_tensor(VECTOR, target.dtype)
             narrow.store((sums.load() * self.factor).to(target.dtype))
             place = Int64(outer) * inner + own

@@ -4,18 +4,14 @@ The sum is bound by memory bandwidth, of which torch.sum uses about half. Each t
 neighbouring columns.
 """
 
-import functools
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from .. import disk
 from ..config import VECTOR
-from ..launcher import WordLauncher
-from ..plan import name, off_alignment
+from ..form import off_alignment
+from ..launcher import word_launcher
+from ..plan import name
 from ..replay import Record
-from ..runtime import Kernel
 
 MOST_OUTER = 65535  # the most CTAs along the second dim of a grid
 MOST_APART = 1 << 31  # vectors; `Summation` with `apart` counts them in 32 bits
@@ -40,13 +36,14 @@ def total(
     apart = step != width
     if apart and (outer > 1 or inner // VECTOR >= MOST_APART):
         return False
-    made = _summation(name(scores.dtype), name(own.dtype), factor, arch, apart)
+    dtypes = (name(scores.dtype), name(own.dtype))
+    launcher = word_launcher("backward.summation", 8, *dtypes, factor, arch, apart)
     addresses = (scores.data_ptr(), own.data_ptr())
     rows = (width // VECTOR, step // VECTOR) if apart else (1, 1)
     numbers = (inner // VECTOR, count, outer, *rows)
-    made(*addresses, *numbers, stream)
+    launcher(*addresses, *numbers, stream)
     if record is not None:
-        record.summed(made, addresses, *numbers)
+        record.add_sum(launcher, addresses, *numbers)
     return True
 
 
@@ -73,15 +70,3 @@ def _divided(whole: torch.Size, own: torch.Size) -> tuple[int, int, int]:
     if own[1] == heads:
         return 1, batch, heads * inner
     return (batch, heads, inner) if own[0] == batch else (1, batch * heads, inner)
-
-
-@functools.cache
-def _summation(source: str, target: str, factor: float, arch: str, apart: bool) -> WordLauncher:
-    given = (source, target, factor, arch, apart)
-
-    def compiled() -> Any:
-        from . import summation
-
-        return summation.compiled(*given)
-
-    return WordLauncher(Kernel(disk.kept(compiled, "total", *given)), 8)

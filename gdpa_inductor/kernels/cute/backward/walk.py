@@ -11,8 +11,8 @@ from typing import Any
 
 from cutlass import Int32, Int64, cute
 
+from ..sequences import sequence_rows, totals
 from ..values import select
-from ..work import sequence_rows, totals
 
 
 @dataclass

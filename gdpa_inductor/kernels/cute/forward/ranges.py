@@ -21,23 +21,23 @@ class KeyRanges(Fixed):
     """The key blocks that query tiles meet, by the conditions of `program.tile_classes`."""
 
     def __init__(self, config: KernelConfig, aux: Any, scalars: Any) -> None:
-        found, size = classes(config), TileSize(config.rows, config.cols)
+        conditions, size = classes(config), TileSize(config.rows, config.cols)
         self.rows, self.cols, self.tiles = config.rows, config.cols, config.tiles
-        self.skips, self.full_terms = config.skip and found.skips, found.full_terms
+        self.skips, self.full_terms = config.skip and conditions.skips, conditions.full_terms
         self.zero, self.full = (
-            TileClass(term, config, aux, scalars, found.bounds, size)
-            for term in (found.zero, found.full)
+            TileClass(term, config, aux, scalars, conditions.bounds, size)
+            for term in (conditions.zero, conditions.full)
         )
         self.bare = ends_are_bare(config, [config.mod.weight], self.full_terms)
 
-    def holds(self, found: TileClass, tile: Any, row: Any, column: Any) -> Any:
+    def holds(self, condition: TileClass, tile: Any, row: Any, column: Any) -> Any:
         """Whether a condition holds for one query tile and one key block.
 
         row, column: The first query and the first key. The result is a Python bool if it is
         constant.
         """
         rows, columns = span(row, self.rows, tile.q_rows), span(column, self.cols, tile.k_rows)
-        return found.holds(tile.batch, tile.head, rows, columns)
+        return condition.holds(tile.batch, tile.head, rows, columns)
 
     def needs_no_mask(self, tile: Any, row: Any, column: Any) -> Any:
         """Whether a tile of scores is whole, so that the terms without a mask serve."""
@@ -59,11 +59,11 @@ class KeyRanges(Fixed):
         if cutlass.const_expr(self.skips):
             first, lasts = count, Each(*[Int32(0)] * self.tiles)
             for base in cutlass.range(0, count, LANES, unroll=1):
-                found = self.found(tile, base, count)
-                either = functools.reduce(operator.or_, found)
+                votes = self.votes(tile, base, count)
+                either = functools.reduce(operator.or_, votes)
                 if either != 0:
                     first = smaller(first, base + lowest(either))
-                lasts = self.followed(lasts, found, base)
+                lasts = self.followed(lasts, votes, base)
             first = smaller(first, functools.reduce(larger, lasts.items))
         return first, *lasts.items
 
@@ -72,14 +72,14 @@ class KeyRanges(Fixed):
         rows = (tile.row + t * self.rows for t in range(1, self.tiles))
         return [select(row < tile.q_rows, count, 0) for row in rows]
 
-    def found(self, tile, base, count):
+    def votes(self, tile, base, count):
         """`live` of each query tile."""
         rows = (tile.row + t * self.rows for t in range(self.tiles))
         return [self.live(tile, row, base, count) for row in rows]
 
-    def followed(self, lasts: Each, found, base) -> Each:
+    def followed(self, lasts: Each, votes, base) -> Each:
         """The ends of the ranges so far, moved past the blocks that were found."""
-        pairs = zip(found, lasts.items, strict=True)
+        pairs = zip(votes, lasts.items, strict=True)
         return Each(*(select(bits != 0, base + past(bits), last) for bits, last in pairs))
 
     def live(self, tile, row, base, count):

@@ -55,10 +55,10 @@ class WorkTile:
         """The end of the key blocks of query tile t. t is a Python number or a register."""
         if isinstance(t, int):
             return self.lasts[t]
-        found = self.lasts[-1]
+        end = self.lasts[-1]
         for i, last in reversed([*enumerate(self.lasts[:-1])]):
-            found = select(t == i, last, found)
-        return found
+            end = select(t == i, last, end)
+        return end
 
     @property
     def lasts(self):
@@ -110,7 +110,7 @@ class Scheduler(Fixed):
         if queue.alike:
             self.publish_dealt()
         else:
-            self.publish_taken(queue)
+            self.publish_queue(queue)
 
     @cute.jit
     def publish_dealt(self):
@@ -133,7 +133,7 @@ class Scheduler(Fixed):
         self.put(at, self.nothing())
 
     @cute.jit
-    def publish_taken(self, queue):
+    def publish_queue(self, queue):
         """Publish tiles from the queue. Each lane holds a sequence."""
         # first: The place of lane 0 in the order. before: How many tiles come before its sequence.
         at, number = self.ring.start(), queue.first()

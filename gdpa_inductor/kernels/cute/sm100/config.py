@@ -11,11 +11,6 @@ TMEM_COLUMNS = 512
 SIDES = {"keys": "kv", "rows": "q"}
 
 
-def stored_by(side: str, stored: int | None) -> int | None:
-    """`KernelConfig.stored` for one side: only the rows side stores the gradient of a bias."""
-    return stored if side == "rows" else None
-
-
 @dataclass(frozen=True)
 class Sm100Config(config.KernelConfig):
     """`KernelConfig` for Blackwell, with the buffers that fit."""
@@ -27,11 +22,19 @@ class Sm100Config(config.KernelConfig):
     max_dim = max_backward_dim = 128
     rivalled = False
 
-    def backward_kernels(
-        self, ordered: bool, stored: int | None
-    ) -> list[tuple[config.KernelConfig | str, ...]]:
+    def backward_kernels(self, ordered: bool, stored: int | None) -> list[config.KernelConfig]:
         """One kernel for each side. `ordered` has no effect, since each sum has one order."""
-        return [(replace(self, stored=stored_by(side, stored)), side) for side in SIDES]
+        return [self.side(side, stored) for side in SIDES]
+
+    def side(self, side: str, stored: int | None) -> "Sm100Config":
+        """The kernel of one side. Only the rows side stores the gradient of a bias."""
+        return replace(self, kernel=side, stored=stored if side == "rows" else None)
+
+    @property
+    def matrices(self) -> list[str]:
+        """A backward takes dO, then the gradients of its side and what it stores."""
+        gradients = self.gradient_dtypes(SIDES.get(self.kernel, ""))
+        return [self.dtype, *gradients, *self.stored_dtypes]
 
     @property
     def output_stages(self) -> int:

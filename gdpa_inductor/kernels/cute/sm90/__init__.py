@@ -2,5 +2,5 @@
 
 - `forward` and `backward` are the kernels.
 - `config` has their compile-time parameters, and imports no cutlass.
-- `wgmma` and `issue` are what their products have in common.
+- `wgmma` is what their products have in common.
 """

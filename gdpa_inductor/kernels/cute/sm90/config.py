@@ -32,10 +32,20 @@ class Sm90Config(config.KernelConfig):
     cuts_keys = True
     in_rounds = True
 
-    def backward_kernels(
-        self, ordered: bool, stored: int | None
-    ) -> list[tuple[config.KernelConfig | str, ...]]:
-        return [(replace(self, ordered=ordered, stored=stored),)]
+    def backward_kernels(self, ordered: bool, stored: int | None) -> list[config.KernelConfig]:
+        return [replace(self, kernel="backward", ordered=ordered, stored=stored)]
+
+    @property
+    def matrices(self) -> list[str]:
+        """A backward takes dO, sums of dQ, dK, dV, dQ and counters, then what it stores."""
+        if self.kernel == "forward":
+            return [self.dtype]
+        query, key, value = self.gradient_dtypes("qkv")
+        return [self.dtype, "float32", key, value, query, "int32", *self.stored_dtypes]
+
+    @property
+    def tile_rows(self) -> int:
+        return ROWS if self.kernel == "forward" else self.query_rows
 
     @property
     def tiles(self) -> int:
@@ -188,9 +198,9 @@ class Sm90Config(config.KernelConfig):
         """Bytes of shared memory beside Q, O, and the fewest buffers of a bias."""
         queries = 2 * ROWS * self.padded_head_dim * self.query_stages
         output = 2 * ROWS * self.padded_value_dim * self.tiles
-        taken = max(queries, output) if self.overlaid else queries + output
+        used = max(queries, output) if self.overlaid else queries + output
         bias = 0 if self.tiled is None else LEAST_BIAS * self._bias_stage
-        return SHARED_MEMORY - BARRIERS - taken - bias
+        return SHARED_MEMORY - BARRIERS - used - bias
 
     @property
     def _bias_stage(self) -> int:

@@ -3,96 +3,41 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import D64, Programs, normal, nothing, plus, values
-from .given import T, fp64, of_scores, rounded
+from ..rows import D64, Programs, normal, plus, values
+from .given import T, fp64, of_scores
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
-
-
 LEARNED_SCALE = values(0.7, dtype=D64, grad=True)
 
 
 table(
     fp64,
-    {
-        "scale_parameter": (
-            lambda q, k, v, s: F.silu(q @ T(k) * s) @ v,
-            LEARNED_SCALE,
-        ),
-        "scale_parameter_item": (
-            lambda q, k, v, s: F.silu(q @ T(k) * s.detach()) @ v * s,
-            LEARNED_SCALE,
-        ),
-        "scale_on_weights": (
-            lambda q, k, v, s: (F.silu(q @ T(k)) * s) @ v,
-            LEARNED_SCALE,
-        ),
-        "scale_clamped": (
-            lambda q, k, v, s: F.silu(q @ T(k) * s.clamp(max=0.5)) @ v,
-            LEARNED_SCALE,
-        ),
-    },
-)
-
-
-table(
-    nothing,
-    {
-        "scale_parameter_wide": (
-            lambda q, k, v, s: F.silu(q @ T(k) * s) @ v,
-            rounded(torch.float32),
-            LEARNED_SCALE,
-        ),
-    },
-)
-
-
-table(
-    rounded(torch.bfloat16),
-    {
-        "scale_parameter_wide_bf": (
-            lambda q, k, v, s: F.silu(q @ T(k) * s) @ v,
-            values(0.7, dtype=torch.float32, grad=True),
-        ),
-        "bias_wide_bf": (
-            lambda q, k, v, b: (F.silu(q @ T(k) + b)).to(v.dtype) @ v,
-            lambda: (torch.randn(5, 5).mul(0.1).requires_grad_(),),
-        ),
-    },
+    scale_parameter=(lambda q, k, v, s: F.silu(q @ T(k) * s) @ v, LEARNED_SCALE),
+    scale_parameter_item=(lambda q, k, v, s: F.silu(q @ T(k) * s.detach()) @ v * s, LEARNED_SCALE),
+    scale_on_weights=(lambda q, k, v, s: (F.silu(q @ T(k)) * s) @ v, LEARNED_SCALE),
+    scale_clamped=(lambda q, k, v, s: F.silu(q @ T(k) * s.clamp(max=0.5)) @ v, LEARNED_SCALE),
 )
 
 
 table(
     fp64,
-    {
-        "bias_full": (lambda s, b: torch.sigmoid(s + b), normal((5, 5))),
-        "bias_col": (lambda s, b: torch.sigmoid(s + b), normal((5, 1))),
-        "bias_one": (lambda s, b: torch.sigmoid(s + b), normal(1)),
-        "bias_adds_rank": (lambda s, b: torch.sigmoid(s + b), normal((3, 1, 1, 1, 1))),
-        "bias_adds_rank_mul": (lambda s, b: torch.sigmoid(s) * b, normal((3, 1, 1, 5, 5))),
-        "bias_used_twice": (lambda s, b: torch.sigmoid(s + b) * b, normal((2, 1, 5, 5))),
-        "bias_unfold": (lambda s, b: torch.sigmoid(s + b.unfold(1, 5, 1).flip(1)), normal((2, 9))),
-        "bias_as_strided": (
-            lambda s, b: torch.sigmoid(s + torch.as_strided(b, (2, 5, 5), (9, 1, 1))),
-            normal((2, 9)),
-        ),
-        "bias_outer": (lambda s, b: torch.sigmoid(s + torch.outer(b, b)), normal(5)),
-        "bias_diff_pow": (lambda s, b: torch.sigmoid(s - (b[:, None] - b[None]) ** 2), normal(5)),
-        "mask_float_gate_row_col": (
-            lambda s, b: torch.sigmoid(s) * b[:, None] * b[None],
-            normal(5),
-        ),
-        "bias_detached_partly": (
-            lambda s, b: torch.sigmoid(s + b[:, None].detach() + b[None]),
-            normal(5),
-        ),
-        "complex_bias": (
-            lambda s, b: torch.sigmoid(s + b.real),
-            lambda: (torch.randn(5, dtype=D64).to(torch.complex128).requires_grad_(),),
-        ),
-    },
     of=of_scores,
+    bias_full=(lambda s, b: torch.sigmoid(s + b), normal((5, 5))),
+    bias_col=(lambda s, b: torch.sigmoid(s + b), normal((5, 1))),
+    bias_one=(lambda s, b: torch.sigmoid(s + b), normal(1)),
+    bias_adds_rank=(lambda s, b: torch.sigmoid(s + b), normal((3, 1, 1, 1, 1))),
+    bias_adds_rank_mul=(lambda s, b: torch.sigmoid(s) * b, normal((3, 1, 1, 5, 5))),
+    bias_used_twice=(lambda s, b: torch.sigmoid(s + b) * b, normal((2, 1, 5, 5))),
+    bias_unfold=(lambda s, b: torch.sigmoid(s + b.unfold(1, 5, 1).flip(1)), normal((2, 9))),
+    bias_as_strided=(
+        lambda s, b: torch.sigmoid(s + torch.as_strided(b, (2, 5, 5), (9, 1, 1))),
+        normal((2, 9)),
+    ),
+    bias_outer=(lambda s, b: torch.sigmoid(s + torch.outer(b, b)), normal(5)),
+    bias_diff_pow=(lambda s, b: torch.sigmoid(s - (b[:, None] - b[None]) ** 2), normal(5)),
+    mask_float_gate_row_col=(lambda s, b: torch.sigmoid(s) * b[:, None] * b[None], normal(5)),
+    bias_detached_partly=(lambda s, b: torch.sigmoid(s + b[:, None].detach() + b[None]), normal(5)),
 )
 
 

@@ -60,7 +60,6 @@ LATER = {
     "bias_grad_data": (bias, plus(fp64, BIAS), lambda q, k, v, b: b.data.mul_(5)),
     "bias_inplace": (bias, plus(fp64, FIXED), lambda q, k, v, b: b.mul_(5)),
     "bias_data": (bias, plus(fp64, FIXED), lambda q, k, v, b: b.data.mul_(5)),
-    "gate_data": (gate, plus(fp64, FIXED), lambda q, k, v, b: b.data.mul_(5)),
     "gate_only_v": (gate, plus(only(2), FIXED), lambda q, k, v, b: b.mul_(5)),
     "fill": (filled, plus(fp64, FIXED), lambda q, k, v, b: b.mul_(-5)),
     "where": (chosen, plus(fp64, FIXED), lambda q, k, v, b: b.mul_(-5)),
@@ -71,7 +70,6 @@ LATER = {
     "only_q_change_q_data": (tanh, only(0), lambda q, k, v: q.data.mul_(5)),
     "only_k_change_k": (tanh, only(1), no_grad(lambda q, k, v: k.mul_(5))),
     "only_k_change_k_data": (tanh, only(1), lambda q, k, v: k.data.mul_(5)),
-    "all_change_q_data": (tanh, fp64, lambda q, k, v: q.data.mul_(5)),
     "all_change_v_data": (relu, fp64, lambda q, k, v: v.data.mul_(5)),
     "requires_grad_off": (tanh, fp64, lambda q, k, v: q.requires_grad_(False)),
     "param_only_q_change_q": (tanh, parameter(0), no_grad(lambda q, k, v: q.mul_(5))),
@@ -124,6 +122,7 @@ LATER = {
     ),
     "bias_only_bias_learns_v": (bias, plus(only(), BIAS), lambda q, k, v, b: v.data.mul_(5)),
 }
+
 
 for name, (program, make, change) in LATER.items():
     PROGRAMS.add("later_" + name, program, make, change)

@@ -1,382 +1,266 @@
 """Jagged rows by FBGEMM's operators; no programs where FBGEMM is not installed."""
 
+import contextlib
+
 import torch
 import torch.nn.functional as F
 
-from ..rows import Programs, normal, nothing, plus, values
+from ..rows import INF, Programs, normal, nothing, plus, values
 from .given import T
+
+with contextlib.suppress(Exception):
+    import fbgemm_gpu  # noqa: F401  registers torch.ops.fbgemm
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
+NAN, OTHERS = float("nan"), values([0, 3, 6, 9])
 
 
-try:
-    import fbgemm_gpu  # noqa: F401  registers torch.ops.fbgemm
-
-    FB = hasattr(torch.ops.fbgemm, "jagged_to_padded_dense")
-except Exception:
-    FB = False
-
-OTHERS = values([0, 3, 6, 9])
-
-
-def fpad(x, o, n=5, p=0.0):
+def pad(x, o, n=5, p=0.0):
     return torch.ops.fbgemm.jagged_to_padded_dense(x, [o], [n], p)
 
 
-def funpad(x, o, n=9):
+def unpad(x, o, n=9):
     return torch.ops.fbgemm.dense_to_jagged(x, [o], n)[0]
 
 
+def of_floats(*shapes):
+    return normal(*shapes, dtype=torch.float32)
+
+
 def fj(d=4, offsets=(0, 2, 5, 9), dtype=torch.int64):
-    return plus(normal(*[(9, d)] * 3, dtype=torch.float32), values(offsets, dtype=dtype))
+    return plus(of_floats(*[(9, d)] * 3), values(offsets, dtype=dtype))
 
 
 def padded(f):
     """The program that is `f` of query, key and value as they are padded."""
-    return lambda q, k, v, o, *more: f(fpad(q, o), fpad(k, o), fpad(v, o), o, *more)
+    return lambda q, k, v, o, *more: f(pad(q, o), pad(k, o), pad(v, o), o, *more)
+
+
+def weights(f):
+    """Its weights are `f` of the scores, and its output is unpadded."""
+    return padded(lambda a, b, c, o, *more: unpad(f(a @ T(b), o, *more) @ c, o))
+
+
+def output(f):
+    """It unpads `f` of the padded output."""
+    return padded(lambda a, b, c, o: unpad(f(torch.sigmoid(a @ T(b)) @ c), o))
 
 
 def plain(a, b, c, o):
-    return funpad(torch.sigmoid(a @ T(b)) @ c, o)
+    return unpad(torch.sigmoid(a @ T(b)) @ c, o)
+
+
+def of_value(f):
+    """`f` changes the padded value."""
+    return padded(lambda a, b, c, o: plain(a, b, f(c), o))
+
+
+def fills(q=0.0, k=0.0, v=0.0):
+    return lambda x, y, z, o: plain(pad(x, o, p=q), pad(y, o, p=k), pad(z, o, p=v), o)
+
+
+def widths(q, k):
+    return lambda x, y, z, o: plain(pad(x, o, q), pad(y, o, k), pad(z, o, k), o)
+
+
+def lengths(o):
+    return (o[1:] - o[:-1])[:, None, None]
+
+
+def split(x):
+    return x.view(3, 5, 2, 4).transpose(1, 2)
+
+
+def joined(x):
+    return x.transpose(1, 2).reshape(3, 5, 8)
 
 
 table(
     nothing,
-    {
-        "plain": (plain, fj()),
-        "int32": (plain, fj(dtype=torch.int32)),
-        "empty": (plain, fj(offsets=(0, 0, 5, 9))),
-        "start2": (plain, fj(offsets=(2, 4, 7, 9))),
-        "end8": (plain, fj(offsets=(0, 2, 5, 8))),
-        "all_in_one": (plain, fj(offsets=(0, 5, 5, 9))),
-        "one_seq": (plain, fj(offsets=(0, 9))),
-        "too_long": (plain, fj(offsets=(0, 0, 1, 9))),
-        "backwards": (plain, fj(offsets=(0, 5, 3, 9))),
-    },
     of=padded,
     prefix="fb_plain_",
+    plain=(plain, fj()),
+    int32=(plain, fj(dtype=torch.int32)),
+    empty=(plain, fj(offsets=(0, 0, 5, 9))),
+    start2=(plain, fj(offsets=(2, 4, 7, 9))),
+    end8=(plain, fj(offsets=(0, 2, 5, 8))),
+    all_in_one=(plain, fj(offsets=(0, 5, 5, 9))),
+    one_seq=(plain, fj(offsets=(0, 9))),
+    too_long=(plain, fj(offsets=(0, 0, 1, 9))),
+    backwards=(plain, fj(offsets=(0, 5, 3, 9))),
 )
-
-
 table(
     fj(offsets=(0, 0, 1, 9)),
-    {
-        "fb_truncated": lambda a, b, c, o: funpad(F.silu(a @ T(b)) @ c + 1, o),
-    },
-    of=padded,
+    fb_truncated=padded(lambda a, b, c, o: unpad(F.silu(a @ T(b)) @ c + 1, o)),
+    fb_truncated_keys=widths(9, 3),
+    fb_truncated_queries=widths(3, 9),
 )
-
-
 table(
     fj(),
-    {
-        "fb_pad_one_v": lambda q, k, v, o: plain(fpad(q, o), fpad(k, o), fpad(v, o, p=1.0), o),
-        "fb_pad_nan_q": lambda q, k, v, o: plain(
-            fpad(q, o, p=float("nan")), fpad(k, o), fpad(v, o), o
-        ),
-        "fb_pad_inf_k": lambda q, k, v, o: plain(
-            fpad(q, o), fpad(k, o, p=float("inf")), fpad(v, o), o
-        ),
-        "fb_value_shift": lambda q, k, v, o: plain(fpad(q, o), fpad(k, o), fpad(v, o) - 0.5, o),
-        "fb_o2_kv": (lambda q, k, v, o, o2: plain(fpad(q, o), fpad(k, o2), fpad(v, o2), o), OTHERS),
-        "fb_o2_v": (lambda q, k, v, o, o2: plain(fpad(q, o), fpad(k, o), fpad(v, o2), o), OTHERS),
-        "fb_o2_k": (lambda q, k, v, o, o2: plain(fpad(q, o), fpad(k, o2), fpad(v, o), o), OTHERS),
-        "fb_dropout_padded_value": lambda q, k, v, o: plain(
-            fpad(q, o), fpad(k, o), F.dropout(fpad(v, o), 0.5), o
-        ),
-        "fb_softmaxed_values": lambda q, k, v, o: plain(
-            fpad(q, o), fpad(k, o), fpad(v, o).softmax(-1), o
-        ),
-        "fb_value_nan_fill": lambda q, k, v, o: plain(
-            fpad(q, o), fpad(k, o), fpad(v, o, p=float("nan")), o
-        ),
-    },
+    fb_pad_one_v=fills(v=1.0),
+    fb_pad_nan_q=fills(q=NAN),
+    fb_pad_inf_k=fills(k=INF),
+    fb_value_nan_fill=fills(v=NAN),
+    fb_pad_inf_k_masked=lambda q, k, v, o: unpad(
+        (torch.sigmoid(pad(q, o) @ T(pad(k, o, p=INF))) * (torch.arange(5) < lengths(o)))
+        @ pad(v, o),
+        o,
+    ),
+    fb_o2_kv=(lambda q, k, v, o, o2: plain(pad(q, o), pad(k, o2), pad(v, o2), o), OTHERS),
+    fb_o2_v=(lambda q, k, v, o, o2: plain(pad(q, o), pad(k, o), pad(v, o2), o), OTHERS),
+    fb_o2_k=(lambda q, k, v, o, o2: plain(pad(q, o), pad(k, o2), pad(v, o), o), OTHERS),
+    fb_equal_offsets_other_tensor=(
+        lambda q, k, v, o, o2: plain(pad(q, o), pad(k, o2), pad(v, o2), o2),
+        values([0, 2, 5, 9]),
+    ),
+    fb_only_q=lambda q, k, v, o: plain(pad(q, o), k[:6].view(3, 2, 4), v[:6].view(3, 2, 4), o),
+    fb_only_kv=lambda q, k, v, o: torch.sigmoid(q[:6].view(3, 2, 4) @ T(pad(k, o))) @ pad(v, o),
+    fb_shared_k=lambda q, k, v, o: plain(pad(q, o), k, v, o),
+    fb_offset_gradient_of_input=lambda q, k, v, o: (
+        plain(pad(q * v, o), pad(q + k, o), pad(v, o), o),
+        q.sum(),
+    ),
+    fb_unpad_total_from_shape=lambda q, k, v, o: unpad(
+        F.silu(pad(q, o) @ T(pad(k, o))) @ pad(v, o), o, q.shape[0]
+    ),
 )
-
-
-table(
-    fj(offsets=(0, 0, 1, 9)),
-    {
-        "fb_truncated_keys": lambda q, k, v, o: plain(
-            fpad(q, o, 9), fpad(k, o, 3), fpad(v, o, 3), o
-        ),
-        "fb_truncated_queries": lambda q, k, v, o: plain(
-            fpad(q, o, 3), fpad(k, o, 9), fpad(v, o, 9), o
-        ),
-    },
-)
-
-
-@case(fj())
-def fb_pad_inf_k_masked(q, k, v, o):
-    a, b, c = fpad(q, o), fpad(k, o, p=float("inf")), fpad(v, o)
-    l = o[1:] - o[:-1]
-    return funpad((torch.sigmoid(a @ T(b)) * (torch.arange(5) < l[:, None, None])) @ c, o)
-
-
-@case(fj())
-def fb_value_shift_masked(q, k, v, o):
-    a, b, c = fpad(q, o), fpad(k, o), fpad(v, o) - 0.5
-    l = o[1:] - o[:-1]
-    return funpad((torch.sigmoid(a @ T(b)) * (torch.arange(5) < l[:, None, None])) @ c, o)
-
-
-@case(fj())
-def fb_value_sigmoid(q, k, v, o):
-    a, b, c = fpad(q, o), fpad(k, o), torch.sigmoid(fpad(v, o))
-    return funpad(torch.tanh(a @ T(b)) @ c, o)
-
-
-@case(fj())
-def fb_key_shift_tanh(q, k, v, o):
-    a, b, c = fpad(q, o), fpad(k, o) + 1, fpad(v, o)
-    return funpad(torch.tanh(a @ T(b)) @ c, o)
-
-
-@case(fj())
-def fb_linear_value(q, k, v, o):
-    w = torch.eye(4, dtype=torch.float32)
-    a, b, c = fpad(q, o), fpad(k, o), F.linear(fpad(v, o), w, torch.ones(4, dtype=torch.float32))
-    return funpad(torch.sigmoid(a @ T(b)) @ c, o)
-
-
 table(
     fj(),
-    {
-        "fb_o2_out": (
-            lambda a, b, c, o, o2: funpad(torch.sigmoid(a @ T(b)) @ c, o2),
-            OTHERS,
-        ),
-        "fb_dropout_between": lambda a, b, c, o: funpad(
-            F.dropout(torch.sigmoid(a @ T(b)) @ c, 0.5), o
-        ),
-        "fb_residual": lambda a, b, c, o: funpad(torch.sigmoid(a @ T(b)) @ c + a, o),
-        "fb_cumsum_between": lambda a, b, c, o: funpad((torch.sigmoid(a @ T(b)) @ c).cumsum(1), o),
-        "fb_padded_mean": lambda a, b, c, o: (torch.sigmoid(a @ T(b)) @ c).mean(1),
-        "fb_bias_padded_param": (
-            lambda a, b, c, o, w: funpad(torch.sigmoid(a @ T(b) + w) @ c, o),
-            normal((3, 5, 5), dtype=torch.float32),
-        ),
-        "fb_bias_jagged": (
-            lambda a, b, c, o, w: funpad(torch.sigmoid(a @ T(b) + T(fpad(w, o))) @ c, o),
-            normal((9, 1), dtype=torch.float32),
-        ),
-        "fb_gate_jagged": (
-            lambda a, b, c, o, w: funpad((torch.sigmoid(a @ T(b)) * T(fpad(w, o, p=1.0))) @ c, o),
-            normal((9, 1), dtype=torch.float32),
-        ),
-        "fb_no_unpad": lambda a, b, c, o: F.silu(a @ T(b)) @ c,
-        "fb_no_unpad_sigmoid": lambda a, b, c, o: torch.sigmoid(a @ T(b)) @ c,
-        "fb_scores_div0": lambda a, b, c, o: funpad((1 / (a @ T(b))) @ c, o),
-        "fb_scores_log": lambda a, b, c, o: funpad(torch.log((a @ T(b)).abs()) @ c, o),
-        "fb_scores_sqrt_grad": lambda a, b, c, o: funpad(torch.sqrt((a @ T(b)).abs()) @ c, o),
-        "fb_scores_rsqrt_pos": lambda a, b, c, o: funpad(((a @ T(b)).square() ** 0.25) @ c, o),
-        "fb_unpad_bigger_total": lambda a, b, c, o: funpad(F.silu(a @ T(b)) @ c, o, 9).sum(0),
-        "fb_reciprocal": lambda a, b, c, o: funpad(torch.reciprocal(a @ T(b)) @ c, o),
-        "fb_rsqrt_abs": lambda a, b, c, o: funpad(torch.rsqrt((a @ T(b)).abs()) @ c, o),
-        "fb_log1p_ok": lambda a, b, c, o: funpad(torch.log1p((a @ T(b)).abs()) @ c, o),
-        "fb_exp_overflow_at_padding": (
-            lambda a, b, c, o, w: funpad(torch.exp(a @ T(b) + w) @ c, o),
-            lambda: (torch.full((5, 5), 1000.0).triu(3).requires_grad_(),),
-        ),
-        "fb_nan_bias_at_padding": (
-            lambda a, b, c, o, w: funpad(torch.sigmoid(a @ T(b) + w) @ c, o),
-            lambda: (torch.full((5, 5), float("nan")).triu(3),),
-        ),
-    },
+    of=of_value,
+    fb_value_shift=lambda c: c - 0.5,
+    fb_dropout_padded_value=lambda c: F.dropout(c, 0.5),
+    fb_softmaxed_values=lambda c: c.softmax(-1),
+    fb_value_sigmoid=torch.sigmoid,
+    fb_value_div0=lambda c: c / c.norm(dim=-1, keepdim=True),
+    fb_linear_value=lambda c: F.linear(
+        c, torch.eye(4, dtype=torch.float32), torch.ones(4, dtype=torch.float32)
+    ),
+    fb_v_layernorm=lambda c: F.layer_norm(
+        c, (4,), torch.ones(4, dtype=torch.float32), torch.ones(4, dtype=torch.float32)
+    ),
+)
+table(
+    fj(),
+    of=weights,
+    fb_bias_padded_param=(lambda s, o, w: torch.sigmoid(s + w), of_floats((3, 5, 5))),
+    fb_bias_jagged=(lambda s, o, w: torch.sigmoid(s + T(pad(w, o))), of_floats((9, 1))),
+    fb_gate_jagged=(lambda s, o, w: torch.sigmoid(s) * T(pad(w, o, p=1.0)), of_floats((9, 1))),
+    fb_bias_rel=lambda s, o: (
+        torch.sigmoid(s + (torch.arange(5)[:, None] - torch.arange(5)).to(torch.float32)) / 5
+    ),
+    fb_bias_batch=lambda s, o: (
+        torch.sigmoid(s) * (lengths(o) - 1 - torch.arange(5) >= torch.arange(5)[:, None])
+    ),
+    fb_scores_div0=lambda s, o: 1 / s,
+    fb_scores_log=lambda s, o: torch.log(s.abs()),
+    fb_scores_sqrt_grad=lambda s, o: torch.sqrt(s.abs()),
+    fb_scores_rsqrt_pos=lambda s, o: s.square() ** 0.25,
+    fb_reciprocal=lambda s, o: torch.reciprocal(s),
+    fb_rsqrt_abs=lambda s, o: torch.rsqrt(s.abs()),
+    fb_log1p_ok=lambda s, o: torch.log1p(s.abs()),
+    fb_signed_sqrt=lambda s, o: s.sign() * s.abs().sqrt(),
+)
+table(
+    fj(),
+    of=output,
+    fb_dropout_between=lambda p: F.dropout(p, 0.5),
+    fb_cumsum_between=lambda p: p.cumsum(1),
+)
+table(
+    fj(),
     of=padded,
+    fb_value_shift_masked=lambda a, b, c, o: unpad(
+        (torch.sigmoid(a @ T(b)) * (torch.arange(5) < lengths(o))) @ (c - 0.5), o
+    ),
+    fb_key_shift_tanh=lambda a, b, c, o: unpad(torch.tanh(a @ T(b + 1)) @ c, o),
+    fb_q_norm=lambda a, b, c, o: plain(F.normalize(a, dim=1), b, c, o),
+    fb_o2_out=(lambda a, b, c, o, o2: plain(a, b, c, o2), OTHERS),
+    fb_residual=lambda a, b, c, o: unpad(torch.sigmoid(a @ T(b)) @ c + a, o),
+    fb_padded_mean=lambda a, b, c, o: (torch.sigmoid(a @ T(b)) @ c).mean(1),
+    fb_no_unpad=lambda a, b, c, o: F.silu(a @ T(b)) @ c,
+    fb_no_unpad_sigmoid=lambda a, b, c, o: torch.sigmoid(a @ T(b)) @ c,
+    fb_unpad_bigger_total=lambda a, b, c, o: unpad(F.silu(a @ T(b)) @ c, o, 9).sum(0),
+    fb_unpad_no_total=lambda a, b, c, o: torch.ops.fbgemm.dense_to_jagged(
+        F.silu(a @ T(b)) @ c, [o]
+    )[0],
+)
+table(
+    fj(8),
+    of=padded,
+    fb_heads=lambda a, b, c, o: unpad(joined(F.silu(split(a) @ T(split(b))) @ split(c)), o),
+    fb_heads_wrong=lambda a, b, c, o: unpad(
+        (F.silu(a.view(3, 2, 5, 4) @ T(b.view(3, 2, 5, 4))) @ c.view(3, 2, 5, 4)).reshape(3, 5, 8),
+        o,
+    ),
 )
 
 
-@case(plus(fj(), values([0, 2, 5, 9])))
-def fb_equal_offsets_other_tensor(q, k, v, o, o2):
-    a, b, c = fpad(q, o), fpad(k, o2), fpad(v, o2)
-    return funpad(torch.sigmoid(a @ T(b)) @ c, o2)
+@case(fj(8), of=padded)
+def fb_heads_interleaved(a, b, c, o):
+    a, b, c = (x.view(3, 5, 4, 2).permute(0, 3, 1, 2) for x in (a, b, c))
+    return unpad(joined(F.silu(a @ T(b)) @ c), o)
+
+
+@case(plus(of_floats(*[(9, 2, 4)] * 3), values([0, 2, 5, 9])))
+def fb_heads_flat(q, k, v, o):
+    a, b, c = (pad(x.flatten(1), o).view(3, 5, 2, 4) for x in (q, k, v))
+    w = F.silu(torch.einsum("bnhd,bmhd->bhnm", a, b))
+    return unpad(torch.einsum("bhnm,bmhd->bnhd", w, c).flatten(2), o)
 
 
 @case(fj())
 def fb_offsets_cloned(q, k, v, o):
-    a, b = fpad(q, o), fpad(k, o)
+    a, b = pad(q, o), pad(k, o)
     o2 = o.clone()
     o2[1] = 4
-    c = fpad(v, o2)
-    return funpad(torch.sigmoid(a @ T(b)) @ c, o)
+    return plain(a, b, pad(v, o2), o)
 
 
-@case(fj())
-def fb_values_written(q, k, v, o):
-    a, b, c = fpad(q, o), fpad(k, o), fpad(v, o)
+@case(fj(), of=padded)
+def fb_values_written(a, b, c, o):
     c.mul_(2)
     c[:, 0] = 1
-    return funpad(torch.sigmoid(a @ T(b)) @ c, o)
+    return plain(a, b, c, o)
 
 
-@case(fj())
-def fb_padded_written_at_padding(q, k, v, o):
-    a, b, c = fpad(q, o), fpad(k, o), fpad(v, o).clone()
+@case(fj(), of=padded)
+def fb_padded_written_at_padding(a, b, c, o):
+    c = c.clone()
     c[0, -1] = 5.0
-    return funpad(torch.sigmoid(a @ T(b)) @ c, o)
+    return plain(a, b, c, o)
 
 
-@case(fj())
-def fb_mean_between(q, k, v, o):
-    a, b, c = fpad(q, o), fpad(k, o), fpad(v, o)
+@case(fj(), of=padded)
+def fb_mean_between(a, b, c, o):
     p = torch.sigmoid(a @ T(b)) @ c
-    return funpad(p - p.mean(1, keepdim=True), o), p.amax()
+    return unpad(p - p.mean(1, keepdim=True), o), p.amax()
 
 
-@case(fj())
-def fb_bias_rel(q, k, v, o):
-    a, b, c = fpad(q, o), fpad(k, o), fpad(v, o)
-    i = torch.arange(5)
-    return funpad((torch.sigmoid(a @ T(b) + (i[:, None] - i).to(torch.float32)) / 5) @ c, o)
+@case(fj(), of=padded)
+def fb_twice(a, b, c, o):
+    x = unpad(F.silu(a @ T(b)) @ c, o)
+    p = pad(x, o)
+    return unpad(torch.tanh(p @ T(p)) @ p, o) + x
 
 
-@case(fj())
-def fb_bias_batch(q, k, v, o):
-    a, b, c = fpad(q, o), fpad(k, o), fpad(v, o)
-    l = (o[1:] - o[:-1])[:, None, None]
-    i = torch.arange(5)
-    return funpad((torch.sigmoid(a @ T(b)) * ((l - 1 - i)[:, :, :] >= i[:, None])) @ c, o)
+@case(fj(), of=padded)
+def fb_row_mask_out(a, b, c, o):
+    m = pad(torch.ones(9, 1, dtype=torch.float32), o)
+    return unpad((F.silu(a @ T(b)) * m * T(m)) @ c, o)
 
 
-@case(fj(8))
-def fb_heads(q, k, v, o):
-    a, b, c = (fpad(x, o).view(3, 5, 2, 4).transpose(1, 2) for x in (q, k, v))
-    return funpad((F.silu(a @ T(b)) @ c).transpose(1, 2).reshape(3, 5, 8), o)
-
-
-@case(fj(8))
-def fb_heads_wrong(q, k, v, o):
-    a, b, c = (fpad(x, o).view(3, 2, 5, 4) for x in (q, k, v))
-    return funpad((F.silu(a @ T(b)) @ c).reshape(3, 5, 8), o)
-
-
-@case(fj(8))
-def fb_heads_interleaved(q, k, v, o):
-    a, b, c = (fpad(x, o).view(3, 5, 4, 2).permute(0, 3, 1, 2) for x in (q, k, v))
-    return funpad((F.silu(a @ T(b)) @ c).transpose(1, 2).reshape(3, 5, 8), o)
-
-
-@case(plus(normal((9, 2, 4), (9, 2, 4), (9, 2, 4), dtype=torch.float32), values([0, 2, 5, 9])))
-def fb_heads_flat(q, k, v, o):
-    a, b, c = (fpad(x.flatten(1), o).view(3, 5, 2, 4) for x in (q, k, v))
-    w = F.silu(torch.einsum("bnhd,bmhd->bhnm", a, b))
-    return funpad(torch.einsum("bhnm,bmhd->bnhd", w, c).flatten(2), o)
-
-
-@case(fj())
-def fb_twice(q, k, v, o):
-    a, b, c = fpad(q, o), fpad(k, o), fpad(v, o)
-    x = funpad(F.silu(a @ T(b)) @ c, o)
-    p = fpad(x, o)
-    return funpad(torch.tanh(p @ T(p)) @ p, o) + x
-
-
-@case(fj())
-def fb_only_kv(q, k, v, o):
-    b, c = fpad(k, o), fpad(v, o)
-    return torch.sigmoid(q[:6].view(3, 2, 4) @ T(b)) @ c
-
-
-@case(fj())
-def fb_only_q(q, k, v, o):
-    a = fpad(q, o)
-    return funpad(torch.sigmoid(a @ T(k[:6].view(3, 2, 4))) @ v[:6].view(3, 2, 4), o)
-
-
-@case(fj())
-def fb_shared_k(q, k, v, o):
-    a = fpad(q, o)
-    return funpad(torch.sigmoid(a @ k.t()) @ v, o)
-
-
-@case(fj())
-def fb_row_mask_out(q, k, v, o):
-    a, b, c = fpad(q, o), fpad(k, o), fpad(v, o)
-    m = fpad(torch.ones(9, 1, dtype=torch.float32), o)
-    return funpad((F.silu(a @ T(b)) * m * T(m)) @ c, o)
-
-
-@case(fj())
-def fb_mask_int(q, k, v, o):
-    a, b, c = fpad(q, o), fpad(k, o), fpad(v, o)
-    m = fpad(torch.ones(9, 1, dtype=torch.float32), o) > 0
-    return funpad((F.silu(a @ T(b)) * (m ^ T(m)).logical_not()) @ c, o)
-
-
-@case(fj())
-def fb_q_norm(q, k, v, o):
-    a, b, c = F.normalize(fpad(q, o), dim=1), fpad(k, o), fpad(v, o)
-    return funpad(F.silu(a @ T(b)) @ c, o)
-
-
-@case(fj())
-def fb_v_layernorm(q, k, v, o):
-    a, b, c = (
-        fpad(q, o),
-        fpad(k, o),
-        F.layer_norm(
-            fpad(v, o), (4,), torch.ones(4, dtype=torch.float32), torch.ones(4, dtype=torch.float32)
-        ),
-    )
-    return funpad(torch.sigmoid(a @ T(b)) @ c, o)
-
-
-@case(fj())
-def fb_value_div0(q, k, v, o):
-    a, b, c = fpad(q, o), fpad(k, o), fpad(v, o)
-    c = c / c.norm(dim=-1, keepdim=True)
-    return funpad(torch.sigmoid(a @ T(b)) @ c, o)
-
-
-@case(fj())
-def fb_offset_gradient_of_input(q, k, v, o):
-    a, b, c = fpad(q * v, o), fpad(q + k, o), fpad(v, o)
-    return funpad(F.silu(a @ T(b)) @ c, o), q.sum()
-
-
-@case(fj())
-def fb_unpad_total_from_shape(q, k, v, o):
-    a, b, c = fpad(q, o), fpad(k, o), fpad(v, o)
-    return funpad(F.silu(a @ T(b)) @ c, o, q.shape[0])
-
-
-@case(fj())
-def fb_autocast(q, k, v, o):
-    a, b, c = fpad(q, o), fpad(k, o), fpad(v, o)
-    with torch.autocast("cpu", torch.bfloat16):
-        p = torch.sigmoid(a @ T(b)) @ c
-    return funpad(p.float(), o)
-
-
-@case(fj())
-def fb_unpad_no_total(q, k, v, o):
-    a, b, c = fpad(q, o), fpad(k, o), fpad(v, o)
-    return torch.ops.fbgemm.dense_to_jagged(F.silu(a @ T(b)) @ c, [o])[0]
+@case(fj(), of=padded)
+def fb_mask_int(a, b, c, o):
+    m = pad(torch.ones(9, 1, dtype=torch.float32), o) > 0
+    return unpad((F.silu(a @ T(b)) * (m ^ T(m)).logical_not()) @ c, o)
 
 
 @case(fj())
 def fb_elementwise_add(q, k, v, o):
-    a, b, c = fpad(q, o), fpad(k, o), fpad(v, o)
-    p = F.silu(a @ T(b)) @ c
+    p = F.silu(pad(q, o) @ T(pad(k, o))) @ pad(v, o)
     return torch.ops.fbgemm.jagged_dense_elementwise_add_jagged_output(q, [o], p)[0]
 
 
-@case(fj())
-def fb_signed_sqrt(q, k, v, o):
-    a, b, c = fpad(q, o), fpad(k, o), fpad(v, o)
-    s = a @ T(b)
-    return funpad((s.sign() * s.abs().sqrt()) @ c, o)
-
-
-PROGRAMS.add(
-    "later_fb_offsets_data",
-    padded(plain),
-    fj(),
-    lambda q, k, v, o: o.data.copy_(torch.tensor([0, 3, 6, 9])),
-)
-
-if not FB:
+if not hasattr(torch.ops.fbgemm, "jagged_to_padded_dense"):
     PROGRAMS.clear()

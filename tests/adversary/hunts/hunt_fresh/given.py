@@ -23,3 +23,18 @@ def T(x):
 def of_scores(f):
     """The program whose weights are `f` of the scores and of what follows the value."""
     return lambda q, k, v, *more: f(q @ T(k), *more) @ v
+
+
+def scored(f):
+    """The program that is `f` of the scores, the value and what follows it."""
+    return lambda q, k, v, *more: f(q @ T(k), v, *more)
+
+
+def weighted(act):
+    """The same of the weights, which are `act` of the scores."""
+    return lambda f: scored(lambda s, *more: f(act(s), *more))
+
+
+def attended(act):
+    """The same of the output, without the value."""
+    return lambda f: scored(lambda s, v, *more: f(act(s) @ v, *more))

@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import D64, Programs
-from .given import T, fp64, of_scores
+from ..rows import D64, Programs, after
+from .given import T, attended, fp64, of_scores, scored, weighted
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -12,36 +12,22 @@ case, table = PROGRAMS.case, PROGRAMS.table
 
 table(
     fp64,
-    {
-        "plain": lambda s: F.silu(s * 0.5),
-        "detach_weights": lambda s: torch.sigmoid(s).detach(),
-        "detach_scores_in_gate": lambda s: s * torch.sigmoid(s.detach()),
-        "custom_ste": lambda s: Ste.apply(s),
-        "custom_scale_grad": lambda s: torch.tanh(Scale.apply(s)),
-        "arg_unused_grad": lambda s: torch.sigmoid(s * 0),
-        "zero_activation": lambda s: torch.zeros_like(s),
-        "const_activation": lambda s: (torch.sigmoid(s) > 0).to(D64),
-        "sign_activation": lambda s: torch.sign(s),
-        "floor_activation": lambda s: torch.floor(s),
-        "bool_activation_int": lambda s: (s > 0).int().double(),
-        "ones_like_activation": lambda s: torch.ones_like(s).tril(),
-        "detach_where": lambda s: torch.where(s > 0, s, s.detach()),
-        "detach_add": lambda s: s + s.detach(),
-    },
     of=of_scores,
+    plain=lambda s: F.silu(s * 0.5),
+    detach_weights=lambda s: torch.sigmoid(s).detach(),
+    detach_scores_in_gate=lambda s: s * torch.sigmoid(s.detach()),
+    custom_ste=lambda s: Ste.apply(s),
+    custom_scale_grad=lambda s: torch.tanh(Scale.apply(s)),
+    arg_unused_grad=lambda s: torch.sigmoid(s * 0),
+    zero_activation=torch.zeros_like,
+    const_activation=lambda s: (torch.sigmoid(s) > 0).to(D64),
+    sign_activation=torch.sign,
+    floor_activation=torch.floor,
+    bool_activation_int=lambda s: (s > 0).int().double(),
+    ones_like_activation=lambda s: torch.ones_like(s).tril(),
+    detach_where=lambda s: torch.where(s > 0, s, s.detach()),
+    detach_add=lambda s: s + s.detach(),
 )
-
-
-@case(fp64)
-def weights_returned(q, k, v):
-    w = torch.sigmoid(q @ T(k))
-    return w @ v, w
-
-
-@case(fp64)
-def weights_detached_returned(q, k, v):
-    w = torch.sigmoid(q @ T(k))
-    return w @ v, w.detach().mean()
 
 
 @case(fp64)
@@ -51,24 +37,11 @@ def row_normalised(q, k, v):
     return w @ v
 
 
-@case(fp64)
-def row_normalised_after(q, k, v):
-    w = torch.sigmoid(q @ T(k))
-    return (w @ v) / w.sum(-1, keepdim=True)
-
-
-@case(fp64)
-def row_normalised_detached(q, k, v):
-    w = torch.sigmoid(q @ T(k))
-    return (w @ v) / w.detach().sum(-1, keepdim=True)
-
-
-@case(fp64)
-def straight_through(q, k, v):
-    s = q @ T(k)
+@case(fp64, of=of_scores)
+def straight_through(s):
     h = (s > 0).to(s.dtype)
     soft = torch.sigmoid(s)
-    return (h + soft - soft.detach()) @ v
+    return h + soft - soft.detach()
 
 
 @case(fp64)
@@ -85,17 +58,15 @@ def no_grad_scores_only(q, k, v):
     return torch.tanh(s) @ v
 
 
-@case(fp64)
-def no_grad_value(q, k, v):
-    w = torch.tanh(q @ T(k))
+@case(fp64, of=weighted(torch.tanh))
+def no_grad_value(w, v):
     with torch.no_grad():
         u = v * 2
     return w @ u
 
 
-@case(fp64)
-def no_grad_last_product(q, k, v):
-    w = torch.tanh(q @ T(k))
+@case(fp64, of=weighted(torch.tanh))
+def no_grad_last_product(w, v):
     with torch.no_grad():
         o = w @ v
     return o, w.sum()
@@ -115,19 +86,6 @@ def inference_island(q, k, v):
     with torch.inference_mode():
         m = q @ T(k) > 0
     return (F.silu(q @ T(k)) * m.clone()) @ v
-
-
-@case(fp64)
-def second_order(q, k, v):
-    o = F.silu(q @ T(k)) @ v
-    (g,) = torch.autograd.grad(o.sum(), q, create_graph=True)
-    return g
-
-
-@case(fp64)
-def create_graph_penalty_first(q, k, v):
-    o = F.silu(q @ T(k)) @ v
-    return o, o.square().mean()
 
 
 class Ste(torch.autograd.Function):
@@ -164,49 +122,40 @@ class Attn(torch.autograd.Function):
 
 table(
     fp64,
-    {
-        "custom_whole": lambda q, k, v: Attn.apply(q, k, v),
-        "custom_on_key": lambda q, k, v: torch.tanh(q @ T(Scale.apply(k))) @ v,
-        "detached_query": lambda q, k, v: torch.sigmoid(q.detach() @ T(k)) @ v.detach(),
-        "bias_from_query": lambda q, k, v: torch.relu(q @ T(k) + q[..., :1]) @ v,
-        "bias_from_key_mean": lambda q, k, v: torch.relu(q @ T(k) - k.mean(-1).unsqueeze(-2)) @ v,
-        "sum_reduces_output": lambda q, k, v: (
-            (torch.relu(q @ T(k)) @ v).sum(-2),
-            (torch.relu(k @ T(q)) @ v).amax(1),
-        ),
-    },
+    of=weighted(torch.tanh),
+    hook_on_weights=after(lambda w, v: w.register_hook(lambda g: g * 5), lambda w, v: w @ v),
+    retain_grad_weights=after(lambda w, v: w.retain_grad(), lambda w, v: w @ v),
 )
 
 
-@case(fp64)
-def hook_on_weights(q, k, v):
-    w = torch.tanh(q @ T(k))
-    w.register_hook(lambda g: g * 5)
-    return w @ v
-
-
-@case(fp64)
-def hook_on_scores(q, k, v):
-    w = q @ T(k)
-    w.register_hook(lambda g: g.clamp(-0.1, 0.1))
-    return torch.tanh(w) @ v
-
-
-@case(fp64)
-def hook_on_output(q, k, v):
-    w = torch.tanh(q @ T(k)) @ v
-    w.register_hook(lambda g: g * 5)
-    return w
-
-
-@case(fp64)
-def retain_grad_weights(q, k, v):
-    w = torch.tanh(q @ T(k))
-    w.retain_grad()
-    return w @ v
-
-
-@case(fp64)
-def mul_detached_mask_param(q, k, v):
-    g = torch.sigmoid(v[..., 0]).unsqueeze(-2)
-    return (torch.relu(q @ T(k)) * g) @ v
+table(
+    fp64,
+    custom_whole=lambda q, k, v: Attn.apply(q, k, v),
+    custom_on_key=lambda q, k, v: torch.tanh(q @ T(Scale.apply(k))) @ v,
+    detached_query=lambda q, k, v: torch.sigmoid(q.detach() @ T(k)) @ v.detach(),
+    bias_from_query=lambda q, k, v: torch.relu(q @ T(k) + q[..., :1]) @ v,
+    bias_from_key_mean=lambda q, k, v: torch.relu(q @ T(k) - k.mean(-1).unsqueeze(-2)) @ v,
+    sum_reduces_output=lambda q, k, v: (
+        (torch.relu(q @ T(k)) @ v).sum(-2),
+        (torch.relu(k @ T(q)) @ v).amax(1),
+    ),
+    mul_detached_mask_param=lambda q, k, v: (
+        (torch.relu(q @ T(k)) * torch.sigmoid(v[..., 0]).unsqueeze(-2)) @ v
+    ),
+    weights_returned=weighted(torch.sigmoid)(lambda w, v: (w @ v, w)),
+    weights_detached_returned=weighted(torch.sigmoid)(lambda w, v: (w @ v, w.detach().mean())),
+    row_normalised_after=weighted(torch.sigmoid)(lambda w, v: (w @ v) / w.sum(-1, keepdim=True)),
+    row_normalised_detached=weighted(torch.sigmoid)(
+        lambda w, v: (w @ v) / w.detach().sum(-1, keepdim=True)
+    ),
+    create_graph_penalty_first=attended(F.silu)(lambda o: (o, o.square().mean())),
+    hook_on_scores=scored(
+        after(
+            lambda w, v: w.register_hook(lambda g: g.clamp(-0.1, 0.1)),
+            lambda w, v: torch.tanh(w) @ v,
+        )
+    ),
+    hook_on_output=attended(torch.tanh)(
+        after(lambda w: w.register_hook(lambda g: g * 5), lambda w: w)
+    ),
+)

@@ -12,75 +12,63 @@ case, table = PROGRAMS.case, PROGRAMS.table
 
 table(
     fp64,
-    {
-        "kron_like": lambda q, k, v: (
-            F.relu(q @ T(k)).reshape(4, 25) @ v.reshape(4, 20).t().repeat(7, 1)[:25]
-        ),
-        "reshape_heads_mix": lambda q, k, v: F.relu(q @ T(k)).reshape(2, 10, 5) @ v[:, 0],
-        "weights_sliced": lambda q, k, v: F.relu(q @ T(k))[..., 1:, :-1] @ v[..., 1:, :],
-        "weights_strided_slice": lambda q, k, v: F.relu(q @ T(k))[..., ::2, ::2] @ v[..., ::2, :],
-        "weights_padded": lambda q, k, v: (
-            F.pad(torch.sigmoid(q @ T(k)), (1, 0)) @ F.pad(v, (0, 0, 1, 0), value=2.0)
-        ),
-        "scores_padded": lambda q, k, v: (
-            torch.sigmoid(F.pad(q @ T(k), (1, 0))) @ F.pad(v, (0, 0, 1, 0), value=2.0)
-        ),
-        "memory_tokens": lambda q, k, v: (
-            F.relu(q @ T(torch.cat([k, k.mean(-2, keepdim=True)], -2)))
-            @ torch.cat([v, torch.zeros_like(v[..., :1, :])], -2)
-        ),
-        "gqa_repeat": lambda q, k, v: (
-            F.relu(q @ T(k[:, :1].repeat_interleave(2, 1))) @ v[:, :1].repeat_interleave(2, 1)
-        ),
-        "loop_heads": lambda q, k, v: torch.stack(
-            [F.relu(q[:, i] @ T(k[:, i])) @ v[:, i] for i in range(2)], 1
-        ),
-    },
+    of=of_scores,
+    reshape_mixes=lambda s: F.relu(s).reshape(2, 2, 5, 5).permute(0, 1, 3, 2).reshape(2, 2, 5, 5),
+    view_heads_wrong=lambda s: F.relu(s.permute(1, 0, 2, 3).reshape(2, 2, 5, 5)),
+    weights_flipped=lambda s: F.relu(s).flip(-1),
+    weights_rolled=lambda s: F.relu(s).roll(1, -1),
+    weights_through_view_and_back=lambda s: torch.tanh(s.view(4, 25)).view(2, 2, 5, 5),
+    weights_square_reshape=lambda s: torch.tanh(s.view(2, 2, 25)).view(2, 2, 5, 5).mT,
+    bias_on_flat_scores=lambda s: torch.tanh(s.view(4, 25) + torch.arange(25, dtype=D64) / 10).view(
+        2, 2, 5, 5
+    ),
+    bias_on_transposed_scores=lambda s: torch.tanh(s.mT + torch.arange(5, dtype=D64)[:, None]).mT,
+    bias_on_permuted_heads=lambda s: torch.tanh(
+        s.permute(0, 2, 3, 1) + torch.arange(2, dtype=D64)
+    ).permute(0, 3, 1, 2),
+    bias_swapped_batch_head=lambda s: torch.tanh(
+        s.transpose(0, 1) + torch.arange(2, dtype=D64)[:, None, None]
+    ).transpose(0, 1),
+    bias_swapped_not_back=lambda s: torch.tanh(
+        s.transpose(0, 1) + torch.arange(2, dtype=D64)[:, None, None]
+    ),
 )
 
 
 table(
     fp64,
-    {
-        "reshape_mixes": lambda s: (
-            F.relu(s).reshape(2, 2, 5, 5).permute(0, 1, 3, 2).reshape(2, 2, 5, 5)
-        ),
-        "view_heads_wrong": lambda s: F.relu(s.permute(1, 0, 2, 3).reshape(2, 2, 5, 5)),
-        "weights_flipped": lambda s: F.relu(s).flip(-1),
-        "weights_rolled": lambda s: F.relu(s).roll(1, -1),
-        "weights_through_view_and_back": lambda s: torch.tanh(s.view(4, 25)).view(2, 2, 5, 5),
-        "weights_square_reshape": lambda s: torch.tanh(s.view(2, 2, 25)).view(2, 2, 5, 5).mT,
-        "bias_on_flat_scores": lambda s: torch.tanh(
-            s.view(4, 25) + torch.arange(25, dtype=D64) / 10
-        ).view(2, 2, 5, 5),
-        "bias_on_transposed_scores": lambda s: (
-            torch.tanh(s.mT + torch.arange(5, dtype=D64)[:, None]).mT
-        ),
-        "bias_on_permuted_heads": lambda s: torch.tanh(
-            s.permute(0, 2, 3, 1) + torch.arange(2, dtype=D64)
-        ).permute(0, 3, 1, 2),
-        "bias_swapped_batch_head": lambda s: torch.tanh(
-            s.transpose(0, 1) + torch.arange(2, dtype=D64)[:, None, None]
-        ).transpose(0, 1),
-        "bias_swapped_not_back": lambda s: torch.tanh(
-            s.transpose(0, 1) + torch.arange(2, dtype=D64)[:, None, None]
-        ),
-    },
-    of=of_scores,
+    kron_like=lambda q, k, v: (
+        F.relu(q @ T(k)).reshape(4, 25) @ v.reshape(4, 20).t().repeat(7, 1)[:25]
+    ),
+    reshape_heads_mix=lambda q, k, v: F.relu(q @ T(k)).reshape(2, 10, 5) @ v[:, 0],
+    weights_sliced=lambda q, k, v: F.relu(q @ T(k))[..., 1:, :-1] @ v[..., 1:, :],
+    weights_strided_slice=lambda q, k, v: F.relu(q @ T(k))[..., ::2, ::2] @ v[..., ::2, :],
+    weights_padded=lambda q, k, v: (
+        F.pad(torch.sigmoid(q @ T(k)), (1, 0)) @ F.pad(v, (0, 0, 1, 0), value=2.0)
+    ),
+    scores_padded=lambda q, k, v: (
+        torch.sigmoid(F.pad(q @ T(k), (1, 0))) @ F.pad(v, (0, 0, 1, 0), value=2.0)
+    ),
+    memory_tokens=lambda q, k, v: (
+        F.relu(q @ T(torch.cat([k, k.mean(-2, keepdim=True)], -2)))
+        @ torch.cat([v, torch.zeros_like(v[..., :1, :])], -2)
+    ),
+    gqa_repeat=lambda q, k, v: (
+        F.relu(q @ T(k[:, :1].repeat_interleave(2, 1))) @ v[:, :1].repeat_interleave(2, 1)
+    ),
+    loop_heads=lambda q, k, v: torch.stack(
+        [F.relu(q[:, i] @ T(k[:, i])) @ v[:, i] for i in range(2)], 1
+    ),
+    scores_cat_sink=lambda q, k, v: (
+        torch.sigmoid(torch.cat([torch.zeros(2, 2, 5, 1, dtype=D64), q @ T(k)], -1))[..., 1:] @ v
+    ),
 )
 
 
-@case(fp64)
-def scores_cat_sink(q, k, v):
-    s = torch.cat([torch.zeros(2, 2, 5, 1, dtype=D64), q @ T(k)], -1)
-    return torch.sigmoid(s)[..., 1:] @ v
-
-
-@case(fp64)
-def rel_shift(q, k, v):
-    s = q @ T(k)
+@case(fp64, of=of_scores)
+def rel_shift(s):
     s = F.pad(s, (1, 0)).view(2, 2, 6, 5)[:, :, 1:].view(2, 2, 5, 5)
-    return F.relu(s) @ v
+    return F.relu(s)
 
 
 @case(fp64)
@@ -101,17 +89,6 @@ def boolean_index_keys(q, k, v):
     return F.relu(q @ T(k[..., i, :])) @ v[..., i, :]
 
 
-table(
-    nothing,
-    {
-        "gqa_tile_vs_interleave": (
-            lambda q, k, v: F.relu(q @ T(k.repeat(1, 2, 1, 1))) @ v.repeat_interleave(2, 1),
-            normal((2, 4, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)),
-        ),
-    },
-)
-
-
 @case(normal((2, 4, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)))
 def gqa_expand(q, k, v):
     q = q.view(2, 2, 2, 5, 4)
@@ -126,10 +103,19 @@ def gqa_transposed_groups(q, k, v):
     return (F.relu(q @ T(k).unsqueeze(1)) @ v.unsqueeze(1)).reshape(2, 4, 5, 4)
 
 
-@case(normal((2, 4, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)))
-def gqa_mixed(q, k, v):
-    w = F.relu(q @ T(k.repeat_interleave(2, 1)))
-    return (w.view(2, 2, 2, 5, 5) @ v.unsqueeze(2)).sum(2)
+table(
+    nothing,
+    gqa_tile_vs_interleave=(
+        lambda q, k, v: F.relu(q @ T(k.repeat(1, 2, 1, 1))) @ v.repeat_interleave(2, 1),
+        normal((2, 4, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)),
+    ),
+    gqa_mixed=(
+        lambda q, k, v: (
+            F.relu(q @ T(k.repeat_interleave(2, 1))).view(2, 2, 2, 5, 5) @ v.unsqueeze(2)
+        ).sum(2),
+        normal((2, 4, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)),
+    ),
+)
 
 
 @case(fp64)

@@ -3,118 +3,40 @@
 import torch
 import torch.nn.functional as F
 
+from ..paddings import pad_function, unpad_function
 from ..rows import Programs, normal, plus, values
 from .given import T
 from .jagged import jag
 
 PROGRAMS = Programs()
 case = PROGRAMS.case
+OFFSETS = values([0, 2, 5, 9])
+rows = lambda *shape: normal(*[(9, *shape)] * 3, dtype=torch.float32)
 
 
-@case(plus(normal((9, 2, 4), (9, 2, 4), (9, 2, 4), dtype=torch.float32), values([0, 2, 5, 9])))
+def padded(x, offsets, fill=0.0, most=5):
+    nested = torch.nested.nested_tensor_from_jagged(x, offsets, max_seqlen=most, min_seqlen=2)
+    return nested.to_padded_tensor(fill)
+
+
+@case(plus(rows(2, 4), OFFSETS))
 def nested_padded_grad(q, k, v, o):
-    a, b, c = (
-        torch.nested.nested_tensor_from_jagged(x.flatten(1), o, max_seqlen=5, min_seqlen=2)
-        .to_padded_tensor(0.0)
-        .view(3, 5, 2, 4)
-        .transpose(1, 2)
-        for x in (q, k, v)
-    )
+    a, b, c = (padded(x.flatten(1), o).view(3, 5, 2, 4).transpose(1, 2) for x in (q, k, v))
     return F.silu(a @ T(b)) @ c
 
 
-@case(
-    plus(
-        normal((9, 4), (9, 4), (9, 4), dtype=torch.float32),
-        values([0, 2, 5, 9]),
-        values([0, 3, 6, 9]),
-    )
-)
+@case(plus(rows(4), OFFSETS, values([0, 3, 6, 9])))
 def nested_two_offsets(q, k, v, o, o2):
-    a, b, c = (
-        torch.nested.nested_tensor_from_jagged(x, f, max_seqlen=5, min_seqlen=2).to_padded_tensor(p)
-        for x, f, p in ((q, o, 0.0), (k, o2, 0.5), (v, o2, 1.0))
-    )
-    return torch.sigmoid(a @ T(b)) @ c
+    return torch.sigmoid(padded(q, o) @ T(padded(k, o2, 0.5))) @ padded(v, o2, 1.0)
 
 
-@case(plus(normal((9, 4), (9, 4), (9, 4), dtype=torch.float32), values([0, 2, 5, 9])))
+@case(plus(rows(4), OFFSETS))
 def nested_there_and_back(q, k, v, o):
     from torch.nested._internal.nested_tensor import nested_from_padded
 
-    a, b, c = (
-        torch.nested.nested_tensor_from_jagged(x, o, max_seqlen=4, min_seqlen=2).to_padded_tensor(
-            0.0
-        )
-        for x in (q, k, v)
-    )
+    a, b, c = (padded(x, o, most=4) for x in (q, k, v))
     p = torch.sigmoid(a @ T(b)) @ c
     return nested_from_padded(p, o, ragged_idx=1, sum_S=9).values()
-
-
-class PadF(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, o):
-        ctx.save_for_backward(o)
-        ctx.n = x.shape[0]
-        return torch.ops.aten._jagged_to_padded_dense_forward(x, [o], [5], 0.0)
-
-    @staticmethod
-    def backward(ctx, g):
-        (o,) = ctx.saved_tensors
-        return torch.ops.aten._padded_dense_to_jagged_forward(g, [o], ctx.n), None
-
-
-class PadF2(PadF):
-    @staticmethod
-    def backward(ctx, g):
-        (o,) = ctx.saved_tensors
-        return torch.ops.aten._padded_dense_to_jagged_forward(g * 2, [o], ctx.n), None
-
-
-class PadF3(PadF):
-    @staticmethod
-    def backward(ctx, g):
-        (o,) = ctx.saved_tensors
-        return torch.ops.aten._padded_dense_to_jagged_forward(g, [o], ctx.n) * 3, None
-
-
-class UnpadF(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, o):
-        ctx.save_for_backward(o)
-        return torch.ops.aten._padded_dense_to_jagged_forward(x, [o], 9)
-
-    @staticmethod
-    def backward(ctx, g):
-        (o,) = ctx.saved_tensors
-        return torch.ops.aten._jagged_to_padded_dense_forward(g, [o], [5], 0.0), None
-
-
-class UnpadF1(UnpadF):
-    @staticmethod
-    def backward(ctx, g):
-        (o,) = ctx.saved_tensors
-        return torch.ops.aten._jagged_to_padded_dense_forward(g, [o], [5], 1.0), None
-
-
-class UnpadFd(UnpadF):
-    @staticmethod
-    def backward(ctx, g):
-        (o,) = ctx.saved_tensors
-        return torch.ops.aten._jagged_to_padded_dense_forward(g.detach() * 2, [o], [5], 0.0), None
-
-
-class UnpadFo(UnpadF):
-    @staticmethod
-    def forward(ctx, x, o):
-        ctx.save_for_backward(o.flip(0).diff().abs().cumsum(0))
-        return torch.ops.aten._padded_dense_to_jagged_forward(x, [o], 9)
-
-    @staticmethod
-    def backward(ctx, g):
-        (o,) = ctx.saved_tensors
-        return torch.ops.aten._jagged_to_padded_dense_forward(g, [F.pad(o, (1, 0))], [5], 0.0), None
 
 
 def padded_and_unpadded(pad, unpad):
@@ -125,7 +47,15 @@ def padded_and_unpadded(pad, unpad):
     return program
 
 
-for pad in (PadF, PadF2, PadF3):
-    for unpad in (UnpadF, UnpadF1, UnpadFd, UnpadFo):
-        name = f"func_{pad.__name__}_{unpad.__name__}"
-        PROGRAMS.add(name, padded_and_unpadded(pad, unpad), jag(grad=True))
+PADS = {"PadF": pad_function(5), "PadF2": pad_function(5, lambda g: g * 2)}
+UNPADS = {
+    "UnpadF": unpad_function(9, 5),
+    "UnpadF1": unpad_function(9, 5, fill=1.0),
+    "UnpadFd": unpad_function(9, 5, lambda g: g.detach() * 2),
+    "UnpadFo": unpad_function(
+        9, 5, offsets=lambda o: F.pad(o.flip(0).diff().abs().cumsum(0), (1, 0))
+    ),
+}
+for a, pad in PADS.items():
+    for b, unpad in UNPADS.items():
+        PROGRAMS.add(f"func_{a}_{b}", padded_and_unpadded(pad, unpad), jag(grad=True))

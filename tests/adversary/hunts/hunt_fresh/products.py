@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from ..rows import D64, Programs
-from .given import T, fp64, frozen, of_scores
+from .given import T, attended, fp64, frozen, of_scores, scored, weighted
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -19,69 +19,6 @@ def matrices():
     return tuple(x[0, 0].detach().clone().requires_grad_() for x in frozen())
 
 
-table(
-    fp64,
-    {
-        "q_is_k_is_v": lambda q, k, v: F.silu(q @ T(q)) @ q,
-        "sum_of_attentions": lambda q, k, v: F.silu(q @ T(k)) @ v + torch.tanh(k @ T(q)) @ v,
-        "product_of_scores": lambda q, k, v: (torch.sigmoid(q @ T(k)) * torch.tanh(k @ T(q))) @ v,
-        "scores_plus_scores": lambda q, k, v: F.relu(q @ T(k) + k @ T(q)) @ v,
-        "linear_attention": lambda q, k, v: F.relu(q) @ (T(F.relu(k)) @ v),
-        "einsum_odd": lambda q, k, v: torch.einsum(
-            "zbcx,zxbd->xzdc", torch.einsum("zxcv,zxbv->zbcx", q, k).relu(), v
-        ),
-        "einsum_diag": lambda q, k, v: torch.einsum("aacd,aaed->ace", q, k).relu() @ v[:, 0],
-        "einsum_head_sum": lambda q, k, v: torch.einsum("bhqd,bhkd->bqk", q, k).relu() @ v[:, 0],
-        "einsum_out_head_sum": lambda q, k, v: torch.einsum(
-            "bhqk,bhkd->bqd", torch.einsum("bhqd,bhkd->bhqk", q, k).relu(), v
-        ),
-        "einsum_cross_heads": lambda q, k, v: torch.einsum(
-            "bhqgk,bgkd->bhqd", torch.einsum("bhqd,bgkd->bhqgk", q, k).relu(), v
-        ),
-        "einsum_three": lambda q, k, v: torch.einsum(
-            "bhqk,bhkd,bhqd->bhqd", torch.einsum("bhqd,bhkd->bhqk", q, k).relu(), v, q
-        ),
-        "einsum_broadcast": lambda q, k, v: torch.einsum(
-            "...qk,...kd->...dq", torch.einsum("...qd,...kd->...qk", q, k[:, :1]).relu(), v
-        ),
-        "einsum_implicit": lambda q, k, v: torch.einsum(
-            "bhqk,bhkd", torch.einsum("bhqd,bhkd->bhqk", q, k).relu(), v
-        ),
-        "inner": lambda q, k, v: torch.inner(torch.inner(q[0, 0], k[0, 0]).relu(), v[0, 0].t()),
-        "cdist_scores": lambda q, k, v: torch.exp(-torch.cdist(q, k)) @ v,
-        "chain_matmul": lambda q, k, v: torch.linalg.multi_dot(
-            [F.relu(q[0, 0] @ k[0, 0].t()), v[0, 0], k[0, 0].t()]
-        ),
-        "vecdot": lambda q, k, v: torch.linalg.vecdot(
-            torch.linalg.vecdot(q.unsqueeze(-2), k.unsqueeze(-3)).relu().unsqueeze(-2),
-            v.transpose(-1, -2).unsqueeze(-3),
-        ),
-    },
-)
-
-
-@case(fp64)
-def same_scores_twice(q, k, v):
-    w = F.silu(q @ T(k))
-    return w @ v, w @ (v + 1)
-
-
-@case(fp64)
-def transposed_weights(q, k, v):
-    w = F.silu(q @ T(k))
-    return T(w) @ v
-
-
-table(
-    fp64,
-    {
-        "weights_plus_eye": lambda s: F.silu(s) + torch.eye(5, dtype=D64),
-        "two_activations_sum": lambda s: F.silu(s) + torch.tanh(s),
-    },
-    of=of_scores,
-)
-
-
 @case(fp64)
 def diff_attention(q, k, v):
     q1, q2 = q.chunk(2, -1)
@@ -91,97 +28,104 @@ def diff_attention(q, k, v):
 
 table(
     flat,
-    {
-        "baddbmm": lambda q, k, v: torch.baddbmm(v, F.silu(q @ T(k)), v, beta=0.5, alpha=2),
-        "baddbmm_scores": lambda q, k, v: (
-            F.silu(torch.baddbmm(torch.ones(1, 5, 5, dtype=D64), q, T(k), beta=0.5, alpha=2)) @ v
-        ),
-        "baddbmm_beta0_nan": lambda q, k, v: (
-            F.silu(
-                torch.baddbmm(
-                    torch.full((1, 5, 5), float("nan"), dtype=D64), q, T(k), beta=0, alpha=2
-                )
-            )
-            @ v
-        ),
-        "baddbmm_empty_out": lambda q, k, v: (
-            F.silu(torch.baddbmm(torch.empty(2, 5, 5, dtype=D64), q, T(k), beta=0, alpha=0.125)) @ v
-        ),
-        "addbmm_sum": lambda q, k, v: torch.addbmm(
-            torch.ones(5, 4, dtype=D64), F.silu(q @ T(k)), v, beta=2, alpha=0.5
-        ),
-    },
+    baddbmm=lambda q, k, v: torch.baddbmm(v, F.silu(q @ T(k)), v, beta=0.5, alpha=2),
+    baddbmm_scores=lambda q, k, v: (
+        F.silu(torch.baddbmm(torch.ones(1, 5, 5, dtype=D64), q, T(k), beta=0.5, alpha=2)) @ v
+    ),
+    baddbmm_beta0_nan=lambda q, k, v: (
+        F.silu(
+            torch.baddbmm(torch.full((1, 5, 5), float("nan"), dtype=D64), q, T(k), beta=0, alpha=2)
+        )
+        @ v
+    ),
+    baddbmm_empty_out=lambda q, k, v: (
+        F.silu(torch.baddbmm(torch.empty(2, 5, 5, dtype=D64), q, T(k), beta=0, alpha=0.125)) @ v
+    ),
+    addbmm_sum=lambda q, k, v: torch.addbmm(
+        torch.ones(5, 4, dtype=D64), F.silu(q @ T(k)), v, beta=2, alpha=0.5
+    ),
+)
+
+
+table(
+    fp64,
+    q_is_k_is_v=lambda q, k, v: F.silu(q @ T(q)) @ q,
+    sum_of_attentions=lambda q, k, v: F.silu(q @ T(k)) @ v + torch.tanh(k @ T(q)) @ v,
+    product_of_scores=lambda q, k, v: (torch.sigmoid(q @ T(k)) * torch.tanh(k @ T(q))) @ v,
+    scores_plus_scores=lambda q, k, v: F.relu(q @ T(k) + k @ T(q)) @ v,
+    linear_attention=lambda q, k, v: F.relu(q) @ (T(F.relu(k)) @ v),
+    einsum_odd=lambda q, k, v: torch.einsum(
+        "zbcx,zxbd->xzdc", torch.einsum("zxcv,zxbv->zbcx", q, k).relu(), v
+    ),
+    einsum_diag=lambda q, k, v: torch.einsum("aacd,aaed->ace", q, k).relu() @ v[:, 0],
+    einsum_head_sum=lambda q, k, v: torch.einsum("bhqd,bhkd->bqk", q, k).relu() @ v[:, 0],
+    einsum_out_head_sum=lambda q, k, v: torch.einsum(
+        "bhqk,bhkd->bqd", torch.einsum("bhqd,bhkd->bhqk", q, k).relu(), v
+    ),
+    einsum_cross_heads=lambda q, k, v: torch.einsum(
+        "bhqgk,bgkd->bhqd", torch.einsum("bhqd,bgkd->bhqgk", q, k).relu(), v
+    ),
+    einsum_three=lambda q, k, v: torch.einsum(
+        "bhqk,bhkd,bhqd->bhqd", torch.einsum("bhqd,bhkd->bhqk", q, k).relu(), v, q
+    ),
+    einsum_broadcast=lambda q, k, v: torch.einsum(
+        "...qk,...kd->...dq", torch.einsum("...qd,...kd->...qk", q, k[:, :1]).relu(), v
+    ),
+    einsum_implicit=lambda q, k, v: torch.einsum(
+        "bhqk,bhkd", torch.einsum("bhqd,bhkd->bhqk", q, k).relu(), v
+    ),
+    inner=lambda q, k, v: torch.inner(torch.inner(q[0, 0], k[0, 0]).relu(), v[0, 0].t()),
+    cdist_scores=lambda q, k, v: torch.exp(-torch.cdist(q, k)) @ v,
+    chain_matmul=lambda q, k, v: torch.linalg.multi_dot(
+        [F.relu(q[0, 0] @ k[0, 0].t()), v[0, 0], k[0, 0].t()]
+    ),
+    vecdot=lambda q, k, v: torch.linalg.vecdot(
+        torch.linalg.vecdot(q.unsqueeze(-2), k.unsqueeze(-3)).relu().unsqueeze(-2),
+        v.transpose(-1, -2).unsqueeze(-3),
+    ),
+    tensordot=lambda q, k, v: torch.tensordot(
+        torch.tensordot(q[:, 0], k[0, 0], ([2], [1])).relu(), v[0, 0], 1
+    ),
+    tensordot_allheads=lambda q, k, v: torch.tensordot(
+        torch.tensordot(q, k, ([3], [3])).relu(), v, ([3, 4, 5], [0, 1, 2])
+    ),
+    mul_sum_spelling=lambda q, k, v: (
+        (q.unsqueeze(-2) * k.unsqueeze(-3)).sum(-1).tanh().unsqueeze(-1) * v.unsqueeze(-3)
+    ).sum(-2),
+    bilinear=lambda q, k, v: F.bilinear(q, q, torch.randn(5, 4, 4, dtype=D64)).relu() @ v,
+    same_scores_twice=weighted(F.silu)(lambda w, v: (w @ v, w @ (v + 1))),
+    value_is_function_of_scores=scored(lambda s, v: torch.tanh(s) @ (v + s.mean())),
+    value_is_scores=scored(lambda s, v: torch.tanh(s) @ s),
+    key_from_output=attended(torch.tanh)(lambda o: torch.sigmoid(o @ T(o)) @ o),
 )
 
 
 table(
     matrices,
-    {
-        "addmm_2d": lambda q, k, v: torch.addmm(v, F.silu(q @ k.t()), v, beta=-1, alpha=0.3),
-        "addmm_bias_row": lambda q, k, v: (
-            F.relu(torch.addmm(torch.arange(5.0, dtype=D64), q, k.t())) @ v
-        ),
-        "linear_2d": lambda q, k, v: F.linear(F.silu(F.linear(q, k)), v.t()),
-        "linear_2d_bias": lambda q, k, v: F.linear(
-            F.silu(F.linear(q, k, torch.arange(5.0, dtype=D64))), v.t(), torch.ones(4, dtype=D64)
-        ),
-        "addmv": lambda q, k, v: torch.mv(F.silu(q @ k.t()), v[:, 0]),
-        "sparse_weights": lambda q, k, v: torch.sparse.mm(
-            F.relu(q @ k.t()).detach().to_sparse(), v
-        ),
-    },
+    addmm_2d=lambda q, k, v: torch.addmm(v, F.silu(q @ k.t()), v, beta=-1, alpha=0.3),
+    addmm_bias_row=lambda q, k, v: F.relu(torch.addmm(torch.arange(5.0, dtype=D64), q, k.t())) @ v,
+    linear_2d=lambda q, k, v: F.linear(F.silu(F.linear(q, k)), v.t()),
+    linear_2d_bias=lambda q, k, v: F.linear(
+        F.silu(F.linear(q, k, torch.arange(5.0, dtype=D64))), v.t(), torch.ones(4, dtype=D64)
+    ),
+    addmv=lambda q, k, v: torch.mv(F.silu(q @ k.t()), v[:, 0]),
+    sparse_weights=lambda q, k, v: torch.sparse.mm(F.relu(q @ k.t()).detach().to_sparse(), v),
+    sparse_sampled=lambda q, k, v: (
+        torch.sparse.sampled_addmm(
+            torch.eye(5, dtype=D64).to_sparse_csr(), q.detach(), k.detach().t(), beta=0.0
+        )
+        .to_dense()
+        .relu()
+        @ v
+    ),
 )
 
 
-@case(fp64)
-def tensordot(q, k, v):
-    s = torch.tensordot(q[:, 0], k[0, 0], ([2], [1])).relu()
-    return torch.tensordot(s, v[0, 0], 1)
-
-
-@case(fp64)
-def tensordot_allheads(q, k, v):
-    s = torch.tensordot(q, k, ([3], [3])).relu()
-    return torch.tensordot(s, v, ([3, 4, 5], [0, 1, 2]))
-
-
-@case(fp64)
-def mul_sum_spelling(q, k, v):
-    s = (q.unsqueeze(-2) * k.unsqueeze(-3)).sum(-1).tanh()
-    return (s.unsqueeze(-1) * v.unsqueeze(-3)).sum(-2)
-
-
-@case(fp64)
-def bilinear(q, k, v):
-    w = torch.randn(5, 4, 4, dtype=D64)
-    s = F.bilinear(q, q, w).relu()
-    return s @ v
-
-
-@case(matrices)
-def sparse_sampled(q, k, v):
-    m = torch.eye(5, dtype=D64).to_sparse_csr()
-    return torch.sparse.sampled_addmm(m, q.detach(), k.detach().t(), beta=0.0).to_dense().relu() @ v
-
-
-@case(fp64)
-def value_is_function_of_scores(q, k, v):
-    s = q @ T(k)
-    return torch.tanh(s) @ (v + s.mean())
-
-
-@case(fp64)
-def value_is_scores(q, k, v):
-    s = q @ T(k)
-    return torch.tanh(s) @ s
-
-
-@case(fp64)
-def key_from_output(q, k, v):
-    o = torch.tanh(q @ T(k)) @ v
-    return torch.sigmoid(o @ T(o)) @ o
-
-
-@case(fp64)
-def sparse_mask(q, k, v):
-    return (F.relu(q @ T(k)) * torch.eye(5).to_sparse().to_dense()) @ v
+table(
+    fp64,
+    of=of_scores,
+    transposed_weights=lambda s: T(F.silu(s)),
+    weights_plus_eye=lambda s: F.silu(s) + torch.eye(5, dtype=D64),
+    two_activations_sum=lambda s: F.silu(s) + torch.tanh(s),
+    sparse_mask=lambda s: F.relu(s) * torch.eye(5).to_sparse().to_dense(),
+)

@@ -21,23 +21,21 @@ def naninf():
 
 table(
     naninf,
-    {
-        "nan_plain": lambda s: torch.sigmoid(s),
-        "nan_relu": lambda s: F.relu(s),
-        "nan_where": lambda s: torch.where(torch.isnan(s), 0.0, s),
-        "nan_to_num": lambda s: torch.nan_to_num(s, posinf=1.0),
-        "nan_ones": lambda s: s**0,
-        "nan_times_zero": lambda s: s * 0,
-        "nan_eq_self": lambda s: (s == s).to(D64) + s.detach() * 0,
-        "nan_clamp": lambda s: s.clamp(0, 1),
-        "nan_fmax": lambda s: torch.fmax(s, torch.zeros((), dtype=D64)),
-        "nan_minmax": lambda s: torch.minimum(
-            torch.maximum(s, torch.zeros((), dtype=D64)), torch.ones((), dtype=D64)
-        ),
-        "nan_sub_self": lambda s: s - s,
-        "nan_ternary_not": lambda s: torch.where(~(s <= 0), s, 0.0),
-    },
     of=of_scores,
+    nan_plain=torch.sigmoid,
+    nan_relu=F.relu,
+    nan_where=lambda s: torch.where(torch.isnan(s), 0.0, s),
+    nan_to_num=lambda s: torch.nan_to_num(s, posinf=1.0),
+    nan_ones=lambda s: s**0,
+    nan_times_zero=lambda s: s * 0,
+    nan_eq_self=lambda s: (s == s).to(D64) + s.detach() * 0,
+    nan_clamp=lambda s: s.clamp(0, 1),
+    nan_fmax=lambda s: torch.fmax(s, torch.zeros((), dtype=D64)),
+    nan_minmax=lambda s: torch.minimum(
+        torch.maximum(s, torch.zeros((), dtype=D64)), torch.ones((), dtype=D64)
+    ),
+    nan_sub_self=lambda s: s - s,
+    nan_ternary_not=lambda s: torch.where(~(s <= 0), s, 0.0),
 )
 
 
@@ -48,28 +46,22 @@ def bias_inf_times_zero(q, k, v):
     return torch.sigmoid(q @ T(k) - b) @ v
 
 
-@case(fp64)
-def bias_neg_inf_relu(q, k, v):
-    b = torch.zeros(5, 5, dtype=D64).masked_fill(torch.ones(5, 5).triu(1) > 0, float("-inf"))
-    return F.relu(q @ T(k) + b).square() @ v
-
-
-@case(fp64)
-def bias_neg_inf_exp(q, k, v):
-    b = torch.zeros(5, 5, dtype=D64).masked_fill(torch.ones(5, 5).triu(1) > 0, float("-inf"))
-    return torch.exp(q @ T(k) + b) @ v
-
-
-@case(fp64)
-def bias_neg_inf_softplus(q, k, v):
-    b = torch.zeros(5, 5, dtype=D64).masked_fill(torch.ones(5, 5).triu(1) > 0, float("-inf"))
-    return F.softplus(q @ T(k) + b) @ v
-
-
-@case(fp64)
-def bias_neg_inf_gelu(q, k, v):
-    b = torch.zeros(5, 5, dtype=D64).masked_fill(torch.ones(5, 5).triu(1) > 0, float("-inf"))
-    return F.gelu(q @ T(k) + b) @ v
+table(
+    fp64,
+    of=of_scores,
+    bias_neg_inf_relu=lambda s: F.relu(
+        s + torch.zeros(5, 5, dtype=D64).masked_fill(torch.ones(5, 5).triu(1) > 0, float("-inf"))
+    ).square(),
+    bias_neg_inf_exp=lambda s: torch.exp(
+        s + torch.zeros(5, 5, dtype=D64).masked_fill(torch.ones(5, 5).triu(1) > 0, float("-inf"))
+    ),
+    bias_neg_inf_softplus=lambda s: F.softplus(
+        s + torch.zeros(5, 5, dtype=D64).masked_fill(torch.ones(5, 5).triu(1) > 0, float("-inf"))
+    ),
+    bias_neg_inf_gelu=lambda s: F.gelu(
+        s + torch.zeros(5, 5, dtype=D64).masked_fill(torch.ones(5, 5).triu(1) > 0, float("-inf"))
+    ),
+)
 
 
 @case(fp64)

@@ -5,59 +5,10 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 
 from ..rows import D64, Programs
-from .given import T, fp64, frozen, of_scores
+from .given import T, fp64, frozen, of_scores, scored, weighted
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
-
-
-table(
-    fp64,
-    {
-        "dropout_weights": lambda s: F.dropout(F.silu(s), 0.3),
-        "dropout_eval": lambda s: F.dropout(F.silu(s), 0.3, training=False),
-        "dropout_one": lambda s: F.dropout(F.silu(s), 1.0),
-        "rrelu_train": lambda s: F.rrelu(s, training=True),
-        "rand_mask": lambda s: F.silu(s) * (torch.rand(5, 5) > 0.5),
-    },
-    of=of_scores,
-)
-
-
-table(
-    fp64,
-    {
-        "dropout_after": lambda q, k, v: F.dropout(F.silu(q @ T(k)) @ v, 0.3),
-        "vmap_all": lambda q, k, v: torch.vmap(lambda a, b, c: F.silu(a @ T(b)) @ c)(q, k, v),
-        "vmap_shared_kv": lambda q, k, v: torch.vmap(lambda a: F.silu(a @ T(k)) @ v)(q),
-        "vmap_out_dims": lambda q, k, v: torch.vmap(
-            lambda a, b, c: F.silu(a @ T(b)) @ c, in_dims=(1, 1, 0), out_dims=2
-        )(q, k, v),
-        "func_grad": lambda q, k, v: torch.func.grad(lambda a: (F.silu(a @ T(k)) @ v).sum())(q),
-        "func_jvp": lambda q, k, v: torch.func.jvp(
-            lambda a: F.silu(a @ T(k)) @ v, (q,), (torch.ones_like(q),)
-        )[1],
-        "checkpointed": lambda q, k, v: torch.utils.checkpoint.checkpoint(
-            lambda a, b, c: F.silu(a @ T(b)) @ c, q, k, v, use_reentrant=False
-        ),
-        "checkpointed_dropout": lambda q, k, v: torch.utils.checkpoint.checkpoint(
-            lambda a, b, c: F.dropout(F.silu(a @ T(b)) @ c, 0.3), q, k, v, use_reentrant=False
-        ),
-    },
-)
-
-
-@case(fp64)
-def dropout_two_draws(q, k, v):
-    a = torch.rand(3, dtype=D64)
-    o = F.silu(q @ T(k)) @ F.dropout(v, 0.2)
-    return o * torch.rand(1, dtype=D64), a
-
-
-@case(fp64)
-def func_grad_mixed(q, k, v):
-    o = F.silu(q @ T(k)) @ v
-    return torch.func.grad(lambda a: (F.silu(a @ T(k)) @ v).square().sum())(q) + o
 
 
 @case(fp64)
@@ -75,33 +26,57 @@ def forward_ad(q, k, v):
         return fa.unpack_dual(F.silu(d @ T(k.detach())) @ v.detach()).tangent
 
 
-@case(fp64)
-def checkpointed_weights(q, k, v):
-    w = torch.utils.checkpoint.checkpoint(lambda a, b: F.silu(a @ T(b)), q, k, use_reentrant=False)
-    return w @ v
+table(
+    fp64,
+    of=of_scores,
+    dropout_weights=lambda s: F.dropout(F.silu(s), 0.3),
+    dropout_eval=lambda s: F.dropout(F.silu(s), 0.3, training=False),
+    dropout_one=lambda s: F.dropout(F.silu(s), 1.0),
+    rrelu_train=lambda s: F.rrelu(s, training=True),
+    rand_mask=lambda s: F.silu(s) * (torch.rand(5, 5) > 0.5),
+    cond_weights=lambda s: torch.cond(s.sum() > 0, F.relu, torch.tanh, (s,)),
+)
 
 
-@case(fp64)
-def cond_activation(q, k, v):
-    return torch.cond(
+table(
+    fp64,
+    dropout_after=lambda q, k, v: F.dropout(F.silu(q @ T(k)) @ v, 0.3),
+    vmap_all=lambda q, k, v: torch.vmap(lambda a, b, c: F.silu(a @ T(b)) @ c)(q, k, v),
+    vmap_shared_kv=lambda q, k, v: torch.vmap(lambda a: F.silu(a @ T(k)) @ v)(q),
+    vmap_out_dims=lambda q, k, v: torch.vmap(
+        lambda a, b, c: F.silu(a @ T(b)) @ c, in_dims=(1, 1, 0), out_dims=2
+    )(q, k, v),
+    func_grad=lambda q, k, v: torch.func.grad(lambda a: (F.silu(a @ T(k)) @ v).sum())(q),
+    func_jvp=lambda q, k, v: torch.func.jvp(
+        lambda a: F.silu(a @ T(k)) @ v, (q,), (torch.ones_like(q),)
+    )[1],
+    checkpointed=lambda q, k, v: torch.utils.checkpoint.checkpoint(
+        lambda a, b, c: F.silu(a @ T(b)) @ c, q, k, v, use_reentrant=False
+    ),
+    checkpointed_dropout=lambda q, k, v: torch.utils.checkpoint.checkpoint(
+        lambda a, b, c: F.dropout(F.silu(a @ T(b)) @ c, 0.3), q, k, v, use_reentrant=False
+    ),
+    dropout_two_draws=lambda q, k, v: (
+        (F.silu(q @ T(k)) @ F.dropout(v, 0.2)) * torch.rand(1, dtype=D64),
+        torch.rand(3, dtype=D64),
+    ),
+    func_grad_mixed=lambda q, k, v: (
+        torch.func.grad(lambda a: (F.silu(a @ T(k)) @ v).square().sum())(q) + (F.silu(q @ T(k)) @ v)
+    ),
+    checkpointed_weights=lambda q, k, v: (
+        torch.utils.checkpoint.checkpoint(lambda a, b: F.silu(a @ T(b)), q, k, use_reentrant=False)
+        @ v
+    ),
+    cond_activation=lambda q, k, v: torch.cond(
         q.sum() > 0,
         lambda a, b, c: F.relu(a @ T(b)) @ c,
         lambda a, b, c: torch.tanh(a @ T(b)) @ c,
         (q, k, v),
-    )
-
-
-@case(fp64)
-def cond_weights(q, k, v):
-    s = q @ T(k)
-    w = torch.cond(s.sum() > 0, lambda x: F.relu(x), lambda x: torch.tanh(x), (s,))
-    return w @ v
-
-
-@case(fp64)
-def cond_value_only(q, k, v):
-    w = F.relu(q @ T(k))
-    return torch.cond(q.sum() > 0, lambda x, y: x @ y, lambda x, y: x @ (y * 2), (w, v))
+    ),
+    cond_value_only=lambda q, k, v: torch.cond(
+        q.sum() > 0, lambda x, y: x @ y, lambda x, y: x @ (y * 2), (F.relu(q @ T(k)), v)
+    ),
+)
 
 
 @case(frozen)
@@ -129,16 +104,14 @@ def hop_while(q, k, v):
     )[1]
 
 
-@case(fp64)
-def graph_break(q, k, v):
-    w = F.silu(q @ T(k))
+@case(fp64, of=weighted(F.silu))
+def graph_break(w, v):
     torch._dynamo.graph_break()
     return w @ v
 
 
-@case(fp64)
-def printed_scores(q, k, v):
-    s = q @ T(k)
+@case(fp64, of=scored)
+def printed_scores(s, v):
     if s.sum().item() > 0:
         return F.relu(s) @ v
     return torch.tanh(s) @ v

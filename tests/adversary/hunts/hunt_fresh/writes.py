@@ -3,43 +3,29 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import D64, Programs, normal, plus
-from .given import T, fp64, frozen
+from ..rows import D64, Programs, after, normal, nothing, plus
+from .given import T, attended, fp64, frozen, scored, weighted
 
 PROGRAMS = Programs()
-case = PROGRAMS.case
-
-
+case, table = PROGRAMS.case, PROGRAMS.table
 MASK = lambda: (torch.rand(5, 5) > 0.4,)
 
 
-@case(frozen)
-def inplace_on_weights(q, k, v):
-    w = q @ T(k)
+@case(frozen, of=scored)
+def inplace_on_weights(w, v):
     w.sigmoid_()
     w.mul_(0.5)
     return w @ v
 
 
-@case(frozen)
-def inplace_on_weight_view(q, k, v):
-    w = torch.tanh(q @ T(k))
-    w[..., 0].zero_()
-    return w @ v
-
-
-@case(frozen)
-def inplace_diag_fill(q, k, v):
-    w = torch.tanh(q @ T(k))
-    torch.diagonal(w, dim1=-2, dim2=-1).fill_(0.0)
-    return w @ v
-
-
-@case(fp64)
-def inplace_on_output_view(q, k, v):
-    o = F.silu(q @ T(k)) @ v
-    o[:, 0].mul_(2)
-    return o
+table(
+    frozen,
+    of=weighted(torch.tanh),
+    inplace_on_weight_view=after(lambda w, v: w[..., 0].zero_(), lambda w, v: w @ v),
+    inplace_diag_fill=after(
+        lambda w, v: torch.diagonal(w, dim1=-2, dim2=-1).fill_(0.0), lambda w, v: w @ v
+    ),
+)
 
 
 @case(fp64)
@@ -48,13 +34,6 @@ def value_written_after(q, k, v):
     o = F.silu(q @ T(k)) @ u
     u2 = u.detach()
     return o, u2 + 1
-
-
-@case(frozen)
-def value_written_between(q, k, v):
-    w = F.silu(q @ T(k))
-    v.mul_(2)
-    return w @ v
 
 
 @case(frozen)
@@ -80,9 +59,8 @@ def query_is_output_target(q, k, v):
     return q
 
 
-@case(frozen)
-def matmul_out_value(q, k, v):
-    w = F.silu(q @ T(k))
+@case(frozen, of=weighted(F.silu))
+def matmul_out_value(w, v):
     o = torch.empty_like(v)
     torch.matmul(w, v, out=o)
     return o
@@ -115,26 +93,20 @@ def mask_written_between(q, k, v, m):
     return o
 
 
-@case(fp64)
-def output_written_after(q, k, v):
-    o = F.silu(q @ T(k)) @ v
+@case(fp64, of=attended(F.silu))
+def output_written_after(o):
     p = o.transpose(1, 2)
     p.add_(1)
     return o, p.reshape(2, 5, 8)
 
 
-@case(fp64)
-def output_detached_written(q, k, v):
-    o = F.silu(q @ T(k)) @ v
-    o.detach().mul_(2)
-    return o
-
-
-@case(fp64)
-def output_data_written(q, k, v):
-    o = F.silu(q @ T(k)) @ v
-    o.data.zero_()
-    return o
+table(
+    fp64,
+    of=attended(F.silu),
+    inplace_on_output_view=after(lambda o: o[:, 0].mul_(2), lambda o: o),
+    output_detached_written=after(lambda o: o.detach().mul_(2), lambda o: o),
+    output_data_written=after(lambda o: o.data.zero_(), lambda o: o),
+)
 
 
 @case(fp64)
@@ -154,20 +126,6 @@ def operand_detached_written(q, k, v):
 
 
 @case(fp64)
-def requires_grad_inside(q, k, v):
-    u = v.detach().requires_grad_()
-    o = torch.tanh(q @ T(k)) @ u
-    return o
-
-
-@case(fp64)
-def unused_scores_hooked(q, k, v):
-    s = q @ T(k)
-    o = torch.tanh(s) @ v
-    return o, s.shape[0], s.numel()
-
-
-@case(fp64)
 def view_as_real(q, k, v):
     c = torch.view_as_complex(q.reshape(2, 2, 5, 2, 2)) * torch.polar(
         torch.ones(5, 2, dtype=D64), torch.arange(10.0, dtype=D64).view(5, 2)
@@ -180,12 +138,6 @@ def view_as_real(q, k, v):
 def out_stride(q, k, v):
     o = (F.silu(q @ T(k)) @ v).transpose(1, 2)
     return o.stride(), o.is_contiguous(), o.contiguous().view(2, 5, 8)
-
-
-@case(fp64)
-def version_counter(q, k, v):
-    o = F.silu(q @ T(k)) @ v
-    return o, o._version, o.is_leaf, o.requires_grad
 
 
 @case(frozen)
@@ -205,16 +157,18 @@ def bias_ema_write_after(q, k, v):
     return o, b
 
 
-@case(fp64)
-def detached_output_alias(q, k, v):
-    o = torch.tanh(q @ T(k)) @ v
-    return o, o.detach(), o.view(-1)
-
-
-@case(fp64)
-def returns_input_views(q, k, v):
-    o = torch.tanh(q @ T(k)) @ v
-    return o, q, T(k), v.detach()
+table(
+    nothing,
+    requires_grad_inside=(lambda q, k, v: torch.tanh(q @ T(k)) @ v.detach().requires_grad_(), fp64),
+    returns_input_views=(lambda q, k, v: (torch.tanh(q @ T(k)) @ v, q, T(k), v.detach()), fp64),
+    unused_scores_hooked=(scored(lambda s, v: (torch.tanh(s) @ v, s.shape[0], s.numel())), fp64),
+    version_counter=(attended(F.silu)(lambda o: (o, o._version, o.is_leaf, o.requires_grad)), fp64),
+    detached_output_alias=(attended(torch.tanh)(lambda o: (o, o.detach(), o.view(-1))), fp64),
+    value_written_between=(
+        weighted(F.silu)(after(lambda w, v: v.mul_(2), lambda w, v: w @ v)),
+        frozen,
+    ),
+)
 
 
 @case(frozen)

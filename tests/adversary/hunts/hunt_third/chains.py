@@ -3,26 +3,15 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import Programs, square
+from ..rows import Programs, after, nothing, of_scores, scored, square
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
 
 
 table(
-    square(),
-    {
-        "three_relus": lambda q, k, v: F.relu(F.relu(F.relu(q @ k.mT) @ v) @ k.mT) @ v,
-    },
-)
-
-
-table(
-    square(n=4),
-    {
-        "weights_times_weights": lambda q, k, v: F.relu(q @ k.mT) @ F.silu(k @ q.mT) @ v,
-        "both_sides_are_weights": lambda q, k, v: F.relu(q @ k.mT) @ (F.silu(k @ q.mT) @ v),
-    },
+    nothing,
+    three_relus=(lambda q, k, v: F.relu(F.relu(F.relu(q @ k.mT) @ v) @ k.mT) @ v, square()),
 )
 
 
@@ -34,12 +23,6 @@ def one_output_is_the_next_key(q, k, v):
 
 
 @case(square(n=4))
-def one_output_is_the_next_bias(q, k, v):
-    b = F.relu(q @ k.mT) @ v
-    return F.silu(q @ k.mT + b) @ v
-
-
-@case(square(n=4))
 def one_output_is_a_mask_and_written(q, k, v):
     b = F.relu(q @ k.mT) @ v
     m = b > 0
@@ -47,37 +30,33 @@ def one_output_is_a_mask_and_written(q, k, v):
     return (F.silu(q @ k.mT) * m) @ b
 
 
-@case(square(n=4))
-def gate_of_pooled_scores(q, k, v):
-    s = q @ k.mT
-    g = (q @ k.mT).mean((-1, -2), keepdim=True).sigmoid()
-    return F.silu(s * g) @ v
-
-
-@case(square(n=4))
-def gate_of_detached_pooled_scores(q, k, v):
-    g = (q.detach() @ k.detach().mT).abs().amax(-1, keepdim=True)
-    return F.silu(q @ k.mT / (g + 1)) @ v
-
-
-@case(square(n=4))
-def gram_gate(q, k, v):
-    g = (q * k).sum(-1, keepdim=True)
-    return (F.silu(q @ k.mT) * (g > 0)) @ v
-
-
-@case(square(n=4))
-def differential_attention(q, k, v):
-    a = torch.sigmoid(q[..., :2] @ k[..., :2].mT)
-    b = torch.sigmoid(q[..., 2:] @ k[..., 2:].mT)
-    return (a - 0.3 * b) @ v
-
-
-@case(square(n=4))
-def differential_attention_apart(q, k, v):
-    a = torch.sigmoid(q[..., :2] @ k[..., :2].mT) @ v
-    b = torch.sigmoid(q[..., 2:] @ k[..., 2:].mT) @ v
-    return a - 0.3 * b
+table(
+    square(n=4),
+    weights_times_weights=lambda q, k, v: F.relu(q @ k.mT) @ F.silu(k @ q.mT) @ v,
+    both_sides_are_weights=lambda q, k, v: F.relu(q @ k.mT) @ (F.silu(k @ q.mT) @ v),
+    one_output_is_the_next_bias=lambda q, k, v: F.silu(q @ k.mT + (F.relu(q @ k.mT) @ v)) @ v,
+    gate_of_pooled_scores=lambda q, k, v: (
+        F.silu((q @ k.mT) * (q @ k.mT).mean((-1, -2), keepdim=True).sigmoid()) @ v
+    ),
+    gate_of_detached_pooled_scores=lambda q, k, v: (
+        F.silu(q @ k.mT / ((q.detach() @ k.detach().mT).abs().amax(-1, keepdim=True) + 1)) @ v
+    ),
+    gram_gate=lambda q, k, v: (F.silu(q @ k.mT) * ((q * k).sum(-1, keepdim=True) > 0)) @ v,
+    differential_attention=lambda q, k, v: (
+        (
+            torch.sigmoid(q[..., :2] @ k[..., :2].mT)
+            - 0.3 * torch.sigmoid(q[..., 2:] @ k[..., 2:].mT)
+        )
+        @ v
+    ),
+    differential_attention_apart=lambda q, k, v: (
+        (torch.sigmoid(q[..., :2] @ k[..., :2].mT) @ v)
+        - 0.3 * (torch.sigmoid(q[..., 2:] @ k[..., 2:].mT) @ v)
+    ),
+    comparison_of_scores_is_returned=scored(
+        lambda s, v: (F.silu(s) @ v, (s > 0).sum(), s.detach().amax())
+    ),
+)
 
 
 @case(square(n=4))
@@ -88,28 +67,18 @@ def dead_attention(q, k, v):
     return q + k + v
 
 
-@case(square(n=4))
-def half_dead_attention(q, k, v):
-    s = q @ k.mT
+@case(square(n=4), of=scored)
+def half_dead_attention(s, v):
     F.silu(s) @ v
     return F.relu(s) @ v
 
 
-@case(square(n=4))
-def asserts_on_scores(q, k, v):
-    s = q @ k.mT
-    torch._assert(s.shape[-1] == 4, "no")
-    return F.silu(s) @ v
-
-
-@case(square(n=4))
-def async_assert_on_scores(q, k, v):
-    s = q @ k.mT
-    torch._assert_async((s == s).all())
-    return F.silu(s) @ v
-
-
-@case(square(n=4))
-def comparison_of_scores_is_returned(q, k, v):
-    s = q @ k.mT
-    return F.silu(s) @ v, (s > 0).sum(), s.detach().amax()
+table(
+    nothing,
+    of=of_scores,
+    asserts_on_scores=(after(lambda s: torch._assert(s.shape[-1] == 4, "no"), F.silu), square(n=4)),
+    async_assert_on_scores=(
+        after(lambda s: torch._assert_async((s == s).all()), F.silu),
+        square(n=4),
+    ),
+)

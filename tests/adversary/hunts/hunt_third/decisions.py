@@ -5,7 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from ..rows import D64, Programs, of_scores, randn
+from ..rows import D64, Programs, nothing, of_scores, randn
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -21,95 +21,86 @@ def whole(dtype=D64):
 
 table(
     whole(),
-    {
-        "two_scales_meet_a_threshold": lambda s: (s * 0.1 * 0.7 >= 0.21) * s,
-        "two_scales_in_place": lambda s: torch.where(s.mul_(0.1).mul_(0.7) >= 0.42, s, 0.0),
-        "two_scales_hard_sigmoid": lambda s: F.relu(s * 0.1 * 0.7 - 0.21).sign() * s,
-        "two_scales_floor": lambda s: (s * 0.6 * (1 / 3)).floor(),
-        "two_scales_straight_through": lambda s: (
-            (s * 0.6 * (1 / 3)).round() + ((s * 0.6 / 3).floor() - s).detach() + s
-        ),
-        "two_scales_clamped": lambda s: F.threshold(s * 0.1 * 0.7, 0.21, 0.0),
-        "two_scales_hardshrink": lambda s: F.hardshrink(s * 0.1 * 0.7, 0.21),
-        "two_scales_clamp_gradient": lambda s: (s * 0.1 * 0.7).clamp(max=0.21),
-        "two_scales_relu6_gradient": lambda s: F.hardtanh(s * 0.1 * 0.7, -0.21, 0.21),
-        "scale_by_head_dim_then_temperature": lambda s: (s * 8**-0.5 * 8**-0.5 >= 0.125 * 3) * s,
-        "scale_of_baddbmm": lambda s: s,
-        "hardsigmoid_decides": lambda s: (
-            (F.hardsigmoid(s) >= 2 / 3) * s + (F.hardsigmoid(s) == 5 / 6) * 3
-        ),
-        "hardswish_decides": lambda s: (
-            (F.hardswish(s) >= 2 / 3) * s + (F.hardswish(s) == 5 / 3) * 3
-        ),
-        "leaky_decides": lambda s: (F.leaky_relu(s, 0.1) <= -0.3) * s,
-        "add_alpha_decides": lambda s: (torch.add(s.sign() * 0.6, s, alpha=0.1) >= 0.9) * s,
-        "addcmul_decides": lambda s: (
-            (torch.addcmul(s.sign() * 0.6, s, s.sign().abs(), value=0.1) >= 0.9) * s
-        ),
-        "rsub_alpha_decides": lambda s: (torch.rsub(s, 0.9, alpha=0.1) <= 0.6) * s,
-        "silu_by_hand_decides": lambda s: (s * torch.sigmoid(s) == F.silu(s)) * s,
-        "gelu_by_hand_meets_a_constant": lambda s: (
-            (0.5 * s * (1 + torch.erf(s / math.sqrt(2))) >= 0.8413447460685429) * s
-            + (0.5 * s * (1 + torch.erf(s / math.sqrt(2))) >= 1.9544997361036416) * s
-        ),
-        "silu_by_hand_meets_a_constant": lambda s: (
-            (s * torch.sigmoid(s) >= 0.7310585786300049) * s
-            + (s * torch.sigmoid(s) > 1.7615941559557646) * s
-        ),
-        "reciprocal_decides": lambda s: (
-            ((s.abs() + 1).reciprocal() * 3 >= 0.3) * s + (3 / (s.abs() + 1) >= 0.3) * s
-        ),
-        "square_decides": lambda s: (
-            ((s * 0.1).square() >= 0.09) * s
-            + ((s * 0.1) ** 2 >= 0.09) * s
-            + (s * 0.1 * (s * 0.1) >= 0.09) * s
-        ),
-        "cube_decides": lambda s: (
-            ((s * 0.1) ** 3 >= 0.027) * s + (s * 0.1 * (s * 0.1) * (s * 0.1) >= 0.027) * s
-        ),
-        "root_decides": lambda s: (
-            ((s.abs() * 0.1).sqrt() ** 2 >= 0.3) * s + ((s.abs() * 0.1) ** 0.5 >= 0.3**0.5) * s
-        ),
-        "exp2_decides": lambda s: (
-            (torch.exp2(s * 0.5) >= 2.8284271247461903) * s
-            + (2 ** (s * 0.5) >= 2.8284271247461903) * s
-        ),
-        "tanh_of_log": lambda s: (
-            (torch.tanh(s) >= 0.7615941559557649) * s + (torch.sigmoid(s) >= 0.7310585786300049) * s
-        ),
-        "division_then_scale": lambda s: (s / 3 * 0.3 >= 0.1 * 3) * s + (s * 0.3 / 3 >= 0.3) * s,
-        "neg_of_scales": lambda s: (-(s * 0.1) * 0.7 <= -0.21) * s,
-        "scale_product_python": lambda s: (s * (0.1 * 0.7) >= 0.21) * s,
-        "scale_of_int_and_float": lambda s: (
-            (s * 3 * 0.1 >= 0.3 * 3) * s + (s * 3.0 * 1.1 >= 9.9) * s
-        ),
-        "modulo_by_floor": lambda s: s * 0.1 * 0.7 - (s * 0.1 * 0.7 / 0.07).floor() * 0.07,
-        "lerp_decides": lambda s: (torch.lerp(s, s + 1, 0.3) >= 3.3) * s,
-        "softshrink_decides": lambda s: (F.softshrink(s * 0.1, 0.2) > 0.1) * s,
-        "elu_decides": lambda s: (
-            (F.elu(s) <= math.expm1(-1)) * s + (F.celu(s, 3.0) <= 3 * math.expm1(-1)) * s
-        ),
-        "selu_decides": lambda s: (F.selu(s) >= 3 * 1.0507009873554805) * s,
-        "softplus_decides": lambda s: (F.softplus(s, 2.0) >= math.log1p(math.exp(2.0)) / 2) * s,
-    },
     of=of_scores,
     prefix="whole_",
+    two_scales_meet_a_threshold=lambda s: (s * 0.1 * 0.7 >= 0.21) * s,
+    two_scales_in_place=lambda s: torch.where(s.mul_(0.1).mul_(0.7) >= 0.42, s, 0.0),
+    two_scales_hard_sigmoid=lambda s: F.relu(s * 0.1 * 0.7 - 0.21).sign() * s,
+    two_scales_floor=lambda s: (s * 0.6 * (1 / 3)).floor(),
+    two_scales_straight_through=lambda s: (
+        (s * 0.6 * (1 / 3)).round() + ((s * 0.6 / 3).floor() - s).detach() + s
+    ),
+    two_scales_clamped=lambda s: F.threshold(s * 0.1 * 0.7, 0.21, 0.0),
+    two_scales_hardshrink=lambda s: F.hardshrink(s * 0.1 * 0.7, 0.21),
+    two_scales_clamp_gradient=lambda s: (s * 0.1 * 0.7).clamp(max=0.21),
+    two_scales_relu6_gradient=lambda s: F.hardtanh(s * 0.1 * 0.7, -0.21, 0.21),
+    scale_by_head_dim_then_temperature=lambda s: (s * 8**-0.5 * 8**-0.5 >= 0.125 * 3) * s,
+    scale_of_baddbmm=lambda s: s,
+    hardsigmoid_decides=lambda s: (F.hardsigmoid(s) >= 2 / 3) * s + (F.hardsigmoid(s) == 5 / 6) * 3,
+    hardswish_decides=lambda s: (F.hardswish(s) >= 2 / 3) * s + (F.hardswish(s) == 5 / 3) * 3,
+    leaky_decides=lambda s: (F.leaky_relu(s, 0.1) <= -0.3) * s,
+    add_alpha_decides=lambda s: (torch.add(s.sign() * 0.6, s, alpha=0.1) >= 0.9) * s,
+    addcmul_decides=lambda s: (
+        (torch.addcmul(s.sign() * 0.6, s, s.sign().abs(), value=0.1) >= 0.9) * s
+    ),
+    rsub_alpha_decides=lambda s: (torch.rsub(s, 0.9, alpha=0.1) <= 0.6) * s,
+    silu_by_hand_decides=lambda s: (s * torch.sigmoid(s) == F.silu(s)) * s,
+    gelu_by_hand_meets_a_constant=lambda s: (
+        (0.5 * s * (1 + torch.erf(s / math.sqrt(2))) >= 0.8413447460685429) * s
+        + (0.5 * s * (1 + torch.erf(s / math.sqrt(2))) >= 1.9544997361036416) * s
+    ),
+    silu_by_hand_meets_a_constant=lambda s: (
+        (s * torch.sigmoid(s) >= 0.7310585786300049) * s
+        + (s * torch.sigmoid(s) > 1.7615941559557646) * s
+    ),
+    reciprocal_decides=lambda s: (
+        ((s.abs() + 1).reciprocal() * 3 >= 0.3) * s + (3 / (s.abs() + 1) >= 0.3) * s
+    ),
+    square_decides=lambda s: (
+        ((s * 0.1).square() >= 0.09) * s
+        + ((s * 0.1) ** 2 >= 0.09) * s
+        + (s * 0.1 * (s * 0.1) >= 0.09) * s
+    ),
+    cube_decides=lambda s: (
+        ((s * 0.1) ** 3 >= 0.027) * s + (s * 0.1 * (s * 0.1) * (s * 0.1) >= 0.027) * s
+    ),
+    root_decides=lambda s: (
+        ((s.abs() * 0.1).sqrt() ** 2 >= 0.3) * s + ((s.abs() * 0.1) ** 0.5 >= 0.3**0.5) * s
+    ),
+    exp2_decides=lambda s: (
+        (torch.exp2(s * 0.5) >= 2.8284271247461903) * s + (2 ** (s * 0.5) >= 2.8284271247461903) * s
+    ),
+    tanh_of_log=lambda s: (
+        (torch.tanh(s) >= 0.7615941559557649) * s + (torch.sigmoid(s) >= 0.7310585786300049) * s
+    ),
+    division_then_scale=lambda s: (s / 3 * 0.3 >= 0.1 * 3) * s + (s * 0.3 / 3 >= 0.3) * s,
+    neg_of_scales=lambda s: (-(s * 0.1) * 0.7 <= -0.21) * s,
+    scale_product_python=lambda s: (s * (0.1 * 0.7) >= 0.21) * s,
+    scale_of_int_and_float=lambda s: (s * 3 * 0.1 >= 0.3 * 3) * s + (s * 3.0 * 1.1 >= 9.9) * s,
+    modulo_by_floor=lambda s: s * 0.1 * 0.7 - (s * 0.1 * 0.7 / 0.07).floor() * 0.07,
+    lerp_decides=lambda s: (torch.lerp(s, s + 1, 0.3) >= 3.3) * s,
+    softshrink_decides=lambda s: (F.softshrink(s * 0.1, 0.2) > 0.1) * s,
+    elu_decides=lambda s: (
+        (F.elu(s) <= math.expm1(-1)) * s + (F.celu(s, 3.0) <= 3 * math.expm1(-1)) * s
+    ),
+    selu_decides=lambda s: (F.selu(s) >= 3 * 1.0507009873554805) * s,
+    softplus_decides=lambda s: (F.softplus(s, 2.0) >= math.log1p(math.exp(2.0)) / 2) * s,
 )
 
 
 table(
-    whole(torch.float32),
-    {
-        "two_scales_meet_a_threshold_fp32": lambda s: (s * 0.1 * 0.7 >= 0.21) * s,
-        "two_scales_floor_fp32": lambda s: (
-            (s * 0.6 * (1 / 3)).floor() + (s * 0.1 * 0.7 * 1.0).floor()
-        ),
-        "hardswish_decides_fp32": lambda s: (
-            (F.hardswish(s) >= 2 / 3) * s + (F.hardswish(s) == 5 / 3) * 3
-        ),
-    },
+    nothing,
     of=of_scores,
     prefix="whole_",
+    two_scales_meet_a_threshold_fp32=(lambda s: (s * 0.1 * 0.7 >= 0.21) * s, whole(torch.float32)),
+    two_scales_floor_fp32=(
+        lambda s: (s * 0.6 * (1 / 3)).floor() + (s * 0.1 * 0.7 * 1.0).floor(),
+        whole(torch.float32),
+    ),
+    hardswish_decides_fp32=(
+        lambda s: (F.hardswish(s) >= 2 / 3) * s + (F.hardswish(s) == 5 / 3) * 3,
+        whole(torch.float32),
+    ),
 )
 
 

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import D64, Programs, of_scores, randn, values
+from ..rows import D64, Programs, nothing, of_scores, randn, values
 from .decisions import whole
 
 PROGRAMS = Programs()
@@ -24,7 +24,6 @@ IN_16_BITS = {
     "scale_floor": lambda s: (s * 0.1 * 10).floor(),
     "division_floor": lambda s: (s / 3 * 3).floor() * 0.1,
     "plain_threshold": lambda s: (s >= 3) * s * 0.1,
-    "scores_past_256": lambda s: (s * 100 > 300) * 0.1 + (s * 13 * 20 >= 257) * s * 0.01,
     "clamp_at_a_decimal": lambda s: ((s * 0.1).clamp(max=0.3) == s * 0.1) * s,
     "threshold_at_a_decimal": lambda s: F.threshold(s * 0.1, 0.3, 0.0),
     "hardtanh_at_a_decimal": lambda s: F.hardtanh(s * 0.1, -0.7, 0.7),
@@ -32,9 +31,9 @@ IN_16_BITS = {
     "sigmoid_at_one": lambda s: (s.sigmoid() >= 1.0) * s,
     "tanh_at_one": lambda s: (s.tanh() == 1.0) * s,
     "underflow": lambda s: (torch.exp(-s.abs() * 5) > 0) * s,
-    "overflow": lambda s: (s * 5000).isinf() * 1.0 + (s * 5000).clamp(-1, 1),
     "equal_after_rounding": lambda s: (s + 0.001 == s) * s,
 }
+
 
 for dtype in (torch.bfloat16, torch.float16):
     named = {f"{name}_{str(dtype)[6:]}": f for name, f in IN_16_BITS.items()}
@@ -43,73 +42,66 @@ for dtype in (torch.bfloat16, torch.float16):
 
 table(
     whole(),
-    {
-        "power_of_two": lambda s: (2 ** (s * 0.5) >= 2**1.5) * s,
-        "power_of_two_floor": lambda s: (2 ** (s / 3) * 4).floor(),
-        "power_of_two_bias": lambda s: torch.floor(2.0 ** (torch.arange(2) * 0.5) * s),
-        "exp2_same": lambda s: (torch.exp2(s * 0.5) >= 2.8284271247461903) * s,
-        "power_of_half": lambda s: (0.5**s >= 0.125) * s,
-        "power_of_ten": lambda s: (10.0**s >= 1000.0) * s,
-        "scale_beyond_one_each": lambda s: (
-            (s * 1.1 * 1.1 >= 3 * 1.1 * 1.1) * s + (s * 1.1 * 1.3).floor() + (s * 1.7 * 1.3).ceil()
-        ),
-        "scale_through_mask": lambda s: (
-            ((s * torch.ones(2, dtype=s.dtype) * 0.1) * 0.7 >= 0.21) * s
-        ),
-        "three_scales": lambda s: (
-            (s * 0.1 * 0.7 * 0.9 >= 0.189) * s + (s * 0.3 * (1 / 3) * 0.5).floor()
-        ),
-        "scale_inside_bias": lambda s: ((s.detach() + torch.arange(2)) * 0.1 * 0.7 >= 0.21) * s,
-        "folded_bias_decides": lambda s: (
-            s * (torch.arange(2.0, 4.0, dtype=D64) * 0.1 * 0.7 >= 0.21)
-        ),
-    },
     of=of_scores,
     prefix="whole_",
+    power_of_two=lambda s: (2 ** (s * 0.5) >= 2**1.5) * s,
+    power_of_two_floor=lambda s: (2 ** (s / 3) * 4).floor(),
+    power_of_two_bias=lambda s: torch.floor(2.0 ** (torch.arange(2) * 0.5) * s),
+    exp2_same=lambda s: (torch.exp2(s * 0.5) >= 2.8284271247461903) * s,
+    power_of_half=lambda s: (0.5**s >= 0.125) * s,
+    power_of_ten=lambda s: (10.0**s >= 1000.0) * s,
+    scale_beyond_one_each=lambda s: (
+        (s * 1.1 * 1.1 >= 3 * 1.1 * 1.1) * s + (s * 1.1 * 1.3).floor() + (s * 1.7 * 1.3).ceil()
+    ),
+    scale_through_mask=lambda s: ((s * torch.ones(2, dtype=s.dtype) * 0.1) * 0.7 >= 0.21) * s,
+    three_scales=lambda s: (s * 0.1 * 0.7 * 0.9 >= 0.189) * s + (s * 0.3 * (1 / 3) * 0.5).floor(),
+    scale_inside_bias=lambda s: ((s.detach() + torch.arange(2)) * 0.1 * 0.7 >= 0.21) * s,
+    folded_bias_decides=lambda s: s * (torch.arange(2.0, 4.0, dtype=D64) * 0.1 * 0.7 >= 0.21),
 )
 
 
 table(
-    whole(torch.float32),
-    {
-        "power_of_two_fp32": lambda s: (2 ** (s * 0.5) >= 2**1.5) * s + (2.0 ** (s / 3) >= 2.0) * s,
-        "scales_by_head_dim_twice_fp32": lambda s: (
-            F.silu(s * 8**-0.5 * 8**-0.5) * (s * 8**-0.5 * 8**-0.5 >= 1.0)
-        ),
-    },
+    nothing,
     of=of_scores,
     prefix="whole_",
+    power_of_two_fp32=(
+        lambda s: (2 ** (s * 0.5) >= 2**1.5) * s + (2.0 ** (s / 3) >= 2.0) * s,
+        whole(torch.float32),
+    ),
+    scales_by_head_dim_twice_fp32=(
+        lambda s: F.silu(s * 8**-0.5 * 8**-0.5) * (s * 8**-0.5 * 8**-0.5 >= 1.0),
+        whole(torch.float32),
+    ),
 )
 
 
 table(
-    whole(),
-    {
-        "folded_scales_of_an_operand_decide": (
-            lambda s, a: s.relu() * (a * 0.1 * 0.7 >= 0.21) + (a * 0.6 * (1 / 3)).floor(),
-            values([3.0, 6.0], dtype=D64),
-        ),
-        "power_of_two_of_an_operand_decides": (
-            lambda s, a: s.relu() * (2 ** (a * 0.5) >= 2.8284271247461903),
-            values([3.0, 5.0], dtype=D64),
-        ),
-    },
+    nothing,
     of=of_scores,
+    folded_scales_of_an_operand_decide=(
+        lambda s, a: s.relu() * (a * 0.1 * 0.7 >= 0.21) + (a * 0.6 * (1 / 3)).floor(),
+        whole(),
+        values([3.0, 6.0], dtype=D64),
+    ),
+    power_of_two_of_an_operand_decides=(
+        lambda s, a: s.relu() * (2 ** (a * 0.5) >= 2.8284271247461903),
+        whole(),
+        values([3.0, 5.0], dtype=D64),
+    ),
 )
 
 
 table(
-    whole(),
-    {
-        "scales_at_a_kink_of_an_operand": (
-            lambda q, k, v, a: (
-                (
-                    (q @ k.mT).relu() * (a[:, None].mT * 0.1 * 0.7).clamp(max=0.21)
-                    + F.relu((q @ k.mT) * a * 0.1 * 0.7 - 0.63)
-                )
-                @ v
-            ),
-            values([3.0, 5.0], dtype=D64, grad=True),
+    nothing,
+    scales_at_a_kink_of_an_operand=(
+        lambda q, k, v, a: (
+            (
+                (q @ k.mT).relu() * (a[:, None].mT * 0.1 * 0.7).clamp(max=0.21)
+                + F.relu((q @ k.mT) * a * 0.1 * 0.7 - 0.63)
+            )
+            @ v
         ),
-    },
+        whole(),
+        values([3.0, 5.0], dtype=D64, grad=True),
+    ),
 )

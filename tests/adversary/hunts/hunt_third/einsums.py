@@ -3,246 +3,162 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import INF, Programs, normal, nothing, plus, qkv, square
+from ..rows import INF, Programs, normal, nothing, plus, qkv, square, weighted
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
 
 
-@case(qkv())
-def einsum_scrambled(q, k, v):
-    s = torch.einsum("zhid,zhjd->jzih", q, k)
-    return torch.einsum("jzih,zhjc->cihz", F.silu(s), v)
+def einsums(first, second, between=F.relu):
+    """Both products as einsums, and what is done between them."""
+    return lambda q, k, v, *more: torch.einsum(second, between(torch.einsum(first, q, k), *more), v)
 
+
+SCORES, GRID = "bhid,bhjd->bhij", "bnd,bxyd->bnxy"
+TEN = (2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 3)
 
 table(
     qkv(),
-    {
-        "einsum_three": lambda q, k, v: torch.einsum("bhid,bhjd,bhjc->bhic", q, k, v),
-    },
+    einsum_scrambled=einsums("zhid,zhjd->jzih", "jzih,zhjc->cihz", F.silu),
+    einsum_three=lambda q, k, v: torch.einsum("bhid,bhjd,bhjc->bhic", q, k, v),
+    einsum_output_sums_rows=einsums(SCORES, "bhij,bhjc->bhc"),
+    einsum_sums_heads=einsums(SCORES, "bhij,bhjc->bic"),
 )
-
-
-@case(qkv())
-def einsum_output_sums_rows(q, k, v):
-    s = torch.einsum("bhid,bhjd->bhij", q, k)
-    return torch.einsum("bhij,bhjc->bhc", F.relu(s), v)
-
-
-@case(qkv())
-def einsum_sums_heads(q, k, v):
-    s = torch.einsum("bhid,bhjd->bhij", q, k)
-    return torch.einsum("bhij,bhjc->bic", F.relu(s), v)
-
-
-@case(square())
-def einsum_diagonal_of_scores(q, k, v):
-    s = torch.einsum("bhid,bhjd->bhij", q, k)
-    return torch.einsum("bhii,bhic->bhic", F.relu(s), v)
-
-
-@case(square())
-def einsum_contracts_rows(q, k, v):
-    s = torch.einsum("bhid,bhjd->bhij", q, k)
-    return torch.einsum("bhij,bhic->bhjc", F.relu(s), v)
-
-
-@case(square(h=6, n=6, d=6))
-def einsum_wrong_axis(q, k, v):
-    s = torch.einsum("bhid,bhjd->bhij", q, k)
-    return torch.einsum("bhij,bhcj->bhic", F.relu(s), v)
-
-
-@case(square(h=6, n=6, d=6))
-def einsum_swapped_batch_of_v(q, k, v):
-    s = torch.einsum("bhid,bhjd->bhij", q, k)
-    return torch.einsum("bhij,bjhc->bihc", F.relu(s), v)
-
-
-@case(square(b=6, h=6, n=6, d=6))
-def einsum_v_has_other_batch(q, k, v):
-    s = torch.einsum("bhid,bhjd->bhij", q, k)
-    return torch.einsum("bhij,hbjc->bhic", F.relu(s), v)
-
-
-@case(square(b=6, h=6, n=6, d=6))
-def einsum_cross_keys(q, k, v):
-    s = torch.einsum("bhid,bjhd->bhij", q, k)
-    return torch.einsum("bhij,bjhc->bihc", F.relu(s), v)
-
-
-@case(square(b=6, h=6, n=6, d=6))
-def einsum_scores_contract_heads(q, k, v):
-    s = torch.einsum("bhid,bjhd->bij", q, k)
-    return torch.einsum("bij,bhjc->bhic", F.relu(s), v)
-
-
 table(
     square(),
-    {
-        "einsum_ellipsis": lambda q, k, v: torch.einsum(
-            "...ij,...jc->i...c", torch.einsum("...id,...jd->...ij", q, k).sigmoid(), v
+    einsum_diagonal_of_scores=einsums(SCORES, "bhii,bhic->bhic"),
+    einsum_contracts_rows=einsums(SCORES, "bhij,bhic->bhjc"),
+    einsum_ellipsis=einsums("...id,...jd->...ij", "...ij,...jc->i...c", torch.sigmoid),
+    einsum_sublists=lambda q, k, v: torch.einsum(
+        F.relu(torch.einsum(q, [0, 1, 2, 3], k, [0, 1, 4, 3], [0, 1, 2, 4])),
+        [0, 1, 2, 4],
+        v,
+        [0, 1, 4, 5],
+    ),
+    relative_keys_shaw=(
+        lambda q, k, v, e: F.silu(q @ k.mT + torch.einsum("bhid,ijd->bhij", q, e)) @ v,
+        normal((6, 6, 4)),
+    ),
+    transformer_xl=(
+        lambda q, k, v, u, w: (
+            F.silu((q + u[:, None]) @ k.mT + (q + w[:, None]).sum(-1, keepdim=True)) @ v
         ),
-        "relative_keys_shaw": (
-            lambda q, k, v, e: F.silu(q @ k.mT + torch.einsum("bhid,ijd->bhij", q, e)) @ v,
-            normal((6, 6, 4)),
-        ),
-        "transformer_xl": (
-            lambda q, k, v, u, w: (
-                F.silu((q + u[:, None]) @ k.mT + (q + w[:, None]).sum(-1, keepdim=True)) @ v
-            ),
-            normal((2, 4), (2, 4)),
-        ),
-    },
+        normal((2, 4), (2, 4)),
+    ),
 )
-
-
-@case(square())
-def einsum_sublists(q, k, v):
-    s = torch.einsum(q, [0, 1, 2, 3], k, [0, 1, 4, 3], [0, 1, 2, 4])
-    return torch.einsum(F.relu(s), [0, 1, 2, 4], v, [0, 1, 4, 5])
-
-
-@case(normal((2, 3, 2, 4), (2, 5, 4), (2, 5, 3)))
-def rows_in_a_grid(q, k, v):
-    s = torch.einsum("bxyd,bmd->bxym", q, k)
-    s = s * (torch.arange(3)[:, None, None] + torch.arange(2)[:, None] >= torch.arange(5))
-    return torch.einsum("bxym,bmc->bxyc", s.sigmoid(), v)
-
-
-@case(normal((2, 5, 4), (2, 3, 2, 4), (2, 3, 2, 3)))
-def keys_in_a_grid(q, k, v):
-    s = torch.einsum("bnd,bxyd->bnxy", q, k).sigmoid()
-    return torch.einsum("bnxy,bxyc->bnc", s, v)
-
-
-@case(normal((2, 5, 4), (2, 3, 2, 4), (2, 3, 2, 3), (5, 3, 1), (3, 2)))
-def keys_in_a_grid_with_biases(q, k, v, a, b):
-    s = torch.einsum("bnd,bxyd->bnxy", q, k) + a + b
-    return torch.einsum("bnxy,bxyc->bnc", s.sigmoid(), v)
-
-
-@case(normal((2, 5, 4), (2, 3, 2, 4), (2, 3, 2, 3)))
-def keys_in_a_grid_masked(q, k, v):
-    s = torch.einsum("bnd,bxyd->bnxy", q, k) * (torch.arange(3)[:, None] > torch.arange(2))
-    return torch.einsum("bnxy,bxyc->bnc", s.sigmoid(), v)
-
-
-@case(normal((2, 5, 4), (2, 3, 2, 4), (2, 2, 3, 3)))
-def keys_in_a_grid_transposed_values(q, k, v):
-    s = torch.einsum("bnd,bxyd->bnxy", q, k).sigmoid()
-    return torch.einsum("bnxy,byxc->bnc", s, v)
-
-
-@case(normal((2, 5, 4), (2, 2, 2, 4), (2, 2, 2, 3)))
-def keys_in_a_square_grid_transposed_values(q, k, v):
-    s = torch.einsum("bnd,bxyd->bnxy", q, k).sigmoid()
-    return torch.einsum("bnxy,byxc->bnc", s, v)
-
-
-@case(normal((2, 5, 4), (2, 2, 2, 4), (2, 2, 2, 3)))
-def one_dim_of_the_grid_is_summed(q, k, v):
-    s = torch.einsum("bnd,bxyd->bnxy", q, k).sigmoid()
-    return torch.einsum("bnxy,bxyc->bnxc", s, v)
-
-
-@case(square(h=4, n=4))
-def axial_rows(q, k, v):
-    s = torch.einsum("bxyd,bxzd->bxyz", q, k).sigmoid()
-    return torch.einsum("bxyz,bxzc->bxyc", s, v)
-
-
-@case(square(h=4, n=4))
-def axial_columns(q, k, v):
-    s = torch.einsum("bxyd,bzyd->bxyz", q, k).sigmoid()
-    return torch.einsum("bxyz,bzyc->bxyc", s, v)
-
-
-@case(square(h=4, n=4))
-def axial_mixed_up(q, k, v):
-    s = torch.einsum("bxyd,bzyd->bxyz", q, k).sigmoid()
-    return torch.einsum("bxyz,bxzc->bxyc", s, v)
-
-
-@case(square(h=4, n=4))
-def triangle_multiplication(q, k, v):
-    s = torch.einsum("bikc,bjkc->bijc", q.sigmoid(), k)
-    return torch.einsum("bijc,bjkc->bikc", s.relu(), v)
-
-
+table(
+    square(h=4, n=4),
+    axial_rows=einsums("bxyd,bxzd->bxyz", "bxyz,bxzc->bxyc", torch.sigmoid),
+    axial_columns=einsums("bxyd,bzyd->bxyz", "bxyz,bzyc->bxyc", torch.sigmoid),
+    axial_mixed_up=einsums("bxyd,bzyd->bxyz", "bxyz,bxzc->bxyc", torch.sigmoid),
+    triangle_multiplication=lambda q, k, v: torch.einsum(
+        "bijc,bjkc->bikc", torch.einsum("bikc,bjkc->bijc", q.sigmoid(), k).relu(), v
+    ),
+)
+table(
+    square(b=6, h=6, n=6, d=6),
+    einsum_wrong_axis=einsums(SCORES, "bhij,bhcj->bhic"),
+    einsum_swapped_batch_of_v=einsums(SCORES, "bhij,bjhc->bihc"),
+    einsum_v_has_other_batch=einsums(SCORES, "bhij,hbjc->bhic"),
+    einsum_cross_keys=einsums("bhid,bjhd->bhij", "bhij,bjhc->bihc"),
+    einsum_scores_contract_heads=einsums("bhid,bjhd->bij", "bij,bhjc->bhic"),
+)
+table(
+    normal(*TEN),
+    einsum_with_scale_operand=(
+        lambda q, k, v, w: torch.einsum(
+            "bhij,bhjc->bhic", torch.einsum("bhid,bhjd,h->bhij", q, k, w).relu(), v
+        ),
+        normal(3),
+    ),
+    einsum_with_gate_operand=(
+        lambda q, k, v, w: torch.einsum(
+            "bhij,bhjc,bi->bhic", torch.einsum(SCORES, q, k).relu(), v, w
+        ),
+        normal((2, 5)),
+    ),
+    einsum_with_mask_operand=(
+        lambda q, k, v, w: torch.einsum(
+            "bhij,ij,bhjc->bhic", torch.einsum(SCORES, q, k).relu(), w, v
+        ),
+        normal((5, 7)),
+    ),
+    einsum_of_four=(
+        lambda q, k, v, w: torch.einsum("bhid,bhjd,ij,bhjc->bhic", q, k, w, v),
+        normal((5, 7)),
+    ),
+    einsum_of_four_swapped_mask=(
+        lambda q, k, v, w: torch.einsum("bhid,bhjd,ji,bhjc->bhic", q, k, w, v),
+        normal((7, 5)),
+    ),
+    einsum_of_four_key_weights=(
+        lambda q, k, v, w: torch.einsum("bhid,bhjd,j,bhjc->bhic", q, k, w, v),
+        normal(7),
+    ),
+    einsum_of_four_channel_weights=(
+        lambda q, k, v, w: torch.einsum("bhid,bhjd,d,bhjc->bhic", q, k, w, v),
+        normal(4),
+    ),
+)
 table(
     nothing,
-    {
-        "einsum_broadcasts_ones": (
-            lambda q, k, v: torch.einsum(
-                "bhij,bhjc->bhic", torch.einsum("bhid,bhjd->bhij", q, k).relu(), v
-            ),
-            normal((2, 1, 5, 4), (1, 3, 7, 4), (2, 3, 7, 3)),
+    einsum_broadcasts_ones=(
+        einsums(SCORES, "bhij,bhjc->bhic"),
+        normal((2, 1, 5, 4), (1, 3, 7, 4), (2, 3, 7, 3)),
+    ),
+    keys_in_a_grid_transposed_values=(
+        einsums(GRID, "bnxy,byxc->bnc", torch.sigmoid),
+        normal((2, 5, 4), (2, 3, 2, 4), (2, 2, 3, 3)),
+    ),
+    window_masks_per_window=(
+        lambda q, k, v, mask: (
+            (q @ k.mT).view(4, 2, 4, 4).masked_fill(mask, -INF).view(8, 4, 4).sigmoid() @ v
         ),
-        "einsum_with_scale_operand": (
-            lambda q, k, v, w: torch.einsum(
-                "bhij,bhjc->bhic", torch.einsum("bhid,bhjd,h->bhij", q, k, w).relu(), v
-            ),
-            normal((2, 3, 5, 4), (2, 3, 7, 4), (2, 1, 7, 3), 3),
+        plus(normal((8, 4, 4), (8, 4, 4), (8, 4, 4)), lambda: (torch.rand(2, 4, 4) > 0.5,)),
+    ),
+    rows_in_a_grid=(
+        einsums(
+            "bxyd,bmd->bxym",
+            "bxym,bmc->bxyc",
+            lambda s: (
+                s * (torch.arange(3)[:, None, None] + torch.arange(2)[:, None] >= torch.arange(5))
+            ).sigmoid(),
         ),
-        "einsum_with_gate_operand": (
-            lambda q, k, v, w: torch.einsum(
-                "bhij,bhjc,bi->bhic", torch.einsum("bhid,bhjd->bhij", q, k).relu(), v, w
-            ),
-            normal((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 3), (2, 5)),
-        ),
-        "einsum_of_four_swapped_mask": (
-            lambda q, k, v, w: torch.einsum("bhid,bhjd,ji,bhjc->bhic", q, k, w, v),
-            normal((2, 3, 5, 4), (2, 3, 5, 4), (2, 3, 5, 3), (5, 5)),
-        ),
-        "einsum_of_four_key_weights": (
-            lambda q, k, v, w: torch.einsum("bhid,bhjd,j,bhjc->bhic", q, k, w, v),
-            normal((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 3), 7),
-        ),
-        "einsum_of_four_channel_weights": (
-            lambda q, k, v, w: torch.einsum("bhid,bhjd,d,bhjc->bhic", q, k, w, v),
-            normal((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 3), 4),
-        ),
-    },
+        normal((2, 3, 2, 4), (2, 5, 4), (2, 5, 3)),
+    ),
+    relative_values_shaw=(
+        weighted(F.silu)(lambda w, v, e: w @ v + torch.einsum("bhij,ijd->bhid", w, e)),
+        plus(square(), normal((6, 6, 4))),
+    ),
 )
-
-
 table(
-    normal((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 3), (5, 7)),
-    {
-        "einsum_with_mask_operand": lambda q, k, v, w: torch.einsum(
-            "bhij,ij,bhjc->bhic", torch.einsum("bhid,bhjd->bhij", q, k).relu(), w, v
-        ),
-        "einsum_of_four": lambda q, k, v, w: torch.einsum("bhid,bhjd,ij,bhjc->bhic", q, k, w, v),
-    },
+    normal((2, 5, 4), (2, 3, 2, 4), (2, 3, 2, 3)),
+    keys_in_a_grid=einsums(GRID, "bnxy,bxyc->bnc", torch.sigmoid),
+    keys_in_a_grid_masked=einsums(
+        GRID,
+        "bnxy,bxyc->bnc",
+        lambda s: (s * (torch.arange(3)[:, None] > torch.arange(2))).sigmoid(),
+    ),
+    keys_in_a_grid_with_biases=(
+        einsums(GRID, "bnxy,bxyc->bnc", lambda s, a, b: (s + a + b).sigmoid()),
+        normal((5, 3, 1), (3, 2)),
+    ),
 )
-
-
-@case(normal((2, 8, 8, 6)))
-def swin_windows(x):
-    w = x.view(2, 2, 4, 2, 4, 6).permute(0, 1, 3, 2, 4, 5).reshape(8, 16, 6)
-    q, k, v = w.chunk(3, -1)
-    i = torch.arange(16)
-    rel = (i[:, None] // 4 - i // 4 + 3) * 7 + (i[:, None] % 4 - i % 4 + 3)
-    s = q @ k.mT - rel.double() / 50
-    o = F.relu(s) @ v
-    return o.view(2, 2, 2, 4, 4, 2).permute(0, 1, 3, 2, 4, 5).reshape(2, 8, 8, 2)
+table(
+    normal((2, 5, 4), (2, 2, 2, 4), (2, 2, 2, 3)),
+    keys_in_a_square_grid_transposed_values=einsums(GRID, "bnxy,byxc->bnc", torch.sigmoid),
+    one_dim_of_the_grid_is_summed=einsums(GRID, "bnxy,bxyc->bnxc", torch.sigmoid),
+)
 
 
 @case(normal((2, 8, 12), (49, 2)))
-def swin_table(x, table):
+def swin_windows(x, table):
     w = x.view(2, 2, 4, 2, 2, 3).permute(0, 1, 3, 2, 4, 5)
     q = k = v = w.reshape(4, 2, 8, 3)
     i = torch.arange(8)
     rel = (i[:, None] // 4 - i // 4 + 3) * 7 + (i[:, None] % 4 - i % 4 + 3)
-    s = q @ k.mT + table[rel].permute(2, 0, 1)
+    s = q @ k.mT - rel.double() / 50 + table[rel].permute(2, 0, 1)
     return F.relu(s) @ v
-
-
-@case(plus(normal((8, 4, 4), (8, 4, 4), (8, 4, 4)), lambda: (torch.rand(2, 4, 4) > 0.5,)))
-def window_masks_per_window(q, k, v, mask):
-    s = (q @ k.mT).view(4, 2, 4, 4).masked_fill(mask, -INF).view(8, 4, 4)
-    return s.sigmoid() @ v
 
 
 @case(plus(square(), normal((2, 11, 4))))
@@ -258,9 +174,3 @@ def relative_by_as_strided(q, k, v, e):
     r = (q @ e.mT).contiguous()
     r = r.as_strided((2, 2, 6, 6), (132, 66, 10, 1), 5)
     return F.silu(q @ k.mT + r) @ v
-
-
-@case(plus(square(), normal((6, 6, 4))))
-def relative_values_shaw(q, k, v, e):
-    w = F.silu(q @ k.mT)
-    return w @ v + torch.einsum("bhij,ijd->bhid", w, e)

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import Programs, ikv, of_scores, square
+from ..rows import Programs, after, attended, ikv, nothing, of_scores, scored, square
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -16,12 +16,11 @@ def no_grad_scores(q, k, v):
     return F.silu(s) @ v
 
 
-@case(ikv())
-def no_grad_activation(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=of_scores)
+def no_grad_activation(s):
     with torch.no_grad():
         w = F.silu(s)
-    return w @ v
+    return w
 
 
 @case(ikv())
@@ -32,112 +31,39 @@ def no_grad_all(q, k, v):
 
 
 @case(ikv())
-def no_grad_all_then_write(q, k, v):
-    with torch.no_grad():
-        o = (F.silu(q @ k.mT) @ v).transpose(1, 2)
-    o.mul_(v.sum())
-    return o
-
-
-@case(ikv())
 def no_grad_twin(q, k, v):
     with torch.no_grad():
         g = (q @ k.mT).sigmoid()
     return (q @ k.mT * g) @ v
 
 
-@case(ikv())
-def detached_twin(q, k, v):
-    g = (q.detach() @ k.detach().mT).sigmoid()
-    return (q @ k.mT * g) @ v
-
-
-@case(ikv())
-def detached_query_twin(q, k, v):
-    g = (q.detach() @ k.mT).sigmoid()
-    return (q @ k.mT * g) @ v
-
-
 table(
-    ikv(),
-    {
-        "detached_query_only": lambda q, k, v: (q.detach() @ k.mT).sigmoid() @ v,
-        "twin_written_twice": lambda q, k, v: ((q @ k.mT).sigmoid() * (q @ k.mT)) @ v,
-        "twin_transposed": lambda q, k, v: ((k @ q.mT).mT.sigmoid() * (q @ k.mT)) @ v,
-        "twin_of_scaled_query": lambda q, k, v: ((2 * q @ k.mT).sigmoid() * (q @ k.mT)) @ v,
-        "twin_of_cloned_query": lambda q, k, v: ((q.clone() @ k.mT).sigmoid() * (q @ k.mT)) @ v,
-        "function_reverses_query": lambda q, k, v: (
-            F.silu(Reverse.apply(q) @ k.mT) @ Reverse.apply(v)
-        ),
-        "function_reverses_output": lambda q, k, v: Reverse.apply(F.silu(q @ k.mT) @ v),
-        "function_makes_mask": lambda q, k, v: (
-            (F.silu(q @ k.mT) * Straight.apply(q.sum(-1, keepdim=True))) @ v
-        ),
-    },
+    nothing,
+    query_as_value_detached=(
+        lambda q, k, v: (q @ k.mT).sigmoid() @ k.detach() + (q @ q.mT).relu() @ q,
+        square(),
+    ),
+    twin_with_swapped_factors=(lambda q, k, v: ((k @ q.mT).sigmoid() * (q @ k.mT)) @ v, square()),
+    twin_of_flipped_heads=(
+        lambda q, k, v: ((q[:, [1, 0]] @ k[:, [1, 0]].mT).sigmoid() * (q @ k.mT)) @ v,
+        ikv(h=2),
+    ),
 )
 
 
-@case(ikv())
-def detached_value_and_scores(q, k, v):
-    s = q @ k.mT
-    return (s.detach().sigmoid() * s) @ v.detach()
-
-
-table(
-    ikv(),
-    {
-        "detached_weights": lambda s: s.sigmoid().detach(),
-        "function_straight_through": lambda s: Straight.apply(s),
-        "function_reverses_scores": lambda s: F.silu(Reverse.apply(s)),
-    },
-    of=of_scores,
-)
-
-
-table(
-    square(),
-    {
-        "query_as_value_detached": lambda q, k, v: (
-            (q @ k.mT).sigmoid() @ k.detach() + (q @ q.mT).relu() @ q
-        ),
-        "twin_with_swapped_factors": lambda q, k, v: ((k @ q.mT).sigmoid() * (q @ k.mT)) @ v,
-    },
-)
-
-
-@case(ikv())
-def twin_after_write(q, k, v):
-    p = q.clone()
-    a = p @ k.mT
-    p.mul_(2)
-    return (a.sigmoid() * (p @ k.mT)) @ v
-
-
-table(
-    ikv(h=2),
-    {
-        "twin_of_flipped_heads": lambda q, k, v: (
-            ((q[:, [1, 0]] @ k[:, [1, 0]].mT).sigmoid() * (q @ k.mT)) @ v
-        ),
-    },
-)
-
-
-@case(ikv())
-def set_grad_enabled_inside(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=of_scores)
+def set_grad_enabled_inside(s):
     torch._C._set_grad_enabled(False)
     m = s > 0
     torch._C._set_grad_enabled(True)
-    return (s * m) @ v
+    return s * m
 
 
-@case(ikv())
-def mask_made_without_gradient(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=of_scores)
+def mask_made_without_gradient(s):
     with torch.no_grad():
         m = (s > 0).to(s.dtype) * s.sigmoid()
-    return (s * m) @ v
+    return s * m
 
 
 @case(ikv())
@@ -156,11 +82,14 @@ def inference_mode_mask(q, k, v):
     return (F.relu(q @ k.mT)) @ v
 
 
-@case(ikv())
-def hook_on_scores(q, k, v):
-    s = q @ k.mT
-    s.register_hook(lambda g: g * 2)
-    return F.silu(s) @ v
+table(
+    ikv(),
+    of=of_scores,
+    detached_weights=lambda s: s.sigmoid().detach(),
+    function_straight_through=lambda s: Straight.apply(s),
+    function_reverses_scores=lambda s: F.silu(Reverse.apply(s)),
+    hook_on_scores=after(lambda s: s.register_hook(lambda g: g * 2), F.silu),
+)
 
 
 @case(ikv())
@@ -168,13 +97,6 @@ def hook_on_query(q, k, v):
     p = q * 1
     p.register_hook(lambda g: g * 3)
     return F.silu(p @ k.mT) @ v
-
-
-@case(ikv())
-def hook_on_output(q, k, v):
-    o = F.silu(q @ k.mT) @ v
-    o.register_hook(lambda g: g * 3)
-    return o + 1
 
 
 @case(ikv())
@@ -216,8 +138,23 @@ def save_on_cpu_around(q, k, v):
         return F.relu(q @ k.mT) @ v
 
 
-@case(ikv())
-def grad_inside(q, k, v):
-    s = q @ k.mT
-    o = (F.silu(s) @ v).sum()
-    return o
+table(
+    ikv(),
+    detached_twin=lambda q, k, v: (q @ k.mT * (q.detach() @ k.detach().mT).sigmoid()) @ v,
+    detached_query_twin=lambda q, k, v: (q @ k.mT * (q.detach() @ k.mT).sigmoid()) @ v,
+    detached_query_only=lambda q, k, v: (q.detach() @ k.mT).sigmoid() @ v,
+    twin_written_twice=lambda q, k, v: ((q @ k.mT).sigmoid() * (q @ k.mT)) @ v,
+    twin_transposed=lambda q, k, v: ((k @ q.mT).mT.sigmoid() * (q @ k.mT)) @ v,
+    twin_of_scaled_query=lambda q, k, v: ((2 * q @ k.mT).sigmoid() * (q @ k.mT)) @ v,
+    twin_of_cloned_query=lambda q, k, v: ((q.clone() @ k.mT).sigmoid() * (q @ k.mT)) @ v,
+    function_reverses_query=lambda q, k, v: F.silu(Reverse.apply(q) @ k.mT) @ Reverse.apply(v),
+    function_reverses_output=lambda q, k, v: Reverse.apply(F.silu(q @ k.mT) @ v),
+    function_makes_mask=lambda q, k, v: (
+        (F.silu(q @ k.mT) * Straight.apply(q.sum(-1, keepdim=True))) @ v
+    ),
+    grad_inside=lambda q, k, v: (F.silu(q @ k.mT) @ v).sum(),
+    detached_value_and_scores=scored(lambda s, v: (s.detach().sigmoid() * s) @ v.detach()),
+    hook_on_output=attended(F.silu)(
+        after(lambda o: o.register_hook(lambda g: g * 3), lambda o: o + 1)
+    ),
+)

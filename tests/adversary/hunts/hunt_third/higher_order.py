@@ -1,75 +1,82 @@
 """Checkpoints, vmap, cond and its like, autocast, custom operators, blocks of keys."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
+import torch.utils.checkpoint
 
-from ..rows import D64, Programs, ikv, normal, of_scores, plus, square, values
+from ..rows import (
+    D64,
+    Programs,
+    attended,
+    ikv,
+    normal,
+    nothing,
+    of_scores,
+    plus,
+    scored,
+    values,
+)
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
+checkpoint = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+frozen = normal((2, 2, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3), grad=False)
+batches = normal((2, 5, 4), (2, 7, 4), (2, 7, 4), grad=False)
+heads_inside = lambda: tuple(
+    torch.randn(2, 5, 2, 4, dtype=D64).transpose(1, 2).detach().requires_grad_() for _ in range(3)
+)
+BIAS = lambda: (torch.zeros(7, dtype=D64),)
+
+
+def silu(q, k, v):
+    return F.silu(q @ k.mT) @ v
+
+
+@torch.library.custom_op("hunt_third::relu", mutates_args=())
+def custom(x: torch.Tensor) -> torch.Tensor:
+    return x.relu()
+
+
+custom.register_fake(torch.empty_like)
+custom.register_autograd(lambda ctx, g: g * 2, setup_context=lambda ctx, inputs, output: None)
+
+
+def in_fp32(f):
+    """The program that is `f` of the operands in fp32."""
+    return lambda q, k, v, *more: f(q.float(), k.float(), v.float(), *more)
+
+
+# Checkpoints
 
 
 table(
     ikv(),
-    {
-        "checkpoint_all": lambda q, k, v: checkpoint(
-            lambda q, k, v: F.silu(q @ k.mT) @ v, q, k, v, use_reentrant=False
-        ),
-        "vmap_over_batch": lambda q, k, v: torch.vmap(lambda q, k, v: F.silu(q @ k.mT) @ v)(
-            q, k, v
-        ),
-        "vmap_over_heads_out": lambda q, k, v: torch.vmap(
-            lambda q, k, v: F.silu(q @ k.mT) @ v, in_dims=1, out_dims=-1
-        )(q, k, v),
-        "cond_of_attention": (
-            lambda q, k, v, flag: torch.cond(
-                flag,
-                lambda q, k, v: F.silu(q @ k.mT) @ v,
-                lambda q, k, v: F.relu(q @ k.mT) @ v,
-                (q, k, v),
-            ),
-            values(True),
-        ),
-        "custom_op_on_operands": lambda q, k, v: F.silu(custom(q) @ k.mT) @ custom(v),
-        "checkpoint_detached_query": lambda q, k, v: checkpoint(
-            lambda q, k, v: F.silu(q.detach() @ k.mT) @ v, q, k, v, use_reentrant=False
-        ),
-    },
+    checkpoint_all=lambda q, k, v: checkpoint(silu, q, k, v),
+    checkpoint_detached_query=lambda q, k, v: checkpoint(
+        lambda q, k, v: silu(q.detach(), k, v), q, k, v
+    ),
+    checkpoint_scores_only=lambda q, k, v: checkpoint(lambda q, k: F.silu(q @ k.mT), q, k) @ v,
+    checkpoint_second_only=scored(lambda s, v: checkpoint(lambda s, v: F.silu(s) @ v, s, v)),
+    checkpoint_returns_scores=lambda q, k, v: checkpoint(
+        scored(lambda s, v: (F.silu(s) @ v, s)), q, k, v
+    ),
+    checkpoint_nested=lambda q, k, v: checkpoint(
+        lambda *given: checkpoint(silu, *given).tanh(), q, k, v
+    ),
+    checkpoint_of_buffer_update=(
+        lambda q, k, v, bias: checkpoint(lambda q, k, v: F.silu(q @ k.mT + bias) @ v, q, k, v),
+        BIAS,
+    ),
 )
-
-
-@case(ikv())
-def checkpoint_scores_only(q, k, v):
-    s = checkpoint(lambda q, k: F.silu(q @ k.mT), q, k, use_reentrant=False)
-    return s @ v
-
-
-@case(ikv())
-def checkpoint_second_only(q, k, v):
-    s = q @ k.mT
-    return checkpoint(lambda s, v: F.silu(s) @ v, s, v, use_reentrant=False)
 
 
 @case(ikv())
 def checkpoint_with_closure_mask(q, k, v):
     m = torch.arange(5)[:, None] >= torch.arange(7)
-
-    def inner(q, k, v):
-        return (F.silu(q @ k.mT) * m) @ v
-
-    return checkpoint(inner, q, k, v, use_reentrant=False) * 2 + checkpoint(
-        inner, q, k, v, use_reentrant=False
-    )
-
-
-@case(ikv())
-def checkpoint_returns_scores(q, k, v):
-    def inner(q, k, v):
-        s = q @ k.mT
-        return F.silu(s) @ v, s
-
-    return checkpoint(inner, q, k, v, use_reentrant=False)
+    inner = of_scores(lambda s: F.silu(s) * m)
+    return checkpoint(inner, q, k, v) * 2 + checkpoint(inner, q, k, v)
 
 
 @case(ikv())
@@ -81,28 +88,49 @@ def checkpoint_writes_inside(q, k, v):
         o.mul_(2)
         return o
 
-    return checkpoint(inner, q, k, v, use_reentrant=False)
+    return checkpoint(inner, q, k, v)
+
+
+@case(ikv())
+def checkpoint_with_autocast(q, k, v):
+    def inner(q, k, v):
+        with torch.autocast("cpu", enabled=False):
+            return silu(q, k, v)
+
+    return checkpoint(inner, q, k, v)
+
+
+# Transforms, conditions and loops
 
 
 table(
-    normal((2, 2, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3), grad=False),
-    {
-        "func_grad": lambda q, k, v: torch.func.grad(lambda q: (F.silu(q @ k.mT) @ v).sum())(q),
-        "func_jvp": lambda q, k, v: torch.func.jvp(
-            lambda q: F.silu(q @ k.mT) @ v, (q,), (torch.ones_like(q),)
+    nothing,
+    vmap_over_batch=(lambda *given: torch.vmap(silu)(*given), ikv()),
+    vmap_over_heads_out=(lambda *given: torch.vmap(silu, in_dims=1, out_dims=-1)(*given), ikv()),
+    func_grad=(
+        lambda q, k, v: torch.func.grad(lambda q: silu(q, k, v).sum())(q),
+        frozen,
+    ),
+    func_jvp=(
+        lambda q, k, v: torch.func.jvp(lambda q: silu(q, k, v), (q,), (torch.ones_like(q),)),
+        frozen,
+    ),
+    cond_of_attention=(
+        lambda q, k, v, flag: torch.cond(flag, silu, of_scores(F.relu), (q, k, v)),
+        ikv(),
+        values(True),
+    ),
+    cond_activation=(
+        of_scores(
+            lambda s, flag: torch.cond(flag, lambda s: s.relu(), lambda s: s.sigmoid(), (s,))
         ),
-    },
+        frozen,
+        values(True),
+    ),
 )
 
 
-@case(plus(normal((2, 2, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3), grad=False), values(True)))
-def cond_activation(q, k, v, flag):
-    s = q @ k.mT
-    w = torch.cond(flag, lambda s: s.relu(), lambda s: s.sigmoid(), (s,))
-    return w @ v
-
-
-@case(normal((2, 5, 4), (2, 7, 4), (2, 7, 4), grad=False))
+@case(batches)
 def while_loop_of_attention(q, k, v):
     def body(i, x):
         return i + 1, torch.sigmoid(x @ k.mT) @ v
@@ -110,31 +138,31 @@ def while_loop_of_attention(q, k, v):
     return torch._higher_order_ops.while_loop(lambda i, x: i < 3, body, (torch.tensor(0), q))
 
 
-@case(normal((2, 5, 4), (2, 7, 4), (2, 7, 4), grad=False))
+@case(batches)
 def map_of_attention(q, k, v):
     from torch._higher_order_ops.map import map as hop_map
 
     return hop_map(lambda q: torch.sigmoid(q @ k[0].mT) @ v[0], q)
 
 
-@case(ikv())
+# Autocast
+
+
+@case(ikv(), of=in_fp32)
 def autocast_first_only(q, k, v):
-    q, k, v = q.float(), k.float(), v.float()
     with torch.autocast("cpu", torch.bfloat16):
         s = q @ k.mT
     return F.silu(s.float()) @ v
 
 
-@case(ikv())
+@case(ikv(), of=in_fp32)
 def autocast_all(q, k, v):
-    q, k, v = q.float(), k.float(), v.float()
     with torch.autocast("cpu", torch.bfloat16):
-        return F.silu(q @ k.mT) @ v
+        return silu(q, k, v)
 
 
-@case(ikv())
+@case(ikv(), of=in_fp32)
 def autocast_disabled_inside(q, k, v):
-    q, k, v = q.float(), k.float(), v.float()
     with torch.autocast("cpu", torch.bfloat16):
         s = q @ k.mT
         with torch.autocast("cpu", enabled=False):
@@ -142,95 +170,46 @@ def autocast_disabled_inside(q, k, v):
         return w @ v
 
 
-@case(ikv())
+@case(ikv(), of=in_fp32)
 def autocast_second_only(q, k, v):
-    q, k, v = q.float(), k.float(), v.float()
     s = q @ k.mT
     with torch.autocast("cpu", torch.bfloat16):
         return F.silu(s) @ v
 
 
-@case(plus(ikv(), normal((5, 7), dtype=torch.float32)))
+@case(plus(ikv(), normal((5, 7), dtype=torch.float32)), of=in_fp32)
 def autocast_with_bias_and_mask(q, k, v, bias):
-    q, k, v = q.float(), k.float(), v.float()
     with torch.autocast("cpu", torch.bfloat16):
-        s = q @ k.mT
-        s = s + bias
+        s = q @ k.mT + bias
         s = torch.where(torch.ones(5, 7, dtype=torch.bool).tril(), s, float("-inf"))
         return torch.sigmoid(s) @ v
 
 
-@torch.library.custom_op("hunt_third::relu", mutates_args=())
-def custom(x: torch.Tensor) -> torch.Tensor:
-    return x.relu()
-
-
-custom.register_fake(lambda x: torch.empty_like(x))
-
-
-custom.register_autograd(lambda ctx, g: g * 2, setup_context=lambda ctx, inputs, output: None)
+# Custom operators, and gradients asked for inside
 
 
 table(
     ikv(),
-    {
-        "custom_op_between": lambda s: custom(s),
-    },
-    of=of_scores,
+    custom_op_on_operands=lambda q, k, v: silu(custom(q), k, custom(v)),
+    custom_op_between=of_scores(custom),
 )
 
 
 @case(ikv())
 def autograd_grad_inside(q, k, v):
-    o = F.silu(q @ k.mT) @ v
-    if not q.requires_grad:
-        return o
+    o = silu(q, k, v)
     (g,) = torch.autograd.grad(o.sum(), q)
     return o.detach() + g.sum()
 
 
-@case(ikv())
-def autograd_grad_of_scores(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=scored)
+def autograd_grad_of_scores(s, v):
     o = F.silu(s) @ v
-    if not s.requires_grad:
-        return o
     (g,) = torch.autograd.grad(o.sum(), s)
     return o.detach() + g.sum()
 
 
-@case(plus(ikv(), lambda: (torch.zeros(7, dtype=D64),)))
-def checkpoint_then_bias_written(q, k, v, bias):
-    o = checkpoint(
-        lambda q, k, v, b: F.relu(q @ k.mT) @ v + b.sum(), q, k, v, bias, use_reentrant=False
-    )
-    bias.add_(1)
-    return o
-
-
-@case(plus(ikv(), lambda: (torch.zeros(7, dtype=D64),)))
-def checkpoint_of_buffer_update(q, k, v, bias):
-    def inner(q, k, v):
-        return F.silu(q @ k.mT + bias) @ v
-
-    return checkpoint(inner, q, k, v, use_reentrant=False)
-
-
-@case(ikv())
-def checkpoint_with_autocast(q, k, v):
-    def inner(q, k, v):
-        with torch.autocast("cpu", enabled=False):
-            return F.silu(q @ k.mT) @ v
-
-    return checkpoint(inner, q, k, v, use_reentrant=False)
-
-
-@case(ikv())
-def checkpoint_nested(q, k, v):
-    def inner(q, k, v):
-        return checkpoint(lambda q, k, v: F.silu(q @ k.mT) @ v, q, k, v, use_reentrant=False).tanh()
-
-    return checkpoint(inner, q, k, v, use_reentrant=False)
+# Writes to operands, loops over heads and blocks, and views of the result
 
 
 @case(ikv())
@@ -242,13 +221,6 @@ def detach_in_place_of_query(q, k, v):
 
 
 @case(ikv())
-def detach_in_place_of_scores(q, k, v):
-    s = q @ k.mT
-    s.detach_()
-    return F.silu(s) @ v
-
-
-@case(ikv())
 def set_data_of_query(q, k, v):
     p = q.clone()
     s = p @ k.mT
@@ -256,27 +228,18 @@ def set_data_of_query(q, k, v):
     return F.silu(s) @ v
 
 
-@case(ikv())
-def resized_mask(q, k, v):
-    m = torch.ones(3, dtype=q.dtype)
-    m = m.new_ones(5, 7)
+@case(ikv(), of=of_scores)
+def resized_mask(s):
+    m = s.new_ones(5, 7)
     m.t_()
-    return (F.silu(q @ k.mT) * m.T) @ v
-
-
-@case(ikv())
-def enumerate_over_heads_with_lists(q, k, v):
-    out = []
-    for a, b, c in zip(q.unbind(1), k.unbind(1), v.unbind(1)):
-        out.append(torch.tanh(a @ b.mT) @ c)
-    return torch.stack(out[::-1], 1)
+    return F.silu(s) * m.T
 
 
 @case(ikv())
 def accumulated_over_key_blocks(q, k, v):
     o = torch.zeros(2, 2, 5, 3, dtype=q.dtype)
     for j in range(0, 7, 2):
-        o = o + F.silu(q @ k[:, :, j : j + 2].mT) @ v[:, :, j : j + 2]
+        o = o + silu(q, k[:, :, j : j + 2], v[:, :, j : j + 2])
     return o
 
 
@@ -284,7 +247,7 @@ def accumulated_over_key_blocks(q, k, v):
 def accumulated_in_place_over_blocks(q, k, v):
     o = torch.zeros(2, 2, 5, 3, dtype=q.dtype)
     for j in range(0, 7, 3):
-        o[:, :, : j + 2] += F.silu(q[:, :, : j + 2] @ k[:, :, j : j + 3].mT) @ v[:, :, j : j + 3]
+        o[:, :, : j + 2] += silu(q[:, :, : j + 2], k[:, :, j : j + 3], v[:, :, j : j + 3])
     return o
 
 
@@ -298,64 +261,47 @@ def state_is_carried(q, k, v):
     return torch.cat(out, 2)
 
 
-@case(ikv())
-def scores_kept_in_dict(q, k, v):
-    cache = {}
-    cache["s"] = q @ k.mT
-    cache["w"] = cache["s"].relu()
-    return {"out": cache["w"] @ v, "n": cache["s"].dim()}
+table(
+    nothing,
+    enumerate_over_heads_with_lists=(
+        lambda *given: torch.stack(
+            [torch.tanh(q @ k.mT) @ v for q, k, v in zip(*(x.unbind(1) for x in given))][::-1], 1
+        ),
+        ikv(),
+    ),
+    scores_kept_in_dict=(scored(lambda s, v: {"out": s.relu() @ v, "n": s.dim()}), ikv()),
+    output_is_a_view_of_the_result=(
+        attended(F.silu)(lambda o: (o, o[0], o.mT, o.view(-1))),
+        ikv(),
+    ),
+    as_strided_of_transposed=(
+        attended(F.silu)(lambda o: (o.as_strided((3, 4), (4, 1), 2), o.stride())),
+        heads_inside,
+    ),
+)
 
 
-@case(ikv())
-def output_is_a_view_of_the_result(q, k, v):
-    o = F.silu(q @ k.mT) @ v
-    return o, o[0], o.mT, o.view(-1)
-
-
-@case(ikv())
-def as_strided_of_the_result(q, k, v):
-    o = (F.silu(q @ k.mT) @ v).transpose(1, 2)
+@case(ikv(), of=attended(F.silu))
+def as_strided_of_the_result(o):
+    o = o.transpose(1, 2)
     return o.as_strided((3, 4), (4, 1), 2), o.stride(), o.is_contiguous()
 
 
-@case(
-    lambda: tuple(
-        torch.randn(2, 5, 2, 4, dtype=D64).transpose(1, 2).detach().requires_grad_()
-        for _ in range(3)
-    )
-)
-def as_strided_of_transposed(q, k, v):
-    o = F.silu(q @ k.mT) @ v
-    return (
-        o.as_strided((3, 4), (4, 1), 2),
-        o.stride(),
-        torch.einsum("bhij,bhjc->bihc", F.silu(q @ k.mT), v).stride(),
-    )
-
-
-@case(
-    lambda: tuple(
-        torch.randn(2, 5, 2, 4, dtype=D64).transpose(1, 2).detach().requires_grad_()
-        for _ in range(3)
-    )
-)
+@case(heads_inside)
 def view_of_einsum_result(q, k, v):
     o = torch.einsum("bhij,bhjc->bihc", F.silu(torch.einsum("bhid,bhjd->bhij", q, k)), v)
     return o.as_strided((3, 4), (5, 1), 1), o.permute(2, 0, 1, 3).as_strided((2, 2), (3, 1))
 
 
-@case(ikv())
-def contiguous_flag_decides(q, k, v):
-    o = F.silu(q @ k.mT) @ v
-    t = o.mT
-    u = t.contiguous()
+@case(ikv(), of=attended(F.silu))
+def contiguous_flag_decides(o):
+    u = o.mT.contiguous()
     u.mul_(2)
-    return o + u.mT, t
+    return o + u.mT, o.mT
 
 
-@case(square())
-def reshape_aliases_the_result(q, k, v):
-    o = F.silu(q @ k.mT) @ v
-    p = o.reshape(2, 12, 4)
+@case(ikv(), of=attended(F.silu))
+def reshape_aliases_the_result(o):
+    p = o.reshape(2, 10, 3)
     p += 1
     return o

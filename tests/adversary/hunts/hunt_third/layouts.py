@@ -3,124 +3,10 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import Programs, normal, nothing, of_scores, qkv, randn, square
+from ..rows import Programs, normal, nothing, of_scores, qkv, randn, scored, square, weighted
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
-
-
-table(
-    square(),
-    {
-        "transposed_weights": lambda s: F.relu(s).mT,
-    },
-    of=of_scores,
-)
-
-
-table(
-    square(),
-    {
-        "value_on_the_left": lambda q, k, v: v.mT @ F.relu(q @ k.mT),
-        "value_on_the_left_transposed": lambda q, k, v: (v.mT @ F.relu(k @ q.mT)).mT,
-    },
-)
-
-
-table(
-    nothing,
-    {
-        "only_v_has_batch": (lambda s: F.relu(s), normal((1, 1, 5, 4), (1, 1, 7, 4), (2, 3, 7, 3))),
-        "v_is_shared_2d": (lambda s: F.relu(s), normal((2, 3, 5, 4), (2, 3, 7, 4), (7, 3))),
-        "value_vector_matmul": (lambda s: F.silu(s), normal((2, 5, 4), (2, 7, 4), 7)),
-        "all_channels_one": (lambda s: F.silu(s), normal((2, 5, 1), (2, 7, 1), (2, 7, 1))),
-        "one_by_one": (lambda s: F.silu(s), normal((2, 1, 4), (2, 1, 4), (2, 1, 3))),
-        "one_key": (lambda s: F.silu(s), normal((2, 5, 4), (2, 1, 4), (2, 1, 3))),
-        "no_rows": (lambda s: F.silu(s), normal((2, 0, 4), (2, 7, 4), (2, 7, 3))),
-        "no_keys": (lambda s: F.silu(s), normal((2, 5, 4), (2, 0, 4), (2, 0, 3))),
-        "no_inner": (lambda s: torch.sigmoid(s), normal((2, 5, 0), (2, 7, 0), (2, 7, 3))),
-        "no_channels": (lambda s: torch.sigmoid(s), normal((2, 5, 4), (2, 7, 4), (2, 7, 0))),
-        "no_batch": (lambda s: torch.sigmoid(s), normal((0, 5, 4), (0, 7, 4), (0, 7, 3))),
-        "expanded_query_input": (
-            lambda s: torch.sigmoid(s),
-            lambda: (randn(1, 5, 4).detach().expand(3, 5, 4).requires_grad_(),),
-            normal((3, 7, 4), (3, 7, 3)),
-        ),
-    },
-    of=of_scores,
-)
-
-
-@case(square())
-def scores_viewed_across(q, k, v):
-    s = q @ k.mT
-    return F.relu(s).transpose(1, 2).reshape(2, 6, 12) @ v.reshape(2, 12, 4)
-
-
-@case(square(h=6))
-def scores_reinterpreted(q, k, v):
-    s = (q @ k.mT).view(2, 6, 36).transpose(1, 2).reshape(2, 6, 6, 6)
-    return F.relu(s) @ v
-
-
-@case(square(h=6))
-def batch_of_v_is_rows(q, k, v):
-    s = F.relu(q @ k.mT)
-    return torch.einsum("bhij,bijc->bhic", s, v)
-
-
-table(
-    square(h=6, n=6, d=6),
-    {
-        "all_sizes_equal": lambda q, k, v: torch.einsum("abcd,abed,bafd->bacf", F.silu(q), k, v),
-    },
-)
-
-
-table(
-    normal((2, 5, 4), (2, 7, 4), (2, 7, 3)),
-    {
-        "bmm_chain": lambda q, k, v: torch.bmm(F.silu(torch.bmm(q, k.transpose(1, 2))), v),
-        "inner_products": lambda q, k, v: torch.inner(torch.inner(q[1], k[1]).sigmoid(), v[1].mT),
-    },
-)
-
-
-table(
-    nothing,
-    {
-        "baddbmm_bias": (
-            lambda q, k, v, bias: torch.bmm(
-                F.silu(torch.baddbmm(bias, q, k.transpose(1, 2), beta=0.5, alpha=2)), v
-            ),
-            normal((2, 5, 4), (2, 7, 4), (2, 7, 3), (2, 5, 7)),
-        ),
-        "baddbmm_second": (
-            lambda q, k, v, res: torch.baddbmm(res, F.silu(torch.bmm(q, k.transpose(1, 2))), v),
-            normal((2, 5, 4), (2, 7, 4), (2, 7, 3), (2, 5, 3)),
-        ),
-        "mm_of_squeezed": (
-            lambda q, k, v: F.relu(q[0] @ k[0].T) @ v[0],
-            normal((1, 5, 4), (1, 7, 4), (1, 7, 3)),
-        ),
-        "value_vector": (
-            lambda q, k, v: (F.silu(q @ k.mT) @ v[..., None])[..., 0],
-            normal((2, 5, 4), (2, 7, 4), (2, 7)),
-        ),
-        "all_transposed": (
-            lambda q, k, v: (torch.sigmoid(q.mT @ k) @ v.mT).mT.contiguous(),
-            normal((2, 4, 5), (2, 4, 7), (2, 3, 7)),
-        ),
-        "two_linears": (
-            lambda x, w1, w2: F.linear(F.relu(F.linear(x, w1)), w2),
-            normal((2, 5, 4), (7, 4), (3, 7)),
-        ),
-        "two_linears_biases": (
-            lambda x, w1, b1, w2, b2: F.linear(F.relu(F.linear(x, w1, b1)), w2, b2),
-            normal((2, 5, 4), (7, 4), 7, (3, 7), 3),
-        ),
-    },
-)
 
 
 @case(normal((2, 5, 4), (2, 7, 4), (2, 7, 3), (1, 1, 7)))
@@ -150,54 +36,29 @@ def baddbmm_output_inplace(q, k, v):
     return out
 
 
-@case(normal((2, 5, 4), (2, 7, 4), (2, 7, 3)))
-def tensordot_pair(q, k, v):
-    s = torch.tensordot(q[0], k[0], dims=([1], [1]))
-    return torch.tensordot(F.relu(s), v[0], dims=1)
-
-
-@case(normal((2, 5, 4), (2, 7, 4), (2, 7, 3)))
-def tensordot_over_all(q, k, v):
-    s = torch.tensordot(q, k, dims=([2], [2]))
-    return torch.tensordot(F.relu(s), v, dims=([2, 3], [0, 1]))
-
-
-@case(normal((2, 5, 4), (2, 7, 4), (2, 7, 3)))
-def tensordot_cross_batch(q, k, v):
-    s = torch.tensordot(q, k, dims=([2], [2]))
-    return torch.tensordot(F.relu(s), v[1], dims=([3], [0]))
-
-
-@case(normal((2, 5, 4), (2, 7, 4), (2, 7, 3)))
-def outer_batch_by_unsqueeze(q, k, v):
-    s = q[:, None] @ k[None].mT
-    return F.relu(s) @ v[None]
-
-
-@case(normal((2, 5, 4), (2, 7, 4), (2, 7, 3)))
-def outer_batch_v_of_query(q, k, v):
-    s = q[:, None] @ k[None].mT
-    return F.relu(s) @ v[:, None]
-
-
-@case(normal(4, (2, 7, 4), (2, 7, 3)))
-def query_vector(q, k, v):
-    s = k @ q
-    return (F.silu(s)[:, None] @ v)[:, 0]
+table(
+    normal((2, 5, 4), (2, 7, 4), (2, 7, 3)),
+    bmm_chain=lambda q, k, v: torch.bmm(F.silu(torch.bmm(q, k.transpose(1, 2))), v),
+    inner_products=lambda q, k, v: torch.inner(torch.inner(q[1], k[1]).sigmoid(), v[1].mT),
+    tensordot_pair=lambda q, k, v: torch.tensordot(
+        F.relu(torch.tensordot(q[0], k[0], dims=([1], [1]))), v[0], dims=1
+    ),
+    tensordot_over_all=lambda q, k, v: torch.tensordot(
+        F.relu(torch.tensordot(q, k, dims=([2], [2]))), v, dims=([2, 3], [0, 1])
+    ),
+    tensordot_cross_batch=lambda q, k, v: torch.tensordot(
+        F.relu(torch.tensordot(q, k, dims=([2], [2]))), v[1], dims=([3], [0])
+    ),
+    outer_batch_by_unsqueeze=lambda q, k, v: F.relu(q[:, None] @ k[None].mT) @ v[None],
+    outer_batch_v_of_query=lambda q, k, v: F.relu(q[:, None] @ k[None].mT) @ v[:, None],
+    v_channels_from_scores_size=scored(lambda s, v: s.relu() @ v / s.shape[-1] + s.size(1)),
+)
 
 
 @case(normal((2, 12, 8)))
 def unfolded_windows(x):
     w = x.unfold(1, 4, 2)  # [2, 5, 8, 4]
     q, k, v = w.mT, w.mT, w.mT
-    return F.relu(q @ k.mT) @ v
-
-
-@case(normal((2, 40)))
-def as_strided_overlap(x):
-    q = x.as_strided((2, 5, 4), (40, 4, 1), 0)
-    k = x.as_strided((2, 6, 4), (40, 2, 1), 3)
-    v = x.as_strided((2, 6, 3), (40, 1, 1), 1)
     return F.relu(q @ k.mT) @ v
 
 
@@ -226,77 +87,126 @@ def qkv_unbind(x):
 
 
 table(
-    normal((2, 6, 4)),
-    {
-        "everything_is_one": lambda x: F.silu(x @ x.mT) @ x,
-        "x_in_bias_too": lambda x: (
-            F.silu(x @ x.mT + x.sum(-1, keepdim=True) + x.mean(-1)[:, None]) @ x
-        ),
-    },
-)
-
-
-table(
     normal((2, 6, 6)),
-    {
-        "everything_is_one_square": lambda x: F.silu(x @ x) @ x,
-        "everything_is_one_transposed": lambda x: x.mT @ F.silu(x.mT @ x.mT),
-        "x_is_the_bias": lambda x: F.silu(x @ x.mT + x) @ x,
-        "x_and_its_transpose_are_masks": lambda x: (F.silu(x @ x.mT + x * x.mT) * x.mT) @ x,
-    },
-)
-
-
-@case(qkv())
-def product_in_three_dims_of_five(q, k, v):
-    s = (q[:, :, None] @ k[:, :, None].mT).squeeze(2)
-    return (F.silu(s)[:, :, None] @ v[:, :, None])[:, :, 0]
-
-
-table(
-    qkv(),
-    {
-        "movedim_out": lambda q, k, v: (F.silu(q @ k.mT) @ v).movedim(1, -1).flatten(-2),
-        "result_rows_flipped": lambda q, k, v: (F.silu(q @ k.mT).flip(-1) @ v.flip(-2)).flip(-2),
-        "scores_sliced": lambda q, k, v: F.silu(q @ k.mT)[..., 1:] @ v[..., 1:, :],
-        "scores_step_sliced": lambda q, k, v: F.silu(q @ k.mT)[..., ::2] @ v[..., ::2, :],
-    },
+    everything_is_one_square=lambda x: F.silu(x @ x) @ x,
+    everything_is_one_transposed=lambda x: x.mT @ F.silu(x.mT @ x.mT),
+    x_is_the_bias=lambda x: F.silu(x @ x.mT + x) @ x,
+    x_and_its_transpose_are_masks=lambda x: (F.silu(x @ x.mT + x * x.mT) * x.mT) @ x,
 )
 
 
 table(
-    qkv(),
-    {
-        "keys_flipped_once": lambda s: F.silu(s).flip(-1),
-        "scores_sliced_rows": lambda s: F.silu(s)[..., 1:4, :],
-        "scores_rolled": lambda s: F.silu(s).roll(1, -1),
-    },
+    nothing,
     of=of_scores,
+    only_v_has_batch=(F.relu, normal((1, 1, 5, 4), (1, 1, 7, 4), (2, 3, 7, 3))),
+    v_is_shared_2d=(F.relu, normal((2, 3, 5, 4), (2, 3, 7, 4), (7, 3))),
+    value_vector_matmul=(F.silu, normal((2, 5, 4), (2, 7, 4), 7)),
+    all_channels_one=(F.silu, normal((2, 5, 1), (2, 7, 1), (2, 7, 1))),
+    one_by_one=(F.silu, normal((2, 1, 4), (2, 1, 4), (2, 1, 3))),
+    one_key=(F.silu, normal((2, 5, 4), (2, 1, 4), (2, 1, 3))),
+    no_rows=(F.silu, normal((2, 0, 4), (2, 7, 4), (2, 7, 3))),
+    no_keys=(F.silu, normal((2, 5, 4), (2, 0, 4), (2, 0, 3))),
+    no_inner=(torch.sigmoid, normal((2, 5, 0), (2, 7, 0), (2, 7, 3))),
+    no_channels=(torch.sigmoid, normal((2, 5, 4), (2, 7, 4), (2, 7, 0))),
+    no_batch=(torch.sigmoid, normal((0, 5, 4), (0, 7, 4), (0, 7, 3))),
+    expanded_query_input=(
+        torch.sigmoid,
+        lambda: (randn(1, 5, 4).detach().expand(3, 5, 4).requires_grad_(),),
+        normal((3, 7, 4), (3, 7, 3)),
+    ),
+    transposed_weights=(lambda s: F.relu(s).mT, square()),
+    keys_flipped_once=(lambda s: F.silu(s).flip(-1), qkv()),
+    scores_sliced_rows=(lambda s: F.silu(s)[..., 1:4, :], qkv()),
+    scores_rolled=(lambda s: F.silu(s).roll(1, -1), qkv()),
 )
 
 
-@case(qkv())
-def cat_of_weights(q, k, v):
-    w = F.silu(q @ k.mT)
-    return torch.cat([w, w], -1) @ torch.cat([v, v], -2)
-
-
-@case(qkv())
-def cat_of_two_scores(q, k, v):
-    w = torch.cat([q @ k.mT, q @ (2 * k).mT], -1)
-    return F.silu(w) @ torch.cat([v, v], -2)
-
-
-@case(normal((2, 5, 4), (2, 7, 4), (2, 7, 3)))
-def v_channels_from_scores_size(q, k, v):
-    s = q @ k.mT
-    return s.relu() @ v / s.shape[-1] + s.size(1)
+table(
+    qkv(),
+    product_in_three_dims_of_five=lambda q, k, v: (
+        F.silu((q[:, :, None] @ k[:, :, None].mT).squeeze(2))[:, :, None] @ v[:, :, None]
+    )[:, :, 0],
+    movedim_out=lambda q, k, v: (F.silu(q @ k.mT) @ v).movedim(1, -1).flatten(-2),
+    result_rows_flipped=lambda q, k, v: (F.silu(q @ k.mT).flip(-1) @ v.flip(-2)).flip(-2),
+    scores_sliced=lambda q, k, v: F.silu(q @ k.mT)[..., 1:] @ v[..., 1:, :],
+    scores_step_sliced=lambda q, k, v: F.silu(q @ k.mT)[..., ::2] @ v[..., ::2, :],
+    cat_of_two_scores=lambda q, k, v: (
+        F.silu(torch.cat([q @ k.mT, q @ (2 * k).mT], -1)) @ torch.cat([v, v], -2)
+    ),
+    cat_of_weights=weighted(F.silu)(lambda w, v: torch.cat([w, w], -1) @ torch.cat([v, v], -2)),
+)
 
 
 table(
-    normal((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 4)),
-    {
-        "multi_dot": lambda q, k, v: torch.linalg.multi_dot([q[0, 0], k[0, 0].T, v[0, 0]]),
-        "chain_of_three": lambda q, k, v: torch.chain_matmul(q[0, 0], k[0, 0].T, v[0, 0]),
-    },
+    nothing,
+    baddbmm_bias=(
+        lambda q, k, v, bias: torch.bmm(
+            F.silu(torch.baddbmm(bias, q, k.transpose(1, 2), beta=0.5, alpha=2)), v
+        ),
+        normal((2, 5, 4), (2, 7, 4), (2, 7, 3), (2, 5, 7)),
+    ),
+    baddbmm_second=(
+        lambda q, k, v, res: torch.baddbmm(res, F.silu(torch.bmm(q, k.transpose(1, 2))), v),
+        normal((2, 5, 4), (2, 7, 4), (2, 7, 3), (2, 5, 3)),
+    ),
+    mm_of_squeezed=(
+        lambda q, k, v: F.relu(q[0] @ k[0].T) @ v[0],
+        normal((1, 5, 4), (1, 7, 4), (1, 7, 3)),
+    ),
+    value_vector=(
+        lambda q, k, v: (F.silu(q @ k.mT) @ v[..., None])[..., 0],
+        normal((2, 5, 4), (2, 7, 4), (2, 7)),
+    ),
+    all_transposed=(
+        lambda q, k, v: (torch.sigmoid(q.mT @ k) @ v.mT).mT.contiguous(),
+        normal((2, 4, 5), (2, 4, 7), (2, 3, 7)),
+    ),
+    two_linears=(
+        lambda x, w1, w2: F.linear(F.relu(F.linear(x, w1)), w2),
+        normal((2, 5, 4), (7, 4), (3, 7)),
+    ),
+    two_linears_biases=(
+        lambda x, w1, b1, w2, b2: F.linear(F.relu(F.linear(x, w1, b1)), w2, b2),
+        normal((2, 5, 4), (7, 4), 7, (3, 7), 3),
+    ),
+    value_on_the_left=(lambda q, k, v: v.mT @ F.relu(q @ k.mT), square()),
+    value_on_the_left_transposed=(lambda q, k, v: (v.mT @ F.relu(k @ q.mT)).mT, square()),
+    scores_viewed_across=(
+        lambda q, k, v: F.relu(q @ k.mT).transpose(1, 2).reshape(2, 6, 12) @ v.reshape(2, 12, 4),
+        square(),
+    ),
+    scores_reinterpreted=(
+        lambda q, k, v: F.relu((q @ k.mT).view(2, 6, 36).transpose(1, 2).reshape(2, 6, 6, 6)) @ v,
+        square(h=6),
+    ),
+    batch_of_v_is_rows=(
+        lambda q, k, v: torch.einsum("bhij,bijc->bhic", F.relu(q @ k.mT), v),
+        square(h=6),
+    ),
+    query_vector=(
+        lambda q, k, v: (F.silu(k @ q)[:, None] @ v)[:, 0],
+        normal(4, (2, 7, 4), (2, 7, 3)),
+    ),
+    as_strided_overlap=(
+        lambda x: (
+            F.relu(
+                x.as_strided((2, 5, 4), (40, 4, 1), 0) @ x.as_strided((2, 6, 4), (40, 2, 1), 3).mT
+            )
+            @ x.as_strided((2, 6, 3), (40, 1, 1), 1)
+        ),
+        normal((2, 40)),
+    ),
+    everything_is_one=(lambda x: F.silu(x @ x.mT) @ x, normal((2, 6, 4))),
+    x_in_bias_too=(
+        lambda x: F.silu(x @ x.mT + x.sum(-1, keepdim=True) + x.mean(-1)[:, None]) @ x,
+        normal((2, 6, 4)),
+    ),
+    multi_dot=(
+        lambda q, k, v: torch.linalg.multi_dot([q[0, 0], k[0, 0].T, v[0, 0]]),
+        normal((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 4)),
+    ),
+    chain_of_three=(
+        lambda q, k, v: torch.chain_matmul(q[0, 0], k[0, 0].T, v[0, 0]),
+        normal((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 4)),
+    ),
 )

@@ -101,9 +101,6 @@ MASKS = {
     "full_int_of_float": lambda s: s * torch.full(s.shape, 2, dtype=torch.int64),
     "full_bool_of_float": lambda s: s * torch.full((1,), 0.5, dtype=torch.bool),
     "ones_like_bool": lambda s: s.relu() * torch.ones_like(s, dtype=torch.bool),
-    "full_like_fp16_overflow": lambda s: (
-        s.clamp(max=1) * torch.full_like(s, 70000.0, dtype=torch.float16).isinf()
-    ),
     "arange_down": lambda s: (
         s.sigmoid() * (torch.arange(s.shape[-1] - 1, -1, -1) > torch.arange(s.shape[-2])[:, None])
     ),
@@ -240,5 +237,6 @@ MASKS = {
     "symint_in_mask": lambda s: s.relu() * (torch.arange(s.shape[-1]) < s.shape[-2] // 2 + 1),
     "symint_max": lambda s: s.relu() / max(s.shape[-1], s.shape[-2], 1) * min(s.shape),
 }
+
 
 table(ikv(), MASKS, of=of_scores, prefix="mask_")

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from ..rows import D64, Programs, normal, square
 
 PROGRAMS = Programs()
+three = normal(*[(2, 6, 4)] * 3)
 
 
 class _Running(torch.nn.Module):
@@ -22,38 +23,12 @@ class _Running(torch.nn.Module):
         return F.silu(s) @ (v - self.mean)
 
 
-PROGRAMS.append((_Running(), square()))
-
-
-class _CountAfter(_Running):
-    def forward(self, q, k, v):
-        s = q @ k.mT * self.scale / self.count
-        self.count += 1
-        return F.silu(s) @ v
-
-
-PROGRAMS.append((_CountAfter(), square()))
-
-
-class _CountAfterAll(_Running):
-    def forward(self, q, k, v):
-        out = F.silu(q @ k.mT * self.scale / self.count) @ v
-        self.count += 1
-        return out
-
-
-PROGRAMS.append((_CountAfterAll(), square()))
-
-
 class _Assigns(_Running):
     def forward(self, q, k, v):
         self.count = self.count + 1
         out = F.silu(q @ k.mT * self.scale / self.count) @ v
         self.mean = out.detach().mean((0, 1, 2))
         return out
-
-
-PROGRAMS.append((_Assigns(), square()))
 
 
 class Layer(torch.nn.Module):
@@ -81,36 +56,19 @@ class _Stack(torch.nn.Module):
         return x
 
 
-PROGRAMS.append((_Stack(Layer(), 3), normal((2, 6, 4))))
-
-
-PROGRAMS.append((_Stack(Layer(tied=True), 2), normal((2, 6, 4))))
-
-
-PROGRAMS.append((_Stack(Layer(tied=True), 1).eval(), normal((2, 6, 4))))
-
-
 class _Norm(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.norm = torch.nn.BatchNorm1d(6, dtype=D64)
 
     def forward(self, q, k, v):
-        s = q @ k.mT
-        return F.silu(self.norm(s)) @ v
-
-
-PROGRAMS.append((_Norm(), normal((2, 6, 4), (2, 6, 4), (2, 6, 4))))
+        return F.silu(self.norm(q @ k.mT)) @ v
 
 
 class _NormOperands(_Norm):
     def forward(self, q, k, v):
-        return (
-            F.silu(self.norm(q) @ self.norm(k).mT) @ self.norm(v) + self.norm.running_mean[:, None]
-        )
-
-
-PROGRAMS.append((_NormOperands(), normal((2, 6, 4), (2, 6, 4), (2, 6, 4))))
+        norm = self.norm
+        return F.silu(norm(q) @ norm(k).mT) @ norm(v) + norm.running_mean[:, None]
 
 
 class _MaskBuffer(torch.nn.Module):
@@ -128,9 +86,6 @@ class _MaskBuffer(torch.nn.Module):
         return F.silu(s) @ v
 
 
-PROGRAMS.append((_MaskBuffer(), square()))
-
-
 class _Depth(torch.nn.Module):
     def forward(self, q, k, v):
         if self.training and torch.rand(1).item() < -1:
@@ -138,4 +93,13 @@ class _Depth(torch.nn.Module):
         return F.silu(q @ k.mT) @ v
 
 
-PROGRAMS.append((_Depth(), square()))
+PROGRAMS += [(kind(), square()) for kind in (_Running, _Assigns, _MaskBuffer, _Depth)]
+PROGRAMS += [(kind(), three) for kind in (_Norm, _NormOperands)]
+PROGRAMS += [
+    (stack, normal((2, 6, 4)))
+    for stack in (
+        _Stack(Layer(), 3),
+        _Stack(Layer(tied=True), 2),
+        _Stack(Layer(tied=True), 1).eval(),
+    )
+]

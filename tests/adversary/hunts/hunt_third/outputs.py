@@ -3,60 +3,28 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import D64, INF, Programs, ikv, of_scores, plus, square, values
+from ..rows import (
+    D64,
+    INF,
+    Programs,
+    ikv,
+    nothing,
+    of_scores,
+    plus,
+    scored,
+    square,
+    values,
+    weighted,
+)
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
 
 
-@case(ikv())
-def scores_returned(q, k, v):
-    s = q @ k.mT
-    return F.silu(s) @ v, s
-
-
-@case(ikv())
-def weights_returned(q, k, v):
-    w = F.silu(q @ k.mT)
-    return w @ v, w.detach()
-
-
-@case(ikv())
-def shape_of_scores_returned(q, k, v):
-    s = q @ k.mT
-    return F.silu(s) @ v, s.shape, s.dtype == torch.float64, s.numel(), s.requires_grad
-
-
-@case(ikv())
-def zeros_like_scores_returned(q, k, v):
-    s = q @ k.mT
-    return F.silu(s) @ v, torch.zeros_like(s), s.new_ones(3), torch.empty_like(s).shape
-
-
-@case(ikv())
-def entropy_of_weights(q, k, v):
-    w = torch.sigmoid(q @ k.mT)
-    return w @ v, -(w * w.log()).sum()
-
-
-@case(ikv())
-def two_values_one_weight(q, k, v):
-    w = torch.sigmoid(q @ k.mT)
-    return w @ v + (w @ v.flip(-1)) * 2
-
-
-@case(ikv())
-def is_grad_of_scores_scaled(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=of_scores)
+def is_grad_of_scores_scaled(s):
     s = s * s.detach().sigmoid() / s.detach().abs().clamp_min(1)
-    return s @ v
-
-
-@case(square())
-def output_feeds_mask_of_the_next(q, k, v):
-    o = torch.sigmoid(q @ k.mT) @ v
-    m = o.sum(-1, keepdim=True) > 0
-    return (F.relu(q @ k.mT) * m) @ v
+    return s
 
 
 @case(square())
@@ -75,90 +43,25 @@ def scores_from_last_layer(q, k, v):
     return F.relu(s2) @ v
 
 
-@case(square(n=4))
-def scores_as_values(q, k, v):
-    s = q @ k.mT
-    return F.relu(s) @ s
-
-
-@case(square(n=4))
-def power_of_weights(q, k, v):
-    w = F.relu(q @ k.mT)
-    return w @ (w @ v)
-
-
-table(
-    square(n=4),
-    {
-        "product_of_scores": lambda q, k, v: F.relu(q @ k.mT) @ F.relu(k @ v.mT),
-        "associativity": lambda q, k, v: q @ F.relu(k.mT @ v),
-    },
-)
-
-
-@case(ikv())
-def factory_of_scores(q, k, v):
-    s = q @ k.mT
-    return F.silu(s) @ v, s.new_zeros(3), s.new_full((2, 2), 4), s.new_ones(s.shape)
-
-
-@case(ikv())
-def factory_used_inside_and_returned(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=scored)
+def factory_used_inside_and_returned(s, v):
     m = s.new_ones(5, 7).tril()
     one = s.new_ones(())
     return (F.silu(s) * m + one) @ v, m, one
 
 
-@case(ikv())
-def factory_written_inside(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=scored)
+def factory_written_inside(s, v):
     m = s.new_zeros(5, 7)
     m += torch.arange(7)
     return (F.silu(s) * m) @ v, m
 
 
-@case(ikv())
-def factory_of_integer_dtype(q, k, v):
-    s = q @ k.mT
-    return F.silu(s) @ v, s.new_zeros(3, dtype=torch.int32), s.new_tensor([1.0, 2.0])
-
-
-@case(ikv())
-def factory_wants_gradient(q, k, v):
-    s = q @ k.mT
-    bias = s.new_zeros(7, requires_grad=True)
-    return F.silu(s + bias) @ v
-
-
-@case(ikv())
-def buffer_from_scores_shape(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=scored)
+def buffer_from_scores_shape(s, v):
     mask = torch.zeros(s.shape[-2:], dtype=torch.bool)
     mask[1:3, 2:] = True
     return F.silu(s).masked_fill(mask, 0) @ v, mask
-
-
-table(
-    ikv(),
-    {
-        "python_numbers": (
-            lambda q, k, v, scale, n: F.silu(q @ k.mT * scale + n) @ v / n,
-            lambda: (0.5,),
-            lambda: (3,),
-        ),
-        "sum_of_two_attentions": lambda q, k, v: F.silu(q @ k.mT) @ v + F.relu(q @ k.mT) @ v,
-    },
-)
-
-
-table(
-    ikv(),
-    {
-        "number_by_item": (lambda s, scale: F.silu(s * scale.item()), values(2.0, dtype=D64)),
-    },
-    of=of_scores,
-)
 
 
 @case(plus(ikv(), values(2.0, dtype=D64)))
@@ -179,50 +82,30 @@ def closure_and_partial(q, k, v):
     return functools.partial(act, 0.1)(q @ k.mT) @ v
 
 
-@case(ikv())
-def ternary_quantisation(q, k, v):
-    s = q @ k.mT
-    t = torch.where(s > 1, 1.0, torch.where(s < -1, -1.0, 0.0)).to(s.dtype)
-    return (t + s - s.detach()) @ v
-
-
-@case(ikv())
-def gumbel_like_hard(q, k, v):
-    s = torch.sigmoid(q @ k.mT)
-    hard = (s > 0.5).to(s.dtype)
-    return (hard - s.detach() + s) @ v
-
-
-@case(ikv())
-def gradient_scaled(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=of_scores)
+def gradient_scaled(s):
     s = s.detach() * 0.9 + s * 0.1
-    return F.silu(s) @ v
+    return F.silu(s)
 
 
-@case(ikv())
-def one_scores_two_attentions(q, k, v):
-    s = q @ k.mT
-    return F.silu(s) @ v - F.relu(-s) @ v
-
-
-@case(ikv())
-def difference_of_weights(q, k, v):
-    s = q @ k.mT
-    return (F.silu(s) - 0.5 * F.relu(k @ q.mT).mT) @ v
-
-
-@case(square())
-def rectified_linear_recurrence(q, k, v):
-    a = (q @ k.mT).tril(-1)
-    return torch.linalg.solve_triangular(torch.eye(6, dtype=q.dtype) + a, v, upper=False)
-
-
-@case(square())
-def delta_rule(q, k, v):
-    kk = (k @ k.mT).tril(-1)
-    u = v - kk @ v
-    return (q @ k.mT).tril() @ u
+table(
+    nothing,
+    product_of_scores=(lambda q, k, v: F.relu(q @ k.mT) @ F.relu(k @ v.mT), square(n=4)),
+    associativity=(lambda q, k, v: q @ F.relu(k.mT @ v), square(n=4)),
+    python_numbers=(
+        lambda q, k, v, scale, n: F.silu(q @ k.mT * scale + n) @ v / n,
+        ikv(),
+        lambda: (0.5,),
+        lambda: (3,),
+    ),
+    sum_of_two_attentions=(lambda q, k, v: F.silu(q @ k.mT) @ v + F.relu(q @ k.mT) @ v, ikv()),
+    difference_of_weights=(
+        lambda q, k, v: (F.silu(q @ k.mT) - 0.5 * F.relu(k @ q.mT).mT) @ v,
+        ikv(),
+    ),
+    scores_as_values=(scored(lambda s, v: F.relu(s) @ s), square(n=4)),
+    power_of_weights=(weighted(F.relu)(lambda w, v: w @ (w @ v)), square(n=4)),
+)
 
 
 @case(square())
@@ -258,32 +141,31 @@ def retention_log_masked(q, k, v):
 
 table(
     square(),
-    {
-        "linear_attention_two_ways": lambda q, k, v: (q @ k.mT).tril() @ v + q @ (k.mT @ v),
-        "second_product_by_linear": lambda q, k, v: F.linear(F.relu(q @ k.mT)[0, 0], v[0, 0].T),
-        "second_product_sliced": lambda q, k, v: (F.relu(q @ k.mT) @ v)[:, :, 1:3],
-        "batch_of_scores_sliced": lambda q, k, v: F.relu(q @ k.mT)[1:] @ v[1:],
-        "head_of_scores_selected": lambda q, k, v: F.relu(q @ k.mT)[:, 0] @ v[:, 1],
-        "head_of_scores_expanded": lambda q, k, v: (
-            F.relu(q[:, :1] @ k[:, :1].mT).expand(2, 2, 6, 6) @ v
-        ),
-        "weights_expanded_over_new_dim": lambda q, k, v: (
-            F.relu(q @ k.mT)[:, :, None].expand(2, 2, 3, 6, 6) @ v[:, :, None]
-        ),
-        "weights_repeated_heads": lambda q, k, v: (
-            F.relu(q[:, :1] @ k[:, :1].mT).repeat(1, 2, 1, 1) @ v
-        ),
-        "weights_interleaved_heads": lambda q, k, v: (
-            F.relu(q[:, :1] @ k[:, :1].mT).repeat_interleave(2, 1) @ v
-        ),
-    },
+    output_feeds_mask_of_the_next=lambda q, k, v: (
+        (F.relu(q @ k.mT) * ((torch.sigmoid(q @ k.mT) @ v).sum(-1, keepdim=True) > 0)) @ v
+    ),
+    rectified_linear_recurrence=lambda q, k, v: torch.linalg.solve_triangular(
+        torch.eye(6, dtype=q.dtype) + (q @ k.mT).tril(-1), v, upper=False
+    ),
+    delta_rule=lambda q, k, v: (q @ k.mT).tril() @ (v - (k @ k.mT).tril(-1) @ v),
+    linear_attention_two_ways=lambda q, k, v: (q @ k.mT).tril() @ v + q @ (k.mT @ v),
+    second_product_by_linear=lambda q, k, v: F.linear(F.relu(q @ k.mT)[0, 0], v[0, 0].T),
+    second_product_sliced=lambda q, k, v: (F.relu(q @ k.mT) @ v)[:, :, 1:3],
+    batch_of_scores_sliced=lambda q, k, v: F.relu(q @ k.mT)[1:] @ v[1:],
+    head_of_scores_selected=lambda q, k, v: F.relu(q @ k.mT)[:, 0] @ v[:, 1],
+    head_of_scores_expanded=lambda q, k, v: F.relu(q[:, :1] @ k[:, :1].mT).expand(2, 2, 6, 6) @ v,
+    weights_expanded_over_new_dim=lambda q, k, v: (
+        F.relu(q @ k.mT)[:, :, None].expand(2, 2, 3, 6, 6) @ v[:, :, None]
+    ),
+    weights_repeated_heads=lambda q, k, v: F.relu(q[:, :1] @ k[:, :1].mT).repeat(1, 2, 1, 1) @ v,
+    weights_interleaved_heads=lambda q, k, v: (
+        F.relu(q[:, :1] @ k[:, :1].mT).repeat_interleave(2, 1) @ v
+    ),
+    gau=lambda q, k, v: v * ((F.relu(q @ k.mT / 6) ** 2) @ v),
+    normalised_by_row_sum_after=weighted(F.relu)(
+        lambda w, v: (w @ v) / (w.sum(-1, keepdim=True) + 1)
+    ),
 )
-
-
-@case(square())
-def gau(q, k, v):
-    s = F.relu(q @ k.mT / 6) ** 2
-    return v * (s @ v)
 
 
 @case(square())
@@ -294,22 +176,26 @@ def hstu(q, k, v):
     return F.layer_norm(o, (8,)) * q.transpose(1, 2).reshape(2, 6, 8)
 
 
-@case(square())
-def sparsemax_like(q, k, v):
-    s = q @ k.mT
-    tau = (s.detach().sort(-1).values.cumsum(-1)[..., -1:] - 1) / 6
-    return F.relu(s - tau) @ v
+table(
+    nothing,
+    of=of_scores,
+    factory_wants_gradient=(lambda s: F.silu(s + s.new_zeros(7, requires_grad=True)), ikv()),
+    number_by_item=(lambda s, scale: F.silu(s * scale.item()), ikv(), values(2.0, dtype=D64)),
+    ternary_quantisation=(
+        lambda s: (
+            torch.where(s > 1, 1.0, torch.where(s < -1, -1.0, 0.0)).to(s.dtype) + s - s.detach()
+        ),
+        ikv(),
+    ),
+    sparsemax_like=(
+        lambda s: F.relu(s - ((s.detach().sort(-1).values.cumsum(-1)[..., -1:] - 1) / 6)),
+        square(),
+    ),
+)
 
 
-@case(square())
-def normalised_by_row_sum_after(q, k, v):
-    w = F.relu(q @ k.mT)
-    return (w @ v) / (w.sum(-1, keepdim=True) + 1)
-
-
-@case(square())
-def normalised_by_ones_column(q, k, v):
-    w = F.relu(q @ k.mT)
+@case(square(), of=weighted(F.relu))
+def normalised_by_ones_column(w, v):
     o = w @ torch.cat([v, torch.ones_like(v[..., :1])], -1)
     return o[..., :-1] / (o[..., -1:] + 1)
 
@@ -326,13 +212,6 @@ def window_by_roll(q, k, v):
 def output_written_into_query(q, k, v):
     p = q.clone()
     p.copy_(F.relu(q @ k.mT) @ v)
-    return p
-
-
-@case(square())
-def output_added_to_its_query(q, k, v):
-    p = q * 1
-    p += F.sigmoid(p @ k.mT) @ v
     return p
 
 
@@ -386,3 +265,28 @@ def inputs_are_views_of_one_written(x, q, k):
     s = q @ k.mT
     x.mul_(2)
     return F.sigmoid(s) @ k
+
+
+table(
+    ikv(),
+    scores_returned=scored(lambda s, v: (F.silu(s) @ v, s)),
+    weights_returned=weighted(F.silu)(lambda w, v: (w @ v, w.detach())),
+    shape_of_scores_returned=scored(
+        lambda s, v: (F.silu(s) @ v, s.shape, s.dtype == torch.float64, s.numel(), s.requires_grad)
+    ),
+    zeros_like_scores_returned=scored(
+        lambda s, v: (F.silu(s) @ v, torch.zeros_like(s), s.new_ones(3), torch.empty_like(s).shape)
+    ),
+    entropy_of_weights=weighted(torch.sigmoid)(lambda w, v: (w @ v, -(w * w.log()).sum())),
+    two_values_one_weight=weighted(torch.sigmoid)(lambda w, v: w @ v + (w @ v.flip(-1)) * 2),
+    factory_of_scores=scored(
+        lambda s, v: (F.silu(s) @ v, s.new_zeros(3), s.new_full((2, 2), 4), s.new_ones(s.shape))
+    ),
+    factory_of_integer_dtype=scored(
+        lambda s, v: (F.silu(s) @ v, s.new_zeros(3, dtype=torch.int32), s.new_tensor([1.0, 2.0]))
+    ),
+    gumbel_like_hard=weighted(torch.sigmoid)(
+        lambda s, v: ((s > 0.5).to(s.dtype) - s.detach() + s) @ v
+    ),
+    one_scores_two_attentions=scored(lambda s, v: F.silu(s) @ v - F.relu(-s) @ v),
+)

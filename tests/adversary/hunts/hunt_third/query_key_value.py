@@ -21,104 +21,100 @@ def of_operands(f):
 
 table(
     square(n=8),
-    {
-        "slices_from_before": lambda q, k, v: (q[:, :, -12:4], k[..., -12:4, :], v[:, :, -12:4]),
-        "slices_steps": lambda q, k, v: (q[:, :, ::2], k[:, :, 1::2], v[:, :, ::2]),
-        "slices_empty_steps": lambda q, k, v: (q[:, :, 2:][:, :, :3], k[:, :, -3:], v[:, :, 5:]),
-        "flipped": lambda q, k, v: (q.flip(2), k.flip(2), v),
-        "rolled": lambda q, k, v: (q.roll(1, 2), k, v.roll(-1, 2)),
-        "rotary": lambda q, k, v: (
-            *(
-                torch.cat([-x[..., 2:], x[..., :2]], -1)
-                * torch.sin(torch.arange(8.0, dtype=D64))[:, None]
-                + x * torch.cos(torch.arange(8.0, dtype=D64))[:, None]
-                for x in (q, k)
-            ),
-            v,
-        ),
-        "rotary_complex": lambda q, k, v: (
-            *(
-                torch.view_as_real(
-                    torch.view_as_complex(x.reshape(2, 2, 8, 2, 2))
-                    * torch.polar(
-                        torch.ones(8, 2, dtype=D64), torch.rand(8, 2, dtype=D64) * 0 + 1.3
-                    )
-                ).flatten(-2)
-                for x in (q, k)
-            ),
-            v,
-        ),
-        "half_of_channels": lambda q, k, v: (q[..., :2], k[..., 2:], v[..., ::2]),
-        "same_storage": lambda q, k, v: (q, q, q),
-        "key_is_value": lambda q, k, v: (q, k, k),
-        "query_is_value": lambda q, k, v: (q, k, q),
-        "value_is_scaled_key": lambda q, k, v: (q, k, k * 2),
-        "normalised": lambda q, k, v: (F.normalize(q, dim=-1), F.normalize(k, dim=-1), v),
-        "layer_norm": lambda q, k, v: (F.layer_norm(q, (4,)), F.layer_norm(k, (4,)), v),
-        "value_with_ones": lambda q, k, v: (q, k, torch.cat([v, torch.ones_like(v[..., :1])], -1)),
-        "query_expanded": lambda q, k, v: (q[:, :, :1].expand(2, 2, 8, 4), k, v),
-        "key_expanded_heads": lambda q, k, v: (
-            q,
-            k[:, :1].expand(2, 2, 8, 4),
-            v[:1].expand(2, 2, 8, 4),
-        ),
-        "key_expanded_over_keys": lambda q, k, v: (q, k[:, :, :1].expand(2, 2, 8, 4), v),
-        "as_strided": lambda q, k, v: (q.as_strided((2, 2, 4, 4), (64, 32, 4, 1), 8), k, v),
-        "permuted_view": lambda q, k, v: (q.permute(2, 1, 0, 3).reshape(2, 2, 8, 4), k, v),
-        "viewed_across": lambda q, k, v: (
-            q.reshape(2, 4, 4, 4).transpose(1, 2).reshape(2, 2, 8, 4),
-            k,
-            v,
-        ),
-        "transposed_channels": lambda q, k, v: (
-            q.reshape(2, 2, 4, 8).mT,
-            k.reshape(2, 2, 4, 8).mT,
-            v,
-        ),
-        "complex_imag": lambda q, k, v: (
-            torch.view_as_complex(q.reshape(2, 2, 8, 2, 2).contiguous()).real,
-            torch.view_as_complex(k.reshape(2, 2, 8, 2, 2).contiguous()).imag,
-            v,
-        ),
-        "repeat_rows": lambda q, k, v: (
-            q.repeat_interleave(2, 2),
-            k.repeat(1, 1, 2, 1),
-            v.repeat(1, 1, 2, 1),
-        ),
-        "gathered": lambda q, k, v: (q[:, :, torch.tensor([1, 1, 7])], k, v),
-        "masked_fill_padding": lambda q, k, v: (
-            q,
-            k.masked_fill((torch.arange(8) > 5)[:, None], 0),
-            v * (torch.arange(8) <= 5)[:, None],
-        ),
-        "written_in_place": lambda q, k, v: (
-            q.clone().mul_(2),
-            k.clone().neg_(),
-            v.clone().zero_().add_(v),
-        ),
-        "tied_projection": lambda q, k, v: (
-            q @ k[0, 0, :4].T,
-            k @ k[0, 0, :4].T,
-            v @ k[0, 0, :4].T,
-        ),
-        "through_numpy_like": lambda q, k, v: (
-            torch.stack(q.unbind(2), 2),
-            torch.cat(k.split(1, 1), 1),
-            v,
-        ),
-        "float32_value": lambda q, k, v: (q, k, v.float().double()),
-        "bf16_query_upcast": lambda q, k, v: (
-            q.bfloat16().float(),
-            k.bfloat16().float(),
-            v.float(),
-        ),
-        "bf16_all": lambda q, k, v: (q.bfloat16(), k.bfloat16(), v.bfloat16()),
-        "half_value_upcast": lambda q, k, v: (q, k, v.half().double()),
-        "integers": lambda q, k, v: (q.long().double(), k.long().double(), v),
-        "dropout_p0": lambda q, k, v: (F.dropout(q, 0.0), F.dropout(k, 0.5, training=False), v),
-        "nan_query": lambda q, k, v: (q.masked_fill(q > 2, float("nan")), k, v),
-        "inf_value": lambda q, k, v: (q, k, v.masked_fill(v > 2, INF)),
-    },
     of=of_operands,
     prefix="operand_",
+    slices_from_before=lambda q, k, v: (q[:, :, -12:4], k[..., -12:4, :], v[:, :, -12:4]),
+    slices_steps=lambda q, k, v: (q[:, :, ::2], k[:, :, 1::2], v[:, :, ::2]),
+    slices_empty_steps=lambda q, k, v: (q[:, :, 2:][:, :, :3], k[:, :, -3:], v[:, :, 5:]),
+    flipped=lambda q, k, v: (q.flip(2), k.flip(2), v),
+    rolled=lambda q, k, v: (q.roll(1, 2), k, v.roll(-1, 2)),
+    rotary=lambda q, k, v: (
+        *(
+            torch.cat([-x[..., 2:], x[..., :2]], -1)
+            * torch.sin(torch.arange(8.0, dtype=D64))[:, None]
+            + x * torch.cos(torch.arange(8.0, dtype=D64))[:, None]
+            for x in (q, k)
+        ),
+        v,
+    ),
+    rotary_complex=lambda q, k, v: (
+        *(
+            torch.view_as_real(
+                torch.view_as_complex(x.reshape(2, 2, 8, 2, 2))
+                * torch.polar(torch.ones(8, 2, dtype=D64), torch.rand(8, 2, dtype=D64) * 0 + 1.3)
+            ).flatten(-2)
+            for x in (q, k)
+        ),
+        v,
+    ),
+    half_of_channels=lambda q, k, v: (q[..., :2], k[..., 2:], v[..., ::2]),
+    same_storage=lambda q, k, v: (q, q, q),
+    key_is_value=lambda q, k, v: (q, k, k),
+    query_is_value=lambda q, k, v: (q, k, q),
+    value_is_scaled_key=lambda q, k, v: (q, k, k * 2),
+    normalised=lambda q, k, v: (F.normalize(q, dim=-1), F.normalize(k, dim=-1), v),
+    layer_norm=lambda q, k, v: (F.layer_norm(q, (4,)), F.layer_norm(k, (4,)), v),
+    value_with_ones=lambda q, k, v: (q, k, torch.cat([v, torch.ones_like(v[..., :1])], -1)),
+    query_expanded=lambda q, k, v: (q[:, :, :1].expand(2, 2, 8, 4), k, v),
+    key_expanded_heads=lambda q, k, v: (
+        q,
+        k[:, :1].expand(2, 2, 8, 4),
+        v[:1].expand(2, 2, 8, 4),
+    ),
+    key_expanded_over_keys=lambda q, k, v: (q, k[:, :, :1].expand(2, 2, 8, 4), v),
+    as_strided=lambda q, k, v: (q.as_strided((2, 2, 4, 4), (64, 32, 4, 1), 8), k, v),
+    permuted_view=lambda q, k, v: (q.permute(2, 1, 0, 3).reshape(2, 2, 8, 4), k, v),
+    viewed_across=lambda q, k, v: (
+        q.reshape(2, 4, 4, 4).transpose(1, 2).reshape(2, 2, 8, 4),
+        k,
+        v,
+    ),
+    transposed_channels=lambda q, k, v: (
+        q.reshape(2, 2, 4, 8).mT,
+        k.reshape(2, 2, 4, 8).mT,
+        v,
+    ),
+    complex_imag=lambda q, k, v: (
+        torch.view_as_complex(q.reshape(2, 2, 8, 2, 2).contiguous()).real,
+        torch.view_as_complex(k.reshape(2, 2, 8, 2, 2).contiguous()).imag,
+        v,
+    ),
+    repeat_rows=lambda q, k, v: (
+        q.repeat_interleave(2, 2),
+        k.repeat(1, 1, 2, 1),
+        v.repeat(1, 1, 2, 1),
+    ),
+    gathered=lambda q, k, v: (q[:, :, torch.tensor([1, 1, 7])], k, v),
+    masked_fill_padding=lambda q, k, v: (
+        q,
+        k.masked_fill((torch.arange(8) > 5)[:, None], 0),
+        v * (torch.arange(8) <= 5)[:, None],
+    ),
+    written_in_place=lambda q, k, v: (
+        q.clone().mul_(2),
+        k.clone().neg_(),
+        v.clone().zero_().add_(v),
+    ),
+    tied_projection=lambda q, k, v: (
+        q @ k[0, 0, :4].T,
+        k @ k[0, 0, :4].T,
+        v @ k[0, 0, :4].T,
+    ),
+    through_numpy_like=lambda q, k, v: (
+        torch.stack(q.unbind(2), 2),
+        torch.cat(k.split(1, 1), 1),
+        v,
+    ),
+    float32_value=lambda q, k, v: (q, k, v.float().double()),
+    bf16_query_upcast=lambda q, k, v: (
+        q.bfloat16().float(),
+        k.bfloat16().float(),
+        v.float(),
+    ),
+    bf16_all=lambda q, k, v: (q.bfloat16(), k.bfloat16(), v.bfloat16()),
+    half_value_upcast=lambda q, k, v: (q, k, v.half().double()),
+    integers=lambda q, k, v: (q.long().double(), k.long().double(), v),
+    dropout_p0=lambda q, k, v: (F.dropout(q, 0.0), F.dropout(k, 0.5, training=False), v),
+    nan_query=lambda q, k, v: (q.masked_fill(q > 2, float("nan")), k, v),
+    inf_value=lambda q, k, v: (q, k, v.masked_fill(v > 2, INF)),
 )

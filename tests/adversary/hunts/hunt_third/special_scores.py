@@ -10,8 +10,6 @@ from .activations import ACTIVATIONS
 
 PROGRAMS = Programs()
 table = PROGRAMS.table
-
-
 SPECIAL = [
     float("nan"),
     INF,
@@ -87,12 +85,11 @@ BY_HAND = {
     "celu_nan": lambda s: F.celu(s, 0.5),
     "rsub_": lambda s: 1 - s,
     "threshold_nan": lambda s: F.threshold(s, 0.1, 5.0),
-    "hardtanh_nan": lambda s: F.hardtanh(s),
+    "hardtanh_nan": F.hardtanh,
     "prelu_nan": lambda s: F.prelu(s, torch.tensor([0.1], dtype=s.dtype)),
     "lerp_inf": lambda s: torch.lerp(s, -s, 0.7),
     "round_inf": lambda s: torch.round(s) + torch.trunc(s) + torch.ceil(s),
 }
-
 IN_FP32 = (
     "gelu_tanh_",
     "softplus_threshold",
@@ -111,8 +108,13 @@ IN_FP32 = (
     "nan_to_num_all",
 )
 
+
 special_too = {name: f for name, f in ACTIVATIONS.items() if name not in LEFT_OUT}
+
+
 table(special, special_too | BY_HAND, of=of_scores, prefix="special_")
+
+
 table(
     special32,
     {f"{name}_32": ACTIVATIONS[name] for name in IN_FP32},

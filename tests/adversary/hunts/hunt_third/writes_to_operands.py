@@ -3,10 +3,24 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import D64, Programs, ikv, normal, of_scores, plus, qkv, randn, values
+from ..rows import (
+    D64,
+    Programs,
+    attended,
+    ikv,
+    leaves,
+    normal,
+    of_scores,
+    plus,
+    qkv,
+    scored,
+    values,
+)
 
 PROGRAMS = Programs()
-case = PROGRAMS.case
+case, table = PROGRAMS.case, PROGRAMS.table
+zeros = lambda *shape: plus(ikv(), lambda: (torch.zeros(shape, dtype=D64),))
+LENGTHS = plus(qkv(), values([3, 5]))
 
 
 @case(ikv())
@@ -36,15 +50,6 @@ def write_14(q, k, v):
 
 
 @case(ikv())
-def write_46(q, k, v):
-    x = torch.cat([q, k], 2)
-    a, b = x[:, :, :5], x[:, :, 5:]
-    s = a @ b.mT
-    x.mul_(2)
-    return s.relu() @ v
-
-
-@case(ikv())
 def write_47(q, k, v):
     x = torch.cat([v, v], -1)
     s = (q @ k.mT).relu()
@@ -52,27 +57,22 @@ def write_47(q, k, v):
     return s @ x[..., :3] + s @ x[..., 3:]
 
 
-@case(plus(ikv(), lambda: (torch.zeros(5, 7, dtype=D64),)))
+@case(zeros(5, 7))
 def input_bias_is_written_between(q, k, v, bias):
     s = q @ k.mT + bias
     bias.add_(1)
     return F.silu(s) @ v
 
 
-@case(plus(ikv(), lambda: (torch.zeros(5, 7, dtype=D64),)))
-def input_bias_is_written_before(q, k, v, bias):
+@case(zeros(5, 7))
+def input_bias_is_written_before_and_after(q, k, v, bias):
     bias.add_(1)
-    return F.silu(q @ k.mT + bias) @ v
-
-
-@case(plus(ikv(), lambda: (torch.zeros(5, 7, dtype=D64),)))
-def input_bias_is_written_after(q, k, v, bias):
     out = F.silu(q @ k.mT + bias) @ v
     bias.add_(1)
     return out
 
 
-@case(plus(ikv(), lambda: (torch.zeros(5, 7, dtype=D64),)))
+@case(zeros(5, 7))
 def input_bias_is_written_with_the_scores(q, k, v, bias):
     s = q @ k.mT + bias
     with torch.no_grad():
@@ -80,60 +80,27 @@ def input_bias_is_written_with_the_scores(q, k, v, bias):
     return F.silu(s) @ v
 
 
-@case(plus(ikv(), lambda: (torch.zeros(5, 3, dtype=D64),)))
-def output_is_accumulated_in_an_input(q, k, v, acc):
-    out = F.silu(q @ k.mT) @ v
+@case(zeros(5, 3), of=attended(F.silu))
+def output_is_accumulated_in_an_input(out, acc):
     with torch.no_grad():
         acc += out.mean((0, 1))
     return out
 
 
-@case(plus(ikv(), lambda: (torch.zeros(2, 2, 7, 3, dtype=D64),)))
-def value_cache_is_written(q, k, v, cache):
-    cache.copy_(v.detach())
-    s = F.silu(q @ k.mT)
-    out = s @ cache
-    cache.zero_()
-    return out
+def cache():
+    shapes = [(2, 2, 1, 4), (2, 2, 8, 4), (2, 2, 8, 4)]
+    return (*leaves(*shapes, dtype=D64, grad=False), torch.tensor(3))
 
 
-@case(
-    plus(
-        normal((2, 2, 1, 4), (2, 2, 1, 4), (2, 2, 1, 3)),
-        lambda: (
-            torch.randn(2, 2, 8, 4, dtype=D64),
-            torch.randn(2, 2, 8, 3, dtype=D64),
-            torch.tensor([3]),
-        ),
-    )
-)
-def kv_cache_step(q, k, v, ks, vs, at):
-    ks = ks.index_copy(2, at, k)
-    vs.index_copy_(2, at, v.detach())
-    s = q @ ks.mT
-    s = s * (torch.arange(8) <= at)
-    out = F.silu(s) @ vs
-    at.add_(1)
-    return out
-
-
-@case(
-    lambda: (
-        randn(2, 2, 1, 4, grad=False),
-        randn(2, 2, 1, 4, grad=False),
-        torch.randn(2, 2, 8, 4, dtype=D64),
-        torch.randn(2, 2, 8, 4, dtype=D64),
-        torch.tensor(3),
-    )
-)
-def kv_cache_number(q, k, ks, vs, at):
+@case(cache)
+def kv_cache_number(q, ks, vs, at):
     at.add_(1)
     mask = torch.arange(8) <= at
     at.add_(1)
     return (F.silu(q @ ks.mT) * mask) @ vs
 
 
-@case(plus(qkv(), values([3, 5])))
+@case(LENGTHS)
 def lengths_written_between(q, k, v, lengths):
     mask = torch.arange(7) < lengths[:, None, None, None]
     s = q @ k.mT
@@ -141,7 +108,7 @@ def lengths_written_between(q, k, v, lengths):
     return (F.silu(s) * mask) @ v
 
 
-@case(plus(qkv(), values([3, 5])))
+@case(LENGTHS)
 def lengths_written_after(q, k, v, lengths):
     mask = torch.arange(7) < lengths[:, None, None, None]
     out = (F.silu(q @ k.mT) * mask) @ v
@@ -149,88 +116,27 @@ def lengths_written_after(q, k, v, lengths):
     return out
 
 
-@case(plus(qkv(), values([3, 5])))
+@case(LENGTHS)
 def lengths_clone_written(q, k, v, lengths):
     mine = lengths.clone()
     mine -= 1
     mask = torch.arange(7) < mine[:, None, None, None]
     mine.zero_()
-    out = (F.silu(q @ k.mT) * mask) @ v
-    return out
+    return (F.silu(q @ k.mT) * mask) @ v
 
 
-def change_all(*args):
+# What the caller does before the backward
+
+
+def zero_all(*operands):
     with torch.no_grad():
-        for x in args:
-            if isinstance(x, torch.Tensor) and not x.requires_grad:
+        for x in operands:
+            if not x.requires_grad:
                 x.zero_()
-
-
-def change_all_data(*args):
-    for x in args:
-        if isinstance(x, torch.Tensor):
-            x.data.mul_(2)
 
 
 def change_values(q, k, v, *_):
     v.data.add_(1)
-
-
-def some(*flags):
-    """Query, key, value and a bias; those flagged ask for a gradient."""
-    make = plus(qkv(), normal((5, 7)))
-    return lambda: tuple(x.requires_grad_(flag) for x, flag in zip(make(), flags))
-
-
-for index in range(1, 16):
-    flags = [bool(index >> bit & 1) for bit in range(4)]
-    PROGRAMS.add(
-        "caller_zeroes_what_needs_no_gradient_" + "".join("01"[f] for f in flags),
-        of_scores(lambda s, bias: F.relu(s + bias)),
-        some(*flags),
-        change_all,
-    )
-
-
-@case(some(True, True, True, True), change_all_data)
-def caller_scales_data(q, k, v, bias):
-    return F.relu(q @ k.mT + bias) @ v
-
-
-@case(some(True, True, True, True), change_values)
-def caller_changes_value_data(q, k, v, bias):
-    return F.relu(q @ k.mT + bias) @ v
-
-
-@case(some(True, True, False, False), change_values)
-def caller_changes_value_without_gradient(q, k, v, bias):
-    return F.relu(q @ k.mT + bias) @ v
-
-
-@case(some(False, False, True, True), change_all)
-def caller_changes_view_of_query(q, k, v, bias):
-    return F.relu(q.mT.mT @ (k * 1).mT + bias) @ v
-
-
-@case(some(False, False, True, True), change_all)
-def caller_changes_cast_query(q, k, v, bias):
-    return F.relu(q.float() @ k.float().mT + bias.float()) @ v.float()
-
-
-@case(some(False, False, True, False), change_all)
-def caller_changes_mask_of_index(q, k, v, bias):
-    m = bias[:, :1] > torch.arange(7) - 3
-    return (F.relu(q @ k.mT) * m) @ v
-
-
-def change_out(q, k, v, bias):
-    q.data.zero_()
-
-
-@case(some(False, False, True, False), change_out)
-def query_is_an_output_too(q, k, v, bias):
-    p = q * 2
-    return F.relu(p @ k.mT) @ v, p
 
 
 def step(q, *_):
@@ -238,41 +144,67 @@ def step(q, *_):
         q.add_(1)
 
 
+def some(which):
+    """Query, key, value and a bias; those with a 1 ask for a gradient."""
+    make = plus(qkv(), normal((5, 7)))
+    return lambda: tuple(x.requires_grad_(flag == "1") for x, flag in zip(make(), which))
+
+
+biased = of_scores(lambda s, bias: F.relu(s + bias))
+for which in ("0010", "0011", "1110", "1111"):
+    name = f"caller_zeroes_what_needs_no_gradient_{which}"
+    PROGRAMS.add(name, biased, some(which), zero_all)
+PROGRAMS.add("caller_changes_value_data", biased, some("1111"), change_values)
+PROGRAMS.add("caller_changes_value_without_gradient", biased, some("1100"), change_values)
+
+
+@case(some("0011"), zero_all)
+def caller_changes_view_of_query(q, k, v, bias):
+    return F.relu(q.mT.mT @ (k * 1).mT + bias) @ v
+
+
+@case(some("0011"), zero_all)
+def caller_changes_cast_query(q, k, v, bias):
+    return F.relu(q.float() @ k.float().mT + bias.float()) @ v.float()
+
+
+@case(some("0010"), zero_all)
+def caller_changes_mask_of_index(q, k, v, bias):
+    m = bias[:, :1] > torch.arange(7) - 3
+    return (F.relu(q @ k.mT) * m) @ v
+
+
+@case(some("0010"), lambda q, *_: q.data.zero_())
+def query_is_an_output_too(q, k, v, bias):
+    p = q * 2
+    return F.relu(p @ k.mT) @ v, p
+
+
 FIRST_LEARNS = plus(normal((2, 2, 5, 4)), normal((2, 2, 7, 4), (2, 2, 7, 3), grad=False))
 
 
-@case(FIRST_LEARNS, step)
-def caller_steps_query_behind_dropout(q, k, v):
-    return F.silu(F.dropout(q, 0.0) @ k.mT) @ v
-
-
-@case(FIRST_LEARNS, step)
-def caller_steps_query_behind_dropout_eval(q, k, v):
-    return F.silu(F.dropout(q, 0.5, False) @ k.mT) @ v
-
-
-@case(FIRST_LEARNS, step)
-def caller_steps_query_behind_contiguous(q, k, v):
-    return F.silu(q.contiguous() @ k.mT) @ v
-
-
-@case(FIRST_LEARNS, step)
-def caller_steps_query_behind_to(q, k, v):
-    return F.silu(q.to(torch.float64).reshape(2, 2, 5, 4) @ k.mT) @ v
-
-
-@case(FIRST_LEARNS, step)
-def caller_steps_query_behind_narrow(q, k, v):
-    return F.silu(torch.cat([q]).narrow(2, 0, 5) @ k.mT) @ v + F.silu(q.narrow(2, 0, 5) @ k.mT) @ v
-
-
-@case(FIRST_LEARNS)
-def factory_that_is_returned_wants_gradient(q, k, v):
-    scores = q @ k.mT
+@case(FIRST_LEARNS, of=scored)
+def factory_that_is_returned_wants_gradient(scores, v):
     bias = scores.new_zeros(7, requires_grad=True)
     return F.silu(scores + bias) @ v, bias
 
 
-@case(FIRST_LEARNS, step)
-def caller_steps_query(q, k, v):
-    return F.silu(q @ k.mT) @ v
+def of_query(f):
+    return lambda q, k, v: F.silu(f(q) @ k.mT) @ v
+
+
+table(
+    FIRST_LEARNS,
+    of=of_query,
+    prefix="caller_steps_query",
+    before=step,
+    rows={
+        "": lambda q: q,
+        "_behind_dropout": lambda q: F.dropout(q, 0.0),
+        "_behind_dropout_eval": lambda q: F.dropout(q, 0.5, False),
+        "_behind_contiguous": lambda q: q.contiguous(),
+        "_behind_to": lambda q: q.to(torch.float64).reshape(2, 2, 5, 4),
+        "_behind_narrow": lambda q: q.narrow(2, 0, 5),
+        "_behind_narrow_of_cat": lambda q: torch.cat([q]).narrow(2, 0, 5),
+    },
+)

@@ -18,8 +18,7 @@ from ...values import Pair, pair, select
 from ..config import COLS, ROWS
 from ..tensor_memory import scores_done, scores_ready
 from .shapes import HALF, PART, PARTS, Shapes
-from .stores import ScoreStores
-from .sums import GradientSums
+from .stores import GradientSums, ScoreStores
 
 
 class BackwardActivation:
@@ -89,9 +88,9 @@ class BackwardActivation:
 
     def fetch(self, column: Any, parts: int) -> list[Any]:
         """Load this thread's columns of S or dP, as a list of parts of 32."""
-        found = [self.memory.load(column + part * PART, PART) for part in range(parts)]
+        registers = [self.memory.load(column + part * PART, PART) for part in range(parts)]
         cute.arch.fence_view_async_tmem_load()
-        return found
+        return registers
 
     def pick(self, fetched: list[Any], column: Any, part: int) -> Any:
         """A part from `fetched`, or loaded now if that is empty."""
@@ -104,8 +103,8 @@ class BackwardActivation:
         weights = cute.make_rmem_tensor(PART, Float32)
         first = block * COLS + self.left + part * PART
         for i in cutlass.range(0, PART, 2, unroll_full=True):
-            found = line(Pair(scores[i], scores[i + 1]), Pair(first + i, first + i + 1))
-            for into, value in zip((slopes, weights), found, strict=False):
+            roots = line(Pair(scores[i], scores[i + 1]), Pair(first + i, first + i + 1))
+            for into, value in zip((slopes, weights), roots, strict=False):
                 lanes = pair(value).lanes
                 into[i], into[i + 1] = Float32(lanes[0]), Float32(lanes[1])
         if (block + 1) * COLS > tile.length:

@@ -34,7 +34,7 @@ from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from ...backward.ranges import Heights, StreamedRanges
-from ...backward.roots import factor_of, roots_of
+from ...backward.roots import factor_of, terms_of
 from ...backward.walk import Walk
 from ...barriers import Signal
 from ...operands import Matrix, Tiles, matrices
@@ -44,8 +44,7 @@ from .activation import BackwardActivation, BackwardTensorMemory
 from .loads import BackwardLoads
 from .products import BackwardProducts
 from .shapes import Shapes
-from .stores import ScoreStores
-from .sums import GradientSums
+from .stores import GradientSums, ScoreStores
 
 ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, WARPS = 8, 8, 9, 12  # whole warpgroups
 REGISTERS = {"activation": 208, "others": 80}  # of a thread; 168 each at the launch
@@ -66,8 +65,8 @@ SIGNALS: dict[str, tuple[str | int, int]] = {
 class BackwardKernel:
     """One side of one configuration. `__call__` is the host's side, `kernel` the device's."""
 
-    def __init__(self, config: Sm100Config, side: str) -> None:
-        self.config, self.keys = config, side == "keys"
+    def __init__(self, config: Sm100Config) -> None:
+        self.config, self.keys = config, config.kernel == "keys"
         self.shapes = Shapes(config, self.keys)
 
     @cute.jit
@@ -87,8 +86,8 @@ class BackwardKernel:
             ctas: How many CTAs to launch.
         """
         matrices = self.matrices(pointers, sizes, strides)
-        found = [self.atom(name, matrices[name]) for name in NAMES]
-        atoms, tensors = tuple(x[0] for x in found), tuple(x[1] for x in found)
+        copies = [self.atom(name, matrices[name]) for name in NAMES]
+        atoms, tensors = tuple(x[0] for x in copies), tuple(x[1] for x in copies)
         self.kernel(
             atoms, tensors, pointers[4:], strides[4:], sizes, cu_q, cu_k, order, aux, scalars
         ).launch(
@@ -136,7 +135,7 @@ class BackwardKernel:
             cute.arch.setmaxregister_increase(REGISTERS["activation"])
             walk, memory = Walk(self.keys, *work), BackwardTensorMemory(tmem, thread, self.shapes)
             c = self.config
-            program = Program(c, aux, scalars, roots_of(c.program, self.keys, c.stored))
+            program = Program(c, aux, scalars, terms_of(c))
             factor = factor_of(c.program, c.stored)
             sums = GradientSums(walk, memory, self.outputs(outputs, strides), factor)
             stored = None if c.stored is None else ScoreStores(walk, outputs[1], strides[1], sizes)
@@ -155,12 +154,12 @@ class BackwardKernel:
 
     def signals(self, shared: Any) -> tuple[dict[str, Signal], Any]:
         """The mbarriers, and the word that receives the address of tensor memory."""
-        made, rings = {}, self.shapes.rings
+        signals, rings = {}, self.shapes.rings
         for name, (stages, arrivals) in SIGNALS.items():
             slots = rings[stages] if isinstance(stages, str) else stages
             if slots:
-                made[name] = Signal(shared.allocate_array(Int64, slots), slots, arrivals)
-        return made, shared.allocate_array(Int32, 1)
+                signals[name] = Signal(shared.allocate_array(Int64, slots), slots, arrivals)
+        return signals, shared.allocate_array(Int32, 1)
 
     def initialize(self, signals: dict[str, Signal]) -> None:
         with cute.arch.elect_one():
@@ -170,29 +169,29 @@ class BackwardKernel:
 
     def buffers(self, shared: Any) -> dict[str, Any]:
         """The tiles in shared memory; those of the streamed operands are rings."""
-        found = {}
+        buffers = {}
         for part in NAMES:
             layout = self.shapes.layout(
                 part[1], self.shapes.rings[part[1]] if part[0] == "t" else 1
             )
-            found[part] = shared.allocate_tensor(
+            buffers[part] = shared.allocate_tensor(
                 self.shapes.dtype, layout.outer, 1024, swizzle=layout.inner
             )
-        return found
+        return buffers
 
     def tiles(self, atoms: Any, tensors: Any, buffers: dict[str, Any]) -> dict[str, Tiles]:
         """How the load warp copies each operand."""
-        c, found = self.config, {}
+        c, tiles = self.config, {}
         for part, atom, tensor in zip(NAMES, atoms, tensors, strict=True):
             name, letter = part[1], self.letter(part)
             width = self.shapes.widths[name]
-            found[part] = Tiles(
+            tiles[part] = Tiles(
                 atom=atom, mX=tensor, sX=buffers[part],
                 partition=self.shapes.score(name).get_slice(0).partition_B,
                 tiler=(ROWS, width), size=ROWS * width * self.shapes.dtype.width // 8,
                 jagged=c.jagged_q if letter in "qo" else c.jagged_k, shared=letter in c.shared,
             )  # fmt: skip
-        return found
+        return tiles
 
     def outputs(self, pointers: Any, strides: Any) -> dict[str, tuple[Any, ...]]:
         """What `GradientSums` takes."""
@@ -201,3 +200,6 @@ class BackwardKernel:
             name: (pointer, stride, shapes.dims[name], shapes.widths[name])
             for name, pointer, stride in zip(shapes.summed, pointers, strides, strict=False)
         }
+
+
+KERNEL = BackwardKernel

@@ -66,14 +66,14 @@ def weights_of(scores: Any, row: Row, fetched: Any, column: Any, end: Any) -> li
         column: The key of the first score.
         end: Weights from this key on are zero, as program(0) may differ from 0. None: no end.
     """
-    found = []
+    weights = []
     for i in range(0, PART, 2):
         kv_idx = Pair(column + i, column + (i + 1))
         (weight,) = row(Pair(scores[i], scores[i + 1]), kv_idx, fetched, i)
         if end is not None:
             weight = choose(Pair(*(x < end for x in kv_idx.lanes)), weight, 0.0)
-        found += pair(weight).lanes
-    return found
+        weights += pair(weight).lanes
+    return weights
 
 
 class ForwardActivation(Fixed):

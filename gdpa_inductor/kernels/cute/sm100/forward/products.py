@@ -35,7 +35,7 @@ class ForwardProducts(Fixed):
 
         A block is pending between its score product and its sum. Names in the loop:
 
-        held:        Some query tile has a pending block.
+        busy:        Some query tile has a pending block.
         pending[t]:  Query tile t has a pending block.
         started:     The pending block is not the first of its tile.
         closing[t]:  The pending block is the last of query tile t.
@@ -48,10 +48,10 @@ class ForwardProducts(Fixed):
         q, o = (Each(*(x.start() for x in rings)) for rings in (queries, sums))
         v, p, nothing = k, Each(Cursor(1), Cursor(1)), Each(Boolean(False), Boolean(False))
         tile, at = scheduler.take(at)
-        block, held, started = tile.first, Boolean(False), Boolean(False)
+        block, busy, started = tile.first, Boolean(False), Boolean(False)
         pending, closing = nothing, nothing
-        while (tile.valid == 1) | held:
-            if held:
+        while (tile.valid == 1) | busy:
+            if busy:
                 keys.full.wait(v)
             for t in range_constexpr(TILES):
                 if pending[t]:
@@ -63,10 +63,10 @@ class ForwardProducts(Fixed):
                 if (tile.valid == 1) & (block < tile.last(t)):
                     keys.full.wait(k)
                     self.score(t, q[t], k, block == tile.first)
-            if held:
+            if busy:
                 arrive_when_multiplied(keys.empty, v)
-            held, pending, closing = (tile.valid == 1) & (block < tile.end), nothing, nothing
-            if held:
+            busy, pending, closing = (tile.valid == 1) & (block < tile.end), nothing, nothing
+            if busy:
                 arrive_when_multiplied(keys.empty, k)
                 v = k.next()
                 k, started = v.next(), block != tile.first

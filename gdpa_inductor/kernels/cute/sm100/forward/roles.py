@@ -50,17 +50,17 @@ class Channels(Fixed):
         return 2 * rings + (1 + len(HANDED_OVER)) * TILES
 
     def _ring(self, stages: int, producers: int, consumers: int) -> Ring:
-        made = Ring(self.free, stages, producers, consumers)
+        ring = Ring(self.free, stages, producers, consumers)
         self.free = self.free + 2 * stages
-        self.all.append(made)
-        return made
+        self.all.append(ring)
+        return ring
 
     def _barriers(self, arrivals: int) -> Barriers:
         """One for each query tile."""
-        made = Barriers(self.free, TILES, arrivals)
+        barriers = Barriers(self.free, TILES, arrivals)
         self.free = self.free + TILES
-        self.all.append(made)
-        return made
+        self.all.append(barriers)
+        return barriers
 
     @cute.jit
     def start(self, warp, tmem):

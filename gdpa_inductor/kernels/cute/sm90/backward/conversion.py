@@ -99,9 +99,9 @@ class ConvertedColumns(Fixed):
                 self.number * HALF + column
             )
             for i in range(lane // COLUMNS, rows, WARP // COLUMNS):
-                found = cute.make_rmem_tensor(VECTOR, Float32)
-                cute.autovec_copy(vector(buffer + (i * HALF + column)), found)
-                narrow(found, first + i * Int64(self.grads.strides[2]), self.factor)
+                sums = cute.make_rmem_tensor(VECTOR, Float32)
+                cute.autovec_copy(vector(buffer + (i * HALF + column)), sums)
+                narrow(sums, first + i * Int64(self.grads.strides[2]), self.factor)
         cute.arch.sync_warp()
         self.discard(self.sums.row(tile.origin, row, head, tile.batch), rows)
 
@@ -118,12 +118,12 @@ class ConvertedColumns(Fixed):
 
 def narrow(sums: Any, pointer: Any, factor: float) -> None:
     """Store 8 sums in 16 bits, by a streaming store: they leave the L2 cache first."""
-    found = cute.make_rmem_tensor(VECTOR, pointer.dtype)
+    rounded = cute.make_rmem_tensor(VECTOR, pointer.dtype)
     whole = sums.load()
     if factor != 1.0:
         whole = whole * factor
-    found.store(whole.to(pointer.dtype))
-    words = cute.recast_tensor(found, Int64)
+    rounded.store(whole.to(pointer.dtype))
+    words = cute.recast_tensor(rounded, Int64)
     cute.arch.inline_ptx(
         "st.global.cs.v2.b64 [{$r0}], {{$r1}, {$r2}};",
         read_only_args=[pointer.toint(), words[0], words[1]],

@@ -32,11 +32,11 @@ from cutlass import Float32, Int32, Int64, const_expr, cute
 from cutlass.cute.nvgpu import cpasync
 
 from ...backward.ranges import Heights, StreamedRanges
-from ...backward.roots import factor_of, masked, roots_of
+from ...backward.roots import factor_of, masked, terms_of
 from ...config import whole_vectors
-from ...gaps import Gaps
 from ...operands import Matrix, Tiles, matrices, score_operand, score_tiles
 from ...program import Program
+from ...sequences import Gaps
 from ..config import COLS, Sm90Config
 from ..wgmma import tile_layout
 from .conversion import Conversion, ConvertedColumns
@@ -72,8 +72,8 @@ class HopperBackward:
         - the hulls of the key tiles, if it is stored and a side is jagged (`backward.stored`).
         """
         self.shapes = HopperShapes(self.config)
-        given = self.operands(pointers, sizes, strides)
-        copies = {name: self.load(name, given[name]) for name in OPERANDS}
+        operands = self.operands(pointers, sizes, strides)
+        copies = {name: self.load(name, operands[name]) for name in OPERANDS}
         copies |= self.stores(self.gradients(pointers, sizes, strides))
         copies |= self.scores(pointers, sizes, strides, aux)
         layouts = self.shapes.layouts()
@@ -107,15 +107,15 @@ class HopperBackward:
 
     def operands(self, pointers: Any, sizes: Any, strides: Any) -> dict[str, Matrix]:
         """Q, K, V and dO in global memory."""
-        found = matrices(self.config, pointers, sizes, strides)
-        return dict(zip(OPERANDS, found, strict=True))
+        operands = matrices(self.config, pointers, sizes, strides)
+        return dict(zip(OPERANDS, operands, strict=True))
 
     def gradients(self, pointers: Any, sizes: Any, strides: Any) -> dict[str, Matrix]:
         """The sums of dQ, dK, dV and dQ in global memory, with a batch for each sequence."""
-        given = self.operands(pointers, sizes, strides)
+        operands = self.operands(pointers, sizes, strides)
         like = zip(GRADIENTS, "qkvq", pointers[4:8], strides[4:8], strict=True)
         return {
-            name: replace(given[operand], pointer=pointer, strides=stride, batch=sizes[0])
+            name: replace(operands[operand], pointer=pointer, strides=stride, batch=sizes[0])
             for name, operand, pointer, stride in like
         }
 
@@ -132,31 +132,31 @@ class HopperBackward:
             "gv": (shapes.dtype, HALF, shapes.value_width),
         }  # fmt: skip
 
-        def made(name: str, op: Any, layout: Any = None) -> Any:
+        def copy(name: str, op: Any, layout: Any = None) -> Any:
             kind, *tile = tiles[name]
             matrix, layout = gradients[name].tensor(), layout or tile_layout(kind, *tile)
             return cpasync.make_tiled_tma_atom(op, matrix, layout, tuple(tile))
 
         # Gradients of shared operands are fp32, and are stored without TMA.
         stored = [x for x in tiles if gradients[x].pointer.dtype is tiles[x][0]]
-        found = {name: made(name, op) for name in stored}
-        found["add"] = made("dq", cpasync.CopyReduceBulkTensorTileS2GOp())
-        found["read"] = made("dq", cpasync.CopyBulkTensorTileG2SOp(), shapes.plain)
-        return found
+        copies = {name: copy(name, op) for name in stored}
+        copies["add"] = copy("dq", cpasync.CopyReduceBulkTensorTileS2GOp())
+        copies["read"] = copy("dq", cpasync.CopyBulkTensorTileG2SOp(), shapes.plain)
+        return copies
 
     def scores(self, pointers: Any, sizes: Any, strides: Any, aux: Any) -> dict[str, Any]:
         """The TMA copies of tiles of scores: "a" loads an aux operand, "g" stores a gradient."""
-        c, found = self.config, {}
+        c, copies = self.config, {}
         layout, tile = self.shapes.layout("s"), self.shapes.tiles["s"]
         if c.tiled is not None:
             op, matrix = cpasync.CopyBulkTensorTileG2SOp(), score_operand(c, aux, sizes)
-            found["a"] = cpasync.make_tiled_tma_atom(op, matrix.tensor(), layout, tile)
+            copies["a"] = cpasync.make_tiled_tma_atom(op, matrix.tensor(), layout, tile)
         if c.stored is not None:
             cols = whole_vectors(sizes[5]) if c.jagged else sizes[5]
             places = (sizes[8], sizes[1], sizes[4], cols, strides[9], False)
             op, matrix = cpasync.CopyBulkTensorTileS2GOp(), Matrix(pointers[9], *places)
-            found["g"] = cpasync.make_tiled_tma_atom(op, matrix.tensor(), layout, tile)
-        return found
+            copies["g"] = cpasync.make_tiled_tma_atom(op, matrix.tensor(), layout, tile)
+        return copies
 
     @cute.kernel
     def kernel(
@@ -185,7 +185,7 @@ class HopperBackward:
             fragments = HopperBackwardFragments(self.shapes, tiles, *tensors, thread)
             stores = {x: self.tiles(x, copies[x], shared[x]) for x in copies if x in ("gk", "gv")}
             epilogue = KeyGradients(self.shapes, stores, gradients, factor)
-            roots = (ranges.full_terms, roots_of(c.program, stored=c.stored))
+            roots = (ranges.full_terms, terms_of(c))
             programs = [Program(c, aux, scalars, x) for x in roots]
             stored = self.tiles("g", copies["g"], shared["g"]) if "g" in copies else None
             HopperBackwardProducts(
@@ -196,8 +196,8 @@ class HopperBackward:
             if warp == LOADS:
                 tiles = {name: self.tiles(name, copies[name], shared[name]) for name in operands}
                 hulls = pointers[10] if c.notes else None
-                given = self.operands(pointers, sizes, strides)
-                HopperBackwardLoads(Turns(*walk), signals, tiles, given, hulls).run()
+                sources = self.operands(pointers, sizes, strides)
+                HopperBackwardLoads(Turns(*walk), signals, tiles, sources, hulls).run()
             if (warp >= SUMS) & (warp < CONVERSION):
                 part = warp - SUMS
                 ways = [self.tiles("dq", copies[x], shared["d"], part) for x in ("dq", "add")]
@@ -228,13 +228,13 @@ class HopperBackward:
             "q": buffers.sQ, "k": buffers.sK, "v": buffers.sV, "o": buffers.sdO, "s": buffers.sX,
             "gk": buffers.sX, "gv": buffers.sX, "d": buffers.sdQ, "kt": buffers.sK,
         }  # fmt: skip
-        found = {
+        tensors = {
             name: place.get_tensor(layouts[name].outer, swizzle=layouts[name].inner)
             for name, place in places.items()
         }
         for name in SCORES:
-            found[name] = found["s"]
-        return {**found, "c": buffers.sums.get_tensor(layouts["c"])}
+            tensors[name] = tensors["s"]
+        return {**tensors, "c": buffers.sums.get_tensor(layouts["c"])}
 
     def tiles(self, name: str, copy: Any, sX: Any, column: Any = 0) -> Tiles:
         """The tiles of a matrix. column: The number of the tile along the columns."""

@@ -32,10 +32,9 @@ from ...operands import Tiles
 from ...program import Program
 from ...ranges import LANES
 from ...values import Fixed, Pair, choose, pair, select
-from ..issue import IssueTurns
-from ..wgmma import WARPGROUP, as_operand, first_row, issue, transposed
-from .apart import Apart, apart
+from ..wgmma import WARPGROUP, IssueTurns, as_operand, first_row, issue, transposed
 from .epilogue import KeyGradients
+from .register_operands import RegisterOperand, register_operands
 from .roles import EMPTY, FULL, GROUPS, HANDED, TURNS, HopperSignals, both
 from .shapes import HALF, HopperShapes
 from .turns import Turns
@@ -107,9 +106,9 @@ class HopperBackwardFragments(Fixed):
         """Registers for the aux operand that `fetched` reads."""
         return cute.make_rmem_tensor(self.S.layout, self.shapes.dtype)
 
-    def fetched(self, found: Any, stage: Any, part: int) -> None:
+    def fetched(self, registers: Any, stage: Any, part: int) -> None:
         """Read the aux operand of scores 8·part to 8·part + 7 of the thread from shared memory."""
-        source, target = self.from_a[None, None, None, stage], self.own.retile(found)
+        source, target = self.from_a[None, None, None, stage], self.own.retile(registers)
         cute.copy(self.fetch, source[None, None, part], target[None, None, part])
 
     def query_part(self, stage: Any) -> Any:
@@ -137,8 +136,9 @@ class HopperBackwardProducts(Fixed):
         self.walk, self.signals, self.fragments = walk, signals, fragments
         self.epilogue, self.programs, self.stored = epilogue, programs, stored
         self.tiled, self.lags = walk.ranges.config.tiled, walk.ranges.config.lags
-        self.apart = [
-            Apart(node, programs[1], fragments.S) for node in apart(programs[1], self.tiled)
+        self.register_operands = [
+            RegisterOperand(node, programs[1], fragments.S)
+            for node in register_operands(programs[1], self.tiled)
         ]
         self.group, self.own = thread // WARPGROUP, thread % WARPGROUP
         self.row = self.group * HALF + first_row(self.own)
@@ -206,7 +206,7 @@ class HopperBackwardProducts(Fixed):
         turn, block = i // count, self.walk.block(tile, entry, i % count)
         stage, q_stage, shared = full["o"].index(step), full["q"].index(step), step % 2
         whole = self.walk.ranges.needs_no_mask(tile, self.walk.streamed_head(tile, turn), block)
-        for operand in self.apart:
+        for operand in self.register_operands:
             fetch = self.fetch if operand.node in self.programs[0].nodes else self.fetch_mask
             fetch(operand, tile, turn, block, whole)
         full["o"].wait(step)
@@ -278,7 +278,7 @@ class HopperBackwardProducts(Fixed):
             self.fragments.multiply_scores(full.index(step + 1))
 
     @cute.jit
-    def fetch(self, operand: Apart, tile: ResidentTile, turn, block, whole=None):
+    def fetch(self, operand: RegisterOperand, tile: ResidentTile, turn, block, whole=None):
         """Fetch all numbers that an aux operand has for the scores of a step. dP is not issued yet,
         so there are registers for the loads in flight."""
         row, first = tile.first + self.row, block * self.walk.heights.streamed + self.column
@@ -289,7 +289,7 @@ class HopperBackwardProducts(Fixed):
             operand.take(lines, first)
 
     @cute.jit
-    def fetch_mask(self, operand: Apart, tile: ResidentTile, turn, block, whole):
+    def fetch_mask(self, operand: RegisterOperand, tile: ResidentTile, turn, block, whole):
         """The same for an operand that only tiles with a mask read."""
         if whole == 0:
             self.fetch(operand, tile, turn, block)
@@ -381,18 +381,18 @@ class HopperBackwardProducts(Fixed):
         for r in range_constexpr(0, cute.size(S), 2):
             half, column = r // 2 % 2, first + r // 4 * 8
             indices = Pair(column, column + 1)
-            given = {}
+            values = {}
             if const_expr(self.tiled is not None):
                 if const_expr(r % 8 == 0):
                     self.fragments.fetched(operand, stage, r // 8)
-                given = {self.tiled: Pair(Float32(operand[r]), Float32(operand[r + 1]))}
-            given |= {x.node.value: x.pair(r) for x in self.apart}
-            found = lines[half](Pair(S[r], S[r + 1]), indices, given)
+                values = {self.tiled: Pair(Float32(operand[r]), Float32(operand[r + 1]))}
+            values |= {x.node.value: x.pair(r) for x in self.register_operands}
+            roots = lines[half](Pair(S[r], S[r + 1]), indices, values)
             if const_expr(careful):
                 there = row + half * 8 < tile.rows
                 inside = Pair(*(there & (x < tile.length) for x in indices.lanes))
-                found = [choose(inside, x, 0.0) for x in found]
-            (slope[r], slope[r + 1]), (S[r], S[r + 1]) = (_floats(x) for x in found)
+                roots = [choose(inside, x, 0.0) for x in roots]
+            (slope[r], slope[r + 1]), (S[r], S[r + 1]) = (_floats(x) for x in roots)
 
 
 def _floats(value: Any) -> tuple[Any, Any]:

@@ -50,14 +50,14 @@ class HopperShapes:
         c:           Sums of dQ that are being converted.
         gk, gv:      64 rows of dK and of dV.
         """
-        found = {name: staged(self.layout(name), STAGES[name]) for name in "kvqo"}
-        found["kt"] = staged(tile_layout(self.dtype, COLS, COLS), 1)
-        found["s"] = staged(self.layout("s"), 2)
-        found["d"] = staged(tile_layout(Float32, self.rows, HALF), GROUPS)
-        found["c"] = staged(self.plain, self.columns)
+        layouts = {name: staged(self.layout(name), STAGES[name]) for name in "kvqo"}
+        layouts["kt"] = staged(tile_layout(self.dtype, COLS, COLS), 1)
+        layouts["s"] = staged(self.layout("s"), 2)
+        layouts["d"] = staged(tile_layout(Float32, self.rows, HALF), GROUPS)
+        layouts["c"] = staged(self.plain, self.columns)
         for name, width in (("gk", self.width), ("gv", self.value_width)):
-            found[name] = staged(tile_layout(self.dtype, HALF, width), GROUPS)
-        return found
+            layouts[name] = staged(tile_layout(self.dtype, HALF, width), GROUPS)
+        return layouts
 
     @property
     def plain(self) -> Any:

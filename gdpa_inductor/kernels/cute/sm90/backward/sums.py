@@ -78,10 +78,10 @@ class Counters(Fixed):
         Each acquire empties the L1 cache, which holds aux operands. So this polls with relaxed
         loads, and does one acquire at the end.
         """
-        found = cute.arch.load(counter, Int32, sem="relaxed", scope="gpu")
-        while found != count:
+        value = cute.arch.load(counter, Int32, sem="relaxed", scope="gpu")
+        while value != count:
             cute.arch.inline_ptx("nanosleep.u32 256;")
-            found = cute.arch.load(counter, Int32, sem="relaxed", scope="gpu")
+            value = cute.arch.load(counter, Int32, sem="relaxed", scope="gpu")
         self.wait(counter, count, Int32(UNKNOWN))
 
 
@@ -124,7 +124,7 @@ class QuerySums:
             before, adds = self.walk.turn(tile, head, block)
         else:
             adds = self.walk.adds(tile, head, block)
-        found = Int32(UNKNOWN)
+        next_count = Int32(UNKNOWN)
         if adds & (self.group < self.counters.columns):
             counter = self.counters.of(tile, head, block)
             if const_expr(self.ordered):
@@ -132,12 +132,12 @@ class QuerySums:
             self.add(tile, head, block, before)
             # Read the next counter while the additions are in flight, as both take long.
             if const_expr(self.ordered):
-                found = self.counters.value(self.counters.of(tile, head, following))
+                next_count = self.counters.value(self.counters.of(tile, head, following))
             self.pass_on(counter, before)
         else:
-            self.taken()
+            self.wait_for_part()
             self.free()
-        return found
+        return next_count
 
     @cute.jit
     def add(self, tile: ResidentTile, head, block, before):
@@ -146,7 +146,7 @@ class QuerySums:
         Rows past the end of the sequence are dropped.
         """
         place = (tile.origin, block * self.walk.heights.streamed, tile.length, head, tile.batch)
-        self.taken()
+        self.wait_for_part()
         if const_expr(not self.adds_all):
             if before == 0:
                 self.stores.store(*place, self.group)
@@ -172,7 +172,7 @@ class QuerySums:
         with cute.arch.elect_one():
             self.counters.advance(counter, before)
 
-    def taken(self) -> None:
+    def wait_for_part(self) -> None:
         """Wait until the part is in shared memory."""
         cute.arch.barrier(barrier_id=FULL + self.group, number_of_threads=HANDED)
 

@@ -50,8 +50,8 @@ APART = 2  # with 1 tiles wait for their turns (docs/lab/2026-11-26-short-sides.
 class Turns(Walk):
     """The walk over key tiles, and their turns."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(True, *given)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(True, *arguments)
         groups = self.ctas // self.blocks
         self.groups, used = groups, groups * self.blocks
         self.together = used * 10 >= self.ctas * 9
@@ -127,8 +127,8 @@ class Turns(Walk):
         """
         before, adds = Int32(0), Boolean(True)
         if const_expr(self.ranges.skips):
-            given = (tile, head, block, self.index(tile), self.tiles(tile))
-            below, above, adds = self.ranges.living(*given)
+            place = (tile, head, block, self.index(tile), self.tiles(tile))
+            below, above, adds = self.ranges.living(*place)
             before = select(tile.descends, below, above)
         else:
             before = self.earlier(tile, block)

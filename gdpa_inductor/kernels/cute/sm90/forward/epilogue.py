@@ -29,10 +29,10 @@ class HopperEpilogue(Fixed):
     def store(self, tile, t, thread, sums):
         """Store all existing rows of query tile t. The TMA copy is still in flight afterwards."""
         halves = cute.make_rmem_tensor(sums.layout, self.dtype)
-        found = sums.load()
+        values = sums.load()
         if cutlass.const_expr(self.factor != 1.0):
-            found = found * self.factor
-        halves.store(found.to(self.dtype))
+            values = values * self.factor
+        halves.store(values.to(self.dtype))
         self.stored(thread)
         together(t)
         atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), self.dtype)

@@ -34,12 +34,11 @@ from ...forward.queue import Queue
 from ...forward.ranges import KeyRanges
 from ...forward.scheduler import RECORD, STAGES, Scheduler
 from ...forward.work import Work
-from ...gaps import Gaps
 from ...operands import Matrix, Tiles, matrices, score_operand, score_tiles
 from ...program import DTYPES, Program
+from ...sequences import Gaps
 from ..config import HALF, ROWS, Sm90Config
-from ..issue import IssueTurns
-from ..wgmma import MN, WARPGROUP, K, tile_layout, tiled
+from ..wgmma import MN, WARPGROUP, IssueTurns, K, tile_layout, tiled
 from ..wgmma import REGISTERS as FROM_REGISTERS
 from .bias import HopperBias
 from .epilogue import HopperEpilogue
@@ -117,14 +116,14 @@ class HopperForward:
         c = self.config
         qk = tiled(self.dtype, c.cols, K)
         pv = tiled(self.dtype, c.padded_value_dim, MN, FROM_REGISTERS)
-        given = self.given(pointers, sizes, strides, aux)
+        sources = self.matrices(pointers, sizes, strides, aux)
         tiles = {name: tile_layout(self.dtype, *shape) for name, shape in self.tiles.items()}
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         copies = {
             name: cpasync.make_tiled_tma_atom(
                 store if name == "o" else load, matrix.tensor(), tiles[name], self.tiles[name]
             )
-            for name, matrix in given.items()
+            for name, matrix in sources.items()
         }
         self.bytes = {name: cute.size_in_bytes(self.dtype, x) for name, x in tiles.items()}
         stages = self.stages(tiles)
@@ -179,11 +178,11 @@ class HopperForward:
                     out = matrices(c, pointers, sizes, strides)[3]
                     Gaps(cu_q, sizes[0], sizes[4]).clear(out)
 
-    def given(self, pointers, sizes, strides, aux) -> dict[str, Matrix]:
+    def matrices(self, pointers, sizes, strides, aux) -> dict[str, Matrix]:
         """The matrices in global memory."""
         c = self.config
-        found = dict(zip("qkvo", matrices(c, pointers, sizes, strides), strict=True))
-        return found if c.tiled is None else {**found, "bias": score_operand(c, aux, sizes)}
+        sources = dict(zip("qkvo", matrices(c, pointers, sizes, strides), strict=True))
+        return sources if c.tiled is None else {**sources, "bias": score_operand(c, aux, sizes)}
 
     def source(self, name: str, copy, sX) -> Tiles:
         """The tiles of a matrix."""

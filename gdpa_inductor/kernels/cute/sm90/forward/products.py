@@ -24,8 +24,7 @@ from ...forward.ranges import KeyRanges
 from ...program import Program, Row
 from ...values import Fixed, Pair, choose, larger, pair
 from ..config import ROWS, Sm90Config
-from ..issue import IssueTurns
-from ..wgmma import WARPGROUP, as_operand, first_row, issue, replace_operand, transposed
+from ..wgmma import WARPGROUP, IssueTurns, as_operand, first_row, issue, replace_operand, transposed
 from .bias import HopperBias
 from .epilogue import HopperEpilogue
 from .roles import HopperChannels, together
@@ -57,10 +56,10 @@ class HopperFragments(Fixed):
             parts = cute.logical_divide(words, cute.make_layout(VECTOR))
             for i in range_constexpr(count // (VECTOR * WARPGROUP)):
                 own = parts[None, i * WARPGROUP + thread]
-                held = cute.make_rmem_tensor(VECTOR, self.dtype)
-                cute.autovec_copy(own, held)
-                held.store((held.load().to(Float32) * self.factor).to(self.dtype))
-                cute.autovec_copy(held, own)
+                registers = cute.make_rmem_tensor(VECTOR, self.dtype)
+                cute.autovec_copy(own, registers)
+                registers.store((registers.load().to(Float32) * self.factor).to(self.dtype))
+                cute.autovec_copy(registers, own)
             cute.arch.fence_view_async_shared()
             together(t)
 
@@ -222,11 +221,11 @@ class HopperWeights(Fixed):
         biases = None if self.bias is None else self.bias.of_scores(b_at)
         for r in range_constexpr(0, cute.size(S), 2):
             row, first = rows[r // 2 % 2], column + r // 4 * 8
-            kv_idx, given = Pair(first, first + 1), {}
+            kv_idx, values = Pair(first, first + 1), {}
             if cutlass.const_expr(self.bias is not None):
-                given = {self.bias.number: next(biases)}
-            operands = row.fetch(first, 2, given) if cutlass.const_expr(end is None) else {}
-            (weight,) = row(Pair(S[r], S[r + 1]), kv_idx, operands, given=given)
+                values = {self.bias.number: next(biases)}
+            operands = row.fetch(first, 2, values) if cutlass.const_expr(end is None) else {}
+            (weight,) = row(Pair(S[r], S[r + 1]), kv_idx, operands, values=values)
             if cutlass.const_expr(end is not None):
                 weight = choose(Pair(*(x < end for x in kv_idx.lanes)), weight, 0.0)
             S[r], S[r + 1] = pair(weight).lanes

@@ -10,7 +10,7 @@ from torch._inductor import async_compile
 
 from examples.movielens.model import Layer
 from gdpa_inductor import GDPAPass, explain, gdpa_backend, judge
-from gdpa_inductor.kernels.cute import ahead
+from gdpa_inductor.kernels.cute import precompile
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.lowerings import cpu
 from gdpa_inductor.ops import ATTENTION, BACKWARD
@@ -41,7 +41,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, begun: Callable, lowered: Callable) -
         lowered(call)
         return backend.lower(call)
 
-    watched = dataclasses.replace(backend, ahead=begun, lower=lower, lower_backward=lower)
+    watched = dataclasses.replace(backend, precompile=begun, lower=lower, lower_backward=lower)
     monkeypatch.setattr(cpu, "BACKEND", watched)
 
 
@@ -51,7 +51,7 @@ def test_what_begins_is_what_is_lowered(monkeypatch, autocast: bool):
     guesses: dict[str, set] = {"begun": set(), "lowered": set()}
 
     def note(what, call):
-        config = ahead.guess(call.fakes.operands, Sm90Config, True, True)
+        config = precompile.guess(call.fakes.operands, Sm90Config, True, True)
         guesses[what].add((config, call.backward, *call.needs))
 
     watch(monkeypatch, *(functools.partial(note, what) for what in guesses))
@@ -139,7 +139,7 @@ def test_what_fails_early_is_in_nobodys_way(monkeypatch):
     def broken(call) -> None:
         raise OSError("no processes")
 
-    monkeypatch.setattr(cpu, "BACKEND", dataclasses.replace(cpu.BACKEND, ahead=broken))
+    monkeypatch.setattr(cpu, "BACKEND", dataclasses.replace(cpu.BACKEND, precompile=broken))
     given = operands(True)
     found = compiled(**{"gdpa.strict": True})(*given)
     torch.testing.assert_close(found, attend(*given))

@@ -1,6 +1,6 @@
-"""Store zeros in the rows of a jagged output or gradient that no tile covers.
+"""Where the sequences of a launch begin and how long they are, read on the device.
 
-These rows, the gaps, are:
+`Gaps` stores zeros in the rows of a jagged output or gradient that no tile covers:
 
 - the rows before the first sequence and after the last one,
 - the rows of a sequence past `max_seqlen`,
@@ -15,11 +15,42 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from .config import VECTOR
+from .config import VECTOR, KernelConfig
 from .operands import Matrix, vector
 from .ranges import LANES, lowest
-from .values import Fixed, select, smaller
-from .work import offset, sequence_rows
+from .values import Fixed, larger, select, smaller
+
+
+def totals(config: KernelConfig, sizes: Any) -> tuple[Any, Any]:
+    """The total rows of queries and of keys, or (None, None).
+
+    Kernels that clear rows themselves (`KernelConfig.clears`) must clamp offsets to these. In other
+    kernels TMA clips accesses outside a matrix.
+    """
+    return (sizes[6], sizes[7]) if config.clears else (None, None)
+
+
+def offset(offsets: Any, number: Any, total: Any = None) -> Any:
+    """An element of `cu_seqlens`, clamped to [0, total] if the total rows are given."""
+    row = Int32(offsets[number])
+    return row if total is None else larger(smaller(row, Int32(total)), Int32(0))
+
+
+def sequence_rows(offsets: Any, batch: Any, most: Any, total: Any = None) -> tuple[Any, Any]:
+    """(first row, number of rows) of one side of a sequence.
+
+    A sequence whose offsets decrease has no rows.
+
+    Args:
+        offsets: `cu_seqlens`, or None if the side is dense.
+        most: The rows of a dense side, or `max_seqlen` of a jagged one.
+        total: See `offset`.
+    """
+    if offsets is None:
+        return Int32(0), Int32(most)
+    start = offset(offsets, batch, total)
+    rows = smaller(offset(offsets, batch + 1, total) - start, Int32(most))
+    return start, select(rows < 0, 0, rows)
 
 
 class Gaps(Fixed):

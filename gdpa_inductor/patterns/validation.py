@@ -19,7 +19,7 @@ from ..options import Options
 from ..rejection import Code, Rejection
 from .plan import Supports
 from .result import Match, Result
-from .rewrite import PassOrders, Unwritten, rewrite_once
+from .rewrite import PassConfig, RewriteError, rewrite_once
 
 log = logging.getLogger("gdpa_inductor")
 Ban = tuple[tuple[str, ...], Rejection]
@@ -41,25 +41,25 @@ def rewrite_graph(
         written: Called with the rewritten graph before it is judged. The judge may still reject it.
     """
     chosen = options or Options()
-    held = _Original(gm)
+    original = _Original(gm)
     dropped: list[Rejection] = []
-    told = PassOrders(chosen, supports, held.keep, banned=set[tuple[str, ...]]())
+    config = PassConfig(chosen, supports, original.snapshot, banned=set[tuple[str, ...]]())
     while True:
         try:
-            result = rewrite_once(gm, told)
+            result = rewrite_once(gm, config)
             if written is not None and result.matches:
                 written(gm)
-            bans = list(_objections(held, result)) if chosen.judge and result.matches else []
-        except Unwritten as failure:
+            bans = list(_objections(original, result)) if chosen.judge and result.matches else []
+        except RewriteError as failure:
             bans = list(failure.plans)
         if not bans:
             return result + Result((), tuple(dropped))
-        held.put_back()
+        original.restore_graph()
         dropped += [refusal for _, refusal in bans]
-        banned = {*told.banned, *(names for names, _ in bans)}
-        if banned == set(told.banned):  # another pass would have the same result
+        banned = {*config.banned, *(names for names, _ in bans)}
+        if banned == set(config.banned):  # another pass would have the same result
             return Result((), tuple(dropped))
-        told.banned = banned
+        config.banned = banned
 
 
 @dataclass
@@ -69,38 +69,38 @@ class _Original:
     gm: GraphModule
     copy: list[GraphModule] = field(default_factory=list)
 
-    def keep(self) -> None:
+    def snapshot(self) -> None:
         if not self.copy:
             self.copy.append(graphs.copy_graph(self.gm))
 
-    def put_back(self) -> None:
+    def restore_graph(self) -> None:
         graphs.restore(self.gm, self.copy[0])
 
 
 def claims(gm: GraphModule, matches: Iterable[Match]) -> judge.Claims:
     """The claims to judge: each result of a fused call stands for a node of the original graph."""
-    found: dict[GraphModule, dict[str, str]] = {}
+    results: dict[GraphModule, dict[str, str]] = {}
     for path, body in gm.named_modules(remove_duplicate=False):
         if isinstance(body, GraphModule):
             own = [match for match in matches if match.body == path]
             pairs = [pair for match in own for pair in (match.stands_for, *match.also)]
-            found.setdefault(body, {}).update(pairs)
-    return found
+            results.setdefault(body, {}).update(pairs)
+    return results
 
 
-def _objections(held: _Original, result: Result) -> Iterable[Ban]:
+def _objections(original: _Original, result: Result) -> Iterable[Ban]:
     """The rewrites to ban: the one at fault, or all if it is not known which one is."""
-    verdict = judge.validate(held.copy[0], held.gm, claims(held.gm, result.matches))
+    verdict = judge.validate(original.copy[0], original.gm, claims(original.gm, result.matches))
     if verdict is None:
         return
     code = Code.INVALID_REWRITE if verdict.invalid else Code.ANALYSIS
     for match in [m for m in result.matches if m.node == verdict.node] or result.matches:
-        _tell(match, verdict, held.copy[0])
+        _log_verdict(match, verdict, original.copy[0])
         place = (match.location, match.node, match.module, match.score_mod.formula)
         yield match.replaced, Rejection(code, verdict.reason, *place)
 
 
-def _tell(match: Match, verdict: judge.Verdict, graph: GraphModule) -> None:
+def _log_verdict(match: Match, verdict: judge.Verdict, graph: GraphModule) -> None:
     """Count an invalid rewrite, and log all that is needed to reproduce it."""
     dynamo.counters["gdpa"]["invalid" if verdict.invalid else "unjudged"] += 1
     if verdict.invalid:

@@ -18,7 +18,7 @@ from ...values import Fixed, Pair
 BITS = 16  # truth values in a word
 
 
-class Apart(Fixed):
+class RegisterOperand(Fixed):
     """The numbers of such an operand for one step, in registers. Truth values are kept as bits.
 
     node: The operand in the program. S: The scores of a thread.
@@ -28,7 +28,7 @@ class Apart(Fixed):
         self.node, self.program, self.count = node, program, cute.size(S)
         self.dtype = program.aux[int(node.value or 0)][0].dtype
         size, kind = (-(-self.count // BITS), Int32) if self.bits else (self.count, self.dtype)
-        self.kept = cute.make_rmem_tensor(size, kind)
+        self.registers = cute.make_rmem_tensor(size, kind)
 
     @property
     def bits(self) -> bool:
@@ -48,48 +48,50 @@ class Apart(Fixed):
 
     def take_whole(self, lines: Sequence[ProgramLine], first: Any) -> None:
         """The same for a query tile that ends within its sequence. It needs fewer registers."""
-        found: list[Any] = [None] * self.count
+        numbers: list[Any] = [None] * self.count
         for half, line in enumerate(lines):
             place, step = line.walked(self.node, first)
             for r in range(2 * half, self.count, 4):
                 for lane in range(2):
-                    found[r + lane] = element(place + lane * step)
+                    numbers[r + lane] = element(place + lane * step)
                 place = place + 8 * step
-        self.keep(found)
+        self.keep(numbers)
 
-    def keep(self, found: Sequence[Any]) -> None:
+    def keep(self, numbers: Sequence[Any]) -> None:
         """Store what was fetched in the registers."""
         if not self.bits:
-            for r, value in enumerate(found):
-                self.kept[r] = value
+            for r, value in enumerate(numbers):
+                self.registers[r] = value
             return
-        for word in range(cute.size(self.kept)):
+        for word in range(cute.size(self.registers)):
             bits = Int32(0)
-            for place, value in enumerate(found[word * BITS : (word + 1) * BITS]):
+            for place, value in enumerate(numbers[word * BITS : (word + 1) * BITS]):
                 bits = bits | (Int32(value != 0) << place)
-            self.kept[word] = bits
+            self.registers[word] = bits
 
     def pair(self, r: int) -> Pair:
         """The values for the scores in registers r and r + 1."""
         if self.bits:
-            word = self.kept[r // BITS]
+            word = self.registers[r // BITS]
             return Pair(*((word & Int32(1 << (r % BITS + lane))) != 0 for lane in range(2)))
-        return Pair(*(self.program.of_kind(self.node, self.kept[r + lane]) for lane in range(2)))
+        return Pair(
+            *(self.program.of_kind(self.node, self.registers[r + lane]) for lane in range(2))
+        )
 
 
-def apart(program: Program, tiled: int | None) -> list[Expr]:
+def register_operands(program: Program, tiled: int | None) -> list[Expr]:
     """The operands to fetch at once for all scores of a step.
 
     They have an element of at most 32 bits for each score. They are the first that has numbers, and
     all that have truth values. tiled: The operand that TMA loads is not among them.
     """
 
-    def is_apart(node: Expr) -> bool:
+    def qualifies(node: Expr) -> bool:
         if node.op != "aux" or node.value == tiled:
             return False
         narrow = program.aux[int(node.value or 0)][0].dtype.width <= 32
         return narrow and set(program.access(node)) >= POSITIONS
 
-    nodes = list(filter(is_apart, program.nodes))
+    nodes = list(filter(qualifies, program.nodes))
     numbers = [node for node in nodes if node.kind != "b"]
     return numbers[:1] + [node for node in nodes if node.kind == "b"]

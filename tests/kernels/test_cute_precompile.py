@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import importlib
 import os
 import subprocess
 import sys
@@ -16,12 +15,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 pytest.importorskip("cutlass")
 
 from gdpa_inductor._compat import inductor
-from gdpa_inductor.kernels.cute import ahead, disk, launch, plan
+from gdpa_inductor.kernels.cute import disk, launch, launcher, plan, precompile
 from gdpa_inductor.kernels.cute.backward import launch as backward
-from gdpa_inductor.kernels.cute.sm90.backward import launch as hopper
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
-from gdpa_inductor.lowerings import early
+from gdpa_inductor.lowerings import precompile as early
 from gdpa_inductor.lowerings.cute import rules
 from gdpa_inductor.operands import output_shape
 from gdpa_inductor.ops import operands_of
@@ -58,8 +56,8 @@ def test_the_guess_is_what_the_first_call_uses(make, kind) -> None:
     given = make()
     with FakeTensorMode() as mode:
         fakes = [mode.from_tensor(x) if torch.is_tensor(x) else x for x in given.flat()]
-    guessed = ahead.guess(given.filled(fakes), kind, True, True)
-    assert guessed == plan.made(given, True, True, kind).config
+    guessed = precompile.guess(given.filled(fakes), kind, True, True)
+    assert guessed == plan.plan_of(given, True, True, kind).config
 
 
 @pytest.fixture
@@ -71,7 +69,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
         found.append(given)
         return Future()
 
-    monkeypatch.setattr(ahead, "_ASKED", {})
+    monkeypatch.setattr(precompile, "_FUTURES", {})
     monkeypatch.setattr(disk, "keeps", lambda: True)
     monkeypatch.setattr(disk, "has", lambda *_: False)
     monkeypatch.setattr(inductor, "in_background", in_background)
@@ -92,12 +90,13 @@ def test_kernels_of_a_call_are_asked_for(monkeypatch, asked, program: str, shape
     tensors = [torch.zeros(shape, dtype=BF16) for shape in shapes]
     render.wrapper(step("kernel=cute", program), tensors, capability=90)
     operands = operands_of(*tensors[:3], tensors[3:], [], program)
-    config = plan.made(operands, True, True, Sm90Config).config
-    gradients = dataclasses.replace(config, ordered=True, stored=0 if tensors[3:] else None)
-    kernels = [(launch.__name__, config), (hopper.__name__, gradients)]
+    config = plan.plan_of(operands, True, True, Sm90Config).config
+    stored = 0 if tensors[3:] else None
+    gradients = dataclasses.replace(config, kernel="backward", ordered=True, stored=stored)
+    kernels = [("launch", config), ("launch", gradients)]
     assert asked == kernels
     asked.clear()
-    ahead._ASKED.clear()
+    precompile._FUTURES.clear()
     graph = torch.fx.Graph()
     nodes = [graph.placeholder(f"x{i}") for i in range(len(shapes))]
     with fake_cuda.fake_cuda(90), FakeTensorMode():
@@ -145,45 +144,49 @@ def test_the_kernel_of_a_gradient_of_a_bias_is_what_the_first_call_launches(
     kind = {"sm90": Sm90Config, "sm100": Sm100Config}[folder]
     given = make()
     needs = [True, True, True, *(i == learned for i in range(len(given.aux)))]
-    ahead.backward(plan.made(given, True, True, kind).config, needs, True)
+    precompile.backward(plan.plan_of(given, True, True, kind).config, needs, True)
 
     def launched(*form) -> None:
         raise Launched(*form)
 
-    module = importlib.import_module(f"gdpa_inductor.kernels.cute.{folder}.backward.launch")
-    monkeypatch.setattr(module, "launcher", launched)
+    monkeypatch.setattr(launch, "launcher", launched)
     with pytest.raises(Launched) as first:
         grad_out = torch.zeros(output_shape(given), dtype=BF16)
         backward.backward(grad_out, given, needs, ctas=1, stream=0, kind=kind)
-    assert (module.__name__, *first.value.args) == asked[0]
+    assert ("launch", *first.value.args) == asked[0]
     assert asked[-1][1].stored == learned
 
 
+def gradients_of(config: Sm90Config) -> Sm90Config:
+    return dataclasses.replace(config, kernel="backward")
+
+
 def test_what_was_asked_for_is_not_asked_for_again(asked) -> None:
-    config = plan.made(dense(), True, True, Sm90Config).config
+    config = plan.plan_of(dense(), True, True, Sm90Config).config
     for _ in range(2):
-        ahead.forward(config)
-        ahead.backward(config, [True] * 3, True)
-    assert asked == [(launch.__name__, config), (hopper.__name__, config)]
+        precompile.forward(config)
+        precompile.backward(config, [True] * 3, True)
+    assert asked == [("launch", config), ("launch", gradients_of(config))]
 
 
 def test_what_lies_on_disk_is_not_asked_for(monkeypatch, asked) -> None:
-    config = plan.made(dense(), True, True, Sm90Config).config
-    monkeypatch.setattr(disk, "has", lambda module, *_: module == launch.__name__)
-    ahead.forward(config)
-    ahead.backward(config, [True] * 3, True)
-    assert asked == [(hopper.__name__, config)]
+    config = plan.plan_of(dense(), True, True, Sm90Config).config
+    monkeypatch.setattr(disk, "has", lambda _, config: config.kernel == "forward")
+    precompile.forward(config)
+    precompile.backward(config, [True] * 3, True)
+    assert asked == [("launch", gradients_of(config))]
 
 
 def test_on_blackwell_each_side_has_a_kernel(asked) -> None:
-    config = plan.made(dense(), True, True, Sm100Config).config
-    ahead.backward(config, [True] * 3, True)
-    assert [given[1:] for given in asked] == [(config, "keys"), (config, "rows")]
+    config = plan.plan_of(dense(), True, True, Sm100Config).config
+    precompile.backward(config, [True] * 3, True)
+    assert [given[1].kernel for given in asked] == ["keys", "rows"]
+    assert [dataclasses.replace(given[1], kernel="forward") for given in asked] == [config] * 2
 
 
 def test_without_a_place_on_disk_nothing_is_asked_for(monkeypatch, asked) -> None:
     monkeypatch.setattr(disk, "keeps", lambda: False)
-    ahead.forward(plan.made(dense(), True, True, Sm90Config).config)
+    precompile.forward(plan.plan_of(dense(), True, True, Sm90Config).config)
     assert not asked
 
 
@@ -196,10 +199,10 @@ def failed() -> Future:
 @pytest.mark.parametrize("make", [failed, Future], ids=["failed", "late"])
 def test_a_process_that_fails_is_in_nobodys_way(monkeypatch, asked, make) -> None:
     monkeypatch.setattr(inductor, "in_background", lambda *_: make())
-    monkeypatch.setattr(ahead, "PATIENCE", 0.01)
-    config = plan.made(dense(), True, True, Sm90Config).config
-    ahead.forward(config)
-    ahead.finish(launch.__name__, config)
+    monkeypatch.setattr(precompile, "PATIENCE", 0.01)
+    config = plan.plan_of(dense(), True, True, Sm90Config).config
+    precompile.forward(config)
+    precompile.finish("launch", config)
 
 
 def test_lowering_goes_on_where_asking_fails(monkeypatch) -> None:
@@ -207,7 +210,7 @@ def test_lowering_goes_on_where_asking_fails(monkeypatch) -> None:
         raise RuntimeError("no processes")
 
     monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
-    monkeypatch.setattr(ahead, "_ask", broken)
+    monkeypatch.setattr(precompile, "_request", broken)
     tensors = [torch.zeros(2, 4, 256, 64, dtype=BF16) for _ in range(3)]
     assert "calls_forward_site(True)" in render.wrapper(step("kernel=cute"), tensors, capability=90)
 
@@ -215,10 +218,10 @@ def test_lowering_goes_on_where_asking_fails(monkeypatch) -> None:
 def test_the_process_that_compiles_searches_no_old_objects(monkeypatch) -> None:
     """Importing cutlass and tracing took a fifth of their time to look for garbage in torch."""
     counts = []
-    monkeypatch.setattr(launch, "kept", lambda config: counts.append(gc.get_freeze_count()))
+    monkeypatch.setattr(launcher, "object_file", lambda *_: counts.append(gc.get_freeze_count()))
     gc.unfreeze()
     try:
-        ahead._keep(launch.__name__, Sm90Config("bfloat16", 64, 64, "relu(s)"))
+        precompile._keep("launch", Sm90Config("bfloat16", 64, 64, "relu(s)"))
     finally:
         gc.unfreeze()
     assert counts[0] > 10_000
@@ -227,7 +230,7 @@ def test_the_process_that_compiles_searches_no_old_objects(monkeypatch) -> None:
 PROGRAM = """
 import sys
 import torch._inductor.config
-from gdpa_inductor.kernels.cute import ahead
+from gdpa_inductor.kernels.cute import precompile
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 
 def never(config):
@@ -236,13 +239,13 @@ def never(config):
 if __name__ == "__main__":
     torch._inductor.config.compile_threads = 2
     config = Sm90Config("bfloat16", 64, 64, "relu(s)")
-    ahead.forward(config)
+    precompile.forward(config)
     assert "cutlass" not in sys.modules
-    from gdpa_inductor.kernels.cute import launch
+    from gdpa_inductor.kernels.cute import launch, launcher
 
-    ahead.finish(launch.__name__, config)
+    precompile.finish("launch", config)
     launch.compiled = never
-    assert launch.kept(config) is not None
+    assert launcher.object_file("launch", config) is not None
 """
 
 

@@ -40,13 +40,13 @@ def begin(gm: GraphModule) -> None:
 def _calls(node: Node) -> list[Call]:
     """The forward that a node calls, and the backward that will follow if gradients are wanted."""
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), _value)
-    given = ATTENTION.bind(*args, **kwargs)
-    operands, options = given.operands, given.options["kernel_options"]
-    found = [Call.of_fakes(ATTENTION, operands, options)]
+    arguments = ATTENTION.bind(*args, **kwargs)
+    operands, options = arguments.operands, arguments.options["kernel_options"]
+    calls = [Call.of_fakes(ATTENTION, operands, options)]
     needs = tuple(x.requires_grad for x in operands.differentiable)
     if any(needs) and torch.is_grad_enabled():
-        found.append(Call.of_fakes(BACKWARD, operands, options, needs))
-    return found
+        calls.append(Call.of_fakes(BACKWARD, operands, options, needs))
+    return calls
 
 
 def _value(node: Node) -> Any:
@@ -56,4 +56,4 @@ def _value(node: Node) -> Any:
 def _begin(call: Call) -> None:
     choice = select(call.problem, call.options.kernel, profit=False)
     if choice and choice.kernel != REFERENCE:
-        backend(choice.kernel).ahead(call)
+        backend(choice.kernel).precompile(call)

@@ -20,8 +20,8 @@ from .host.candidates import HostGraph
 from .host.region import escape
 from .plan import RegionPlan, Supports
 from .result import Refused
+from .writing.concatenation import concatenate
 from .writing.recipe import Handle, Recipe
-from .writing.side_by_side import side_by_side
 from .writing.writer import Writer
 
 
@@ -111,17 +111,17 @@ def replacements(
     chosen: Sequence[RegionPlan], writer: Writer, supports: Supports | None,
     banned: Collection[tuple[str, ...]],
 ) -> list[Replacement]:  # fmt: skip
-    """What to write for plans in program order. banned: As `PassOrders` has it."""
-    found: list[Replacement] = []
+    """What to write for plans in program order. banned: As `PassConfig` has it."""
+    result: list[Replacement] = []
     for plan in chosen:
-        for number, other in enumerate(found):
+        for number, other in enumerate(result):
             both = _beside(other, plan, writer, supports)
             if both is not None and both.replaced not in banned:
-                found[number] = both
+                result[number] = both
                 break
         else:
-            found.append(Replacement.of(plan))
-    return found
+            result.append(Replacement.of(plan))
+    return result
 
 
 def _beside(
@@ -139,14 +139,14 @@ def _beside(
     if not _may_move(plan, first, writer):
         return None
     try:
-        made = side_by_side([(p.recipe, p.result) for p in plans])
+        merged = concatenate([(p.recipe, p.result) for p in plans])
     except (RuntimeError, ValueError, TypeError):  # the values do not fit
         return None
-    if made is None or not all(
-        writer.can_write(size, before=first.region.end) for size in made[0].sizes()
+    if merged is None or not all(
+        writer.can_write(size, before=first.region.end) for size in merged[0].sizes()
     ):
         return None
-    recipe, results = made
+    recipe, results = merged
     problem = replace(first.problem, value_dim=recipe.attention.value.shape[-1])
     choice = True if supports is None else supports(problem)
     kernels = {getattr(x, "kernel", None) for x in (choice, *(p.choice for p in plans))}
@@ -169,11 +169,12 @@ def _may_move(plan: RegionPlan, first: RegionPlan, writer: Writer) -> bool:
         x.node for call in plan.recipe.calls for x in fx.tree_leaves(list(call.args))
         if isinstance(x, Handle) and x.node is not None
     }  # fmt: skip
-    held = set[int]().union(*map(facts.storages, nodes))
+    storages = set[int]().union(*map(facts.storages, nodes))
     return (
         graph.ambient[here] == graph.ambient[there]
         and all(graph.order[node] < place for node in nodes)
         and not any(
-            place < graph.order[m] < end and changed & held for m, changed in graph.mutators.items()
+            place < graph.order[m] < end and changed & storages
+            for m, changed in graph.mutators.items()
         )
     )

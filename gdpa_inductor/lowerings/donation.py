@@ -25,21 +25,21 @@ def last_use() -> bool:
     return autograd.backward_runs_once() and not torch.cuda.is_current_stream_capturing()
 
 
-def room_of(operand: Any) -> Any:
+def buffer_like(operand: Any) -> Any:
     """A buffer with the shape and strides of the operand, as Inductor IR.
 
     When the code runs, it is the operand's own memory if `last_use` says so.
     """
     return lowering.direct_call(
-        torch.ops.aten.empty_like.default, (__name__, "room_site", ""), operand
+        torch.ops.aten.empty_like.default, (__name__, "buffer_site", ""), operand
     )
 
 
-def room_site() -> Callable[[Tensor], Tensor]:
+def buffer_site() -> Callable[[Tensor], Tensor]:
     """The function that generated code calls instead of `empty_like`."""
 
     def room(operand: Tensor) -> Tensor:
-        spare = last_use() and operand.data_ptr() % ALIGNMENT == 0
-        return operand.detach() if spare else torch.empty_like(operand)
+        donated = last_use() and operand.data_ptr() % ALIGNMENT == 0
+        return operand.detach() if donated else torch.empty_like(operand)
 
     return room

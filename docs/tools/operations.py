@@ -1,4 +1,4 @@
-"""The operations as a table of a page: `python -m gdpa_inductor.program.table PAGE`."""
+"""The operations as a table of a page: `python -m docs.tools.operations PAGE`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from .expr import OPS
+from gdpa_inductor.program.expr import OPS
 
 _TABLE = re.compile(r"^\| operation \|.*?(?=^[^|]|\Z)", flags=re.M | re.S)
 

@@ -26,8 +26,9 @@ from ..._compat import fx, operators, shapes
 from ..host import facts, functions
 from ..host.candidates import HostGraph
 from ..writing.writer import describe
+from .lookups import writers
 
-_LEAST_SHARE = 4  # the index has at least so many times the bytes of all that it is made from
+_LEAST_SHARE = 4  # the index has at least so many times the bytes of its sources
 _SUMS = frozenset(["add", "sub", "rsub"])
 _PRODUCTS = frozenset(["mul", "div", "truediv"])
 # Calls that cost a backward little, and have the same result on every device. Calls that ATen tags
@@ -46,68 +47,69 @@ _FUNCTIONS = frozenset([
 _ROUNDED = (torch.float16, torch.bfloat16)
 
 
-def again(graph: HostGraph, index: Node) -> Node:
+def recomputed(graph: HostGraph, index: Node) -> Node:
     """A node with the value of `index` that the backward computes again.
 
     It is `index` itself if that would not pay, or is not known to be right.
     """
-    made = _makers(graph, index)
-    roots = {n for node in made for n in node.all_input_nodes if n not in made}
+    nodes = _cheap_producers(graph, index)
+    roots = {n for node in nodes for n in node.all_input_nodes if n not in nodes}
     tensors = [n for n in roots if facts.tensors(n)]
-    if not made or not _pays(index, tensors) or not repeats(made):
+    if not nodes or not _pays(index, tensors) or not is_reproducible(nodes):
         return index
     if any(_changes(graph, n) for n in tensors):
         return index
-    copies = {root: _kept(graph, root, made[0]) for root in tensors}
-    for node in made:
+    copies = {root: _copy(graph, root, nodes[0]) for root in tensors}
+    for node in nodes:
         with graph.graph.inserting_after(node):
             copies[node] = graph.graph.node_copy(node, lambda n: copies.get(n, n))
-    mark(copies[node] for node in made)
+    mark_recomputed(copies[node] for node in nodes)
     return copies[index]
 
 
-def mark(nodes: Iterable[Node]) -> None:
+def mark_recomputed(nodes: Iterable[Node]) -> None:
     """Mark nodes, so that the backward computes them again."""
     for node in nodes:
         fx.prefer_recompute(node)
 
 
-def is_given(index: Node) -> bool:
+def is_input(index: Node) -> bool:
     """Whether an index is an input of the graph, which autograd saves as it is."""
     inputs = (n for n in index.graph.nodes if n.op in ("placeholder", "get_attr"))
-    held = facts.storages(index)
-    return any(not held.isdisjoint(facts.storages(n)) for n in inputs)
+    storages = facts.storages(index)
+    return any(not storages.isdisjoint(facts.storages(n)) for n in inputs)
 
 
-def _kept(graph: HostGraph, root: Node, first: Node) -> Node:
+def _copy(graph: HostGraph, root: Node, first: Node) -> Node:
     """A copy that nobody changes. first: The first call that is computed again."""
-    given = root.op == "placeholder"
-    with graph.graph.inserting_before(first) if given else graph.graph.inserting_after(root):
-        found: Node = graph.graph.call_function(torch.ops.gdpa.kept.default, (root,))
-    describe(found, first, facts.tensors(root)[0])
-    return found
+    before = root.op == "placeholder"
+    with graph.graph.inserting_before(first) if before else graph.graph.inserting_after(root):
+        copy: Node = graph.graph.call_function(torch.ops.gdpa.kept.default, (root,))
+    describe(copy, first, facts.tensors(root)[0])
+    return copy
 
 
-def _makers(graph: HostGraph, index: Node) -> list[Node]:
+def _cheap_producers(graph: HostGraph, index: Node) -> list[Node]:
     """The cheap calls that make an index, in program order."""
-    found, stack = set[Node](), [index]
+    nodes, stack = set[Node](), [index]
     while stack:
         node = stack.pop()
-        if node not in found and _is_cheap(graph, node):
-            found.add(node)
+        if node not in nodes and _is_cheap(graph, node):
+            nodes.add(node)
             stack += node.all_input_nodes
-    return sorted(found, key=graph.order.__getitem__)
+    return sorted(nodes, key=graph.order.__getitem__)
 
 
 def _is_cheap(graph: HostGraph, node: Node) -> bool:
     """Whether a call is cheap, has no gradient, and gives the same result whenever it runs."""
     called = facts.name(node)
+    reduces = called in ("max", "min") and len(node.all_input_nodes) < 2
     return (
         node in graph.order
         and node.op in ("call_function", "call_method")
         and not facts.is_opaque(node)
         and (called in _EXACT | functions.POINTWISE or operators.is_pointwise(called))
-        and not _reduces(node)
+        and not reduces
         and isinstance(facts.value(node), torch.Tensor)
         and facts.is_plain(node)
         and not facts.may_want_gradients(node)
@@ -117,20 +119,17 @@ def _is_cheap(graph: HostGraph, node: Node) -> bool:
     )
 
 
-def _reduces(node: Node) -> bool:
-    """Whether a call is a reduction: `max` or `min` of one tensor."""
-    return facts.name(node) in ("max", "min") and len(node.all_input_nodes) < 2
-
-
-def repeats(made: Iterable[Node]) -> bool:
+def is_reproducible(nodes: Iterable[Node]) -> bool:
     """Whether calls, in program order, give the same index in any kernel."""
     multiplied = set[Node]()
-    for node in made:
+    for node in nodes:
         (value,) = facts.tensors(node)
-        called, scaled = facts.name(node), not multiplied.isdisjoint(node.all_input_nodes)
-        if not value.is_floating_point() and not _reads_reals(node):
+        operands = [t for n in node.all_input_nodes for t in facts.tensors(n)]
+        if not any(t.is_floating_point() for t in (value, *operands)):
             continue
-        if value.dtype in _ROUNDED or (called in _SUMS and (scaled or _has_factor(node))):
+        called, scaled = facts.name(node), not multiplied.isdisjoint(node.all_input_nodes)
+        has_factor = len(node.args) > 2 or node.kwargs.get("alpha", 1) != 1  # scales a term
+        if value.dtype in _ROUNDED or (called in _SUMS and (scaled or has_factor)):
             return False
         if called not in (_EXACT if value.device.type == "cpu" else _EXACT | _FUNCTIONS):
             return False
@@ -139,33 +138,19 @@ def repeats(made: Iterable[Node]) -> bool:
     return True
 
 
-def _has_factor(node: Node) -> bool:
-    """Whether a sum scales one of its terms (`alpha`)."""
-    return len(node.args) > 2 or bool(node.kwargs.get("alpha", 1) != 1)
-
-
-def _reads_reals(node: Node) -> bool:
-    return any(t.is_floating_point() for n in node.all_input_nodes for t in facts.tensors(n))
-
-
 def _changes(graph: HostGraph, node: Node) -> bool:
     """Whether the graph or its caller writes into a node's value."""
-    held = facts.storages(node)
-    return bool(held & graph.later) or any(
-        node is mutator or not held.isdisjoint(changed)
-        for mutator, changed in graph.mutators.items()
-    )
+    if node in graph.mutators or facts.storages(node) & graph.later:
+        return True
+    return bool(writers(graph, node))
 
 
 def _pays(index: Node, roots: Iterable[Node]) -> bool:
-    sizes = [_bytes(n) for n in (index, *roots)]
-    if None in sizes:
-        return False
-    whole, *parts = (size or 0 for size in sizes)
-    return _LEAST_SHARE * sum(parts) <= whole
-
-
-def _bytes(node: Node) -> int | None:
-    (tensor,) = facts.tensors(node)
-    count = shapes.size_hint(tensor.numel())
-    return None if count is None else count * tensor.itemsize
+    sizes = []
+    for node in (index, *roots):
+        (tensor,) = facts.tensors(node)
+        count = shapes.size_hint(tensor.numel())
+        if count is None:
+            return False
+        sizes.append(count * tensor.itemsize)
+    return _LEAST_SHARE * sum(sizes[1:]) <= sizes[0]

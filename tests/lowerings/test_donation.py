@@ -14,7 +14,7 @@ from torch._inductor import config as inductor_config
 
 from gdpa_inductor import gdpa_backend
 from gdpa_inductor._compat import autograd, lowering
-from gdpa_inductor.lowerings import cpu, spare
+from gdpa_inductor.lowerings import cpu, donation
 from tests.kernels import render
 from tests.kernels.cases import Case
 
@@ -112,7 +112,10 @@ def keys_spent(function: Callable, *shapes: tuple[int, ...]) -> list[bool]:
     """Of each backward: the memory of its key."""
     found: list[bool] = []
     off = inductor_config.patch(fx_graph_cache=False)
-    with off, looking(lambda call: found.extend(lowering.spent([call.held.key], views=True))):
+    with (
+        off,
+        looking(lambda call: found.extend(lowering.spent([call.fx_operands.key], views=True))),
+    ):
         backward_of(function, shapes)
     return found
 
@@ -154,15 +157,15 @@ def test_the_gradient_of_keys_that_are_read_once_takes_their_memory(aux, program
     tensors = [x.half() for x in case.tensors()]
     kept = render.wrapper(case.function(), tensors)
     code = render.wrapper(case.function(), tensors, donated=[2])
-    assert "room_site" not in kept and ("spare_room_site()" in code) == taken
+    assert "buffer_site" not in kept and ("donation_buffer_site()" in code) == taken
     assert code.count("empty_strided_cuda(") == kept.count("empty_strided_cuda(") - taken
 
 
 def test_room_is_taken_only_where_the_backward_runs_once(monkeypatch):
     key = torch.randn(2, 2, 8, 4).transpose(1, 2)
-    room = spare.room_site()
+    room = donation.buffer_site()
     for spends in (False, True):
-        monkeypatch.setattr(spare, "last_use", lambda spends=spends: spends)
+        monkeypatch.setattr(donation, "last_use", lambda spends=spends: spends)
         found = room(key)
         assert (found.data_ptr() == key.data_ptr()) == spends and found.stride() == key.stride()
     odd = torch.randn(2, 2, 8, 5)[:, :, :, 1:]

@@ -31,7 +31,7 @@ class _Replay:
     recipe: Recipe
     nodes: dict[Node, Handle] = field(default_factory=dict)
     known: dict[Any, Handle] = field(default_factory=dict)
-    made: dict[Handle, Handle] = field(default_factory=dict)
+    handles: dict[Handle, Handle] = field(default_factory=dict)
 
     def again(self, call: Handle) -> None:
         args = self.arguments(call.args)
@@ -39,14 +39,14 @@ class _Replay:
         if key not in self.known:
             assert call.target is not None
             self.known[key] = self.recipe.call(call.target, *args, **call.options)
-        self.made[call] = self.known[key]
+        self.handles[call] = self.known[key]
 
     def arguments(self, args: Any) -> Any:
         if isinstance(args, (tuple, list)):
             return type(args)(self.arguments(a) for a in args)
         if isinstance(args, Handle) and args.node is not None:
             return self.nodes.setdefault(args.node, args)
-        return self.made[args] if isinstance(args, Handle) else args
+        return self.handles[args] if isinstance(args, Handle) else args
 
     def key(self, args: Any) -> Any:
         """Equal for arguments that mean the same."""
@@ -57,35 +57,35 @@ class _Replay:
         return str(shapes.expression_of(args)) if isinstance(args, torch.SymInt) else args
 
 
-def side_by_side(parts: Sequence[tuple[Recipe, Handle]]) -> tuple[Recipe, list[Handle]] | None:
+def concatenate(parts: Sequence[tuple[Recipe, Handle]]) -> tuple[Recipe, list[Handle]] | None:
     """The calls that replace several regions, and the result of each; None where their weights or
     the outer sizes of their values differ. parts: (recipe, result) of each region.
     """
     first = parts[0][0]
     replay = _Replay(Recipe(first.grad, first.fake_mode))
-    calls, given = [], []
+    calls, arguments = [], []
     for recipe, _ in parts:
         call = recipe.attention
         for before in recipe.calls[: recipe.calls.index(call)]:
             replay.again(before)
         calls.append(call)
-        given.append(list(replay.arguments(call.args)))
-    values: list[Handle] = [args[_VALUE] for args in given]
-    rest = [replay.key([*args[:_VALUE], *args[_VALUE + 1 :]]) for args in given]
+        arguments.append(list(replay.arguments(call.args)))
+    values: list[Handle] = [args[_VALUE] for args in arguments]
+    rest = [replay.key([*args[:_VALUE], *args[_VALUE + 1 :]]) for args in arguments]
     if any(other != rest[0] for other in rest) or not all(_fit(values[0], v) for v in values):
         return None
     distinct = list(dict.fromkeys(values))
     several = len(distinct) > 1
     value = replay.recipe.call(aten.cat.default, distinct, -1) if several else distinct[0]
-    args = [*given[0][:_VALUE], value, *given[0][_VALUE + 1 :]]
+    args = [*arguments[0][:_VALUE], value, *arguments[0][_VALUE + 1 :]]
     output = replay.recipe.call(ATTENTION.op, *args)
     results = []
     for (recipe, result), call, value in zip(parts, calls, values, strict=True):
         start = sum(v.value.shape[-1] for v in distinct[: distinct.index(value)])
-        replay.made[call] = _part(replay.recipe, output, start, call)
+        replay.handles[call] = _part(replay.recipe, output, start, call)
         for after in recipe.calls[recipe.calls.index(call) + 1 :]:
             replay.again(after)
-        results.append(replay.made[result])
+        results.append(replay.handles[result])
     return replay.recipe, results
 
 

@@ -9,7 +9,6 @@ does not import cutlass, which takes seconds.
 """
 
 import gc
-import importlib
 import logging
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
@@ -27,12 +26,12 @@ from .plan import config_for
 PATIENCE = 60.0  # seconds that the first call waits for a worker; then it compiles by itself
 
 log = logging.getLogger("gdpa_inductor")
-_ASKED: dict[Hashable, "Future[Any] | None"] = {}
+_FUTURES: dict[Hashable, "Future[Any] | None"] = {}
 
 
 def forward(config: KernelConfig) -> None:
     """Have the kernel of a forward compiled."""
-    _ask(f"{__package__}.launch", config)
+    _request("launch", config)
 
 
 def backward(config: KernelConfig, needs: Sequence[bool], ordered: bool) -> None:
@@ -48,32 +47,34 @@ def backward(config: KernelConfig, needs: Sequence[bool], ordered: bool) -> None
     wanted = [number for number, need in enumerate(needs[3:]) if need]
     if wanted and not config.jagged:
         config = replace(config, shared=frozenset())  # see `biases.unshared`
-    for given in config.backward_kernels(ordered, wanted[0] if wanted else None):
-        _ask(f"{__package__}.{config.folder}.backward.launch", *given)
+    for kernel in config.backward_kernels(ordered, wanted[0] if wanted else None):
+        _request("launch", kernel)
 
 
-def table(*given: Hashable) -> None:
-    """Have the kernel compiled that sums the gradient of a learned table (`tables.kept`)."""
-    _ask(f"{__package__}.tables", *given)
+def table(*arguments: Hashable) -> None:
+    """Have the kernel compiled that sums the gradient of a learned table (`table_sums`)."""
+    _request("table_sums", *arguments)
 
 
-def _ask(module: str, *given: Hashable) -> None:
-    """Have a worker run `kept(*given)` of a module, once, unless the kernel is on disk."""
-    key = (module, *given)
-    if key not in _ASKED and disk.keeps() and not disk.has(*key):
-        _ASKED[key] = inductor.in_background(_keep, *key)
+def _request(module: str, *arguments: Hashable) -> None:
+    """Have a worker compile a kernel (`launcher.object_file`), once, unless it is on disk."""
+    key = (module, *arguments)
+    if key not in _FUTURES and disk.keeps() and not disk.has(*key):
+        _FUTURES[key] = inductor.in_background(_keep, *key)
 
 
-def _keep(module: str, *given: Hashable) -> None:
+def _keep(module: str, *arguments: Hashable) -> None:
     """The worker's part. Objects that it holds already are no garbage, so they are frozen:
     collections that look through them take a tenth of the time."""
+    from . import launcher
+
     gc.freeze()
-    importlib.import_module(module).kept(*given)
+    launcher.object_file(module, *arguments)
 
 
-def finish(module: str, *given: Hashable) -> None:
+def finish(module: str, *arguments: Hashable) -> None:
     """Wait until the worker has compiled a kernel, if it was asked to."""
-    future = _ASKED.get((module, *given))
+    future = _FUTURES.get((module, *arguments))
     try:
         if future is not None:
             future.result(PATIENCE)

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gdpa_inductor import look_up
 from gdpa_inductor._compat import subclasses
-from gdpa_inductor.patterns.tables import again
+from gdpa_inductor.patterns.tables import recomputation
 from tests._recorder import ALWAYS, Recorder
 from tests.operands import generator_of
 
@@ -345,7 +345,7 @@ def remade(bucket, device: str, dtype=torch.int64) -> bool:
                     node.target(*args, **kwargs)
                 )  # fmt: skip
             environment[node] = node.meta["example_value"] = value
-    return again.repeats([node for node in graph.nodes if node.op != "placeholder"])
+    return recomputation.is_reproducible([node for node in graph.nodes if node.op != "placeholder"])
 
 
 def logarithms(times):
