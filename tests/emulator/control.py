@@ -42,8 +42,8 @@ def signatures(pend: Pending) -> list[tuple[int, ...]] | None:
     if size == 32:
         return None
     rows = {block: by_warp(lanes).any(1) for block, lanes in sorted(pend.items())}
-    found = [tuple(b for b, row in rows.items() if row[w]) for w in range(size // 32)]
-    return found if len(set(found)) > 1 else None
+    results = [tuple(b for b, row in rows.items() if row[w]) for w in range(size // 32)]
+    return results if len(set(results)) > 1 else None
 
 
 def apart(mask: np.ndarray, *operands: np.ndarray) -> list[tuple[int, ...]] | None:
@@ -52,8 +52,8 @@ def apart(mask: np.ndarray, *operands: np.ndarray) -> list[tuple[int, ...]] | No
         return None
     rows = by_warp(mask)
     first = [np.argmax(row) + 32 * w for w, row in enumerate(rows)]
-    found = [
+    results = [
         tuple(int(x[lane]) for x in operands) if row.any() else ()
         for lane, row in zip(first, rows, strict=True)
     ]
-    return found if len({key for key in found if key}) > 1 else None
+    return results if len({key for key in results if key}) > 1 else None

@@ -207,13 +207,13 @@ class Copies:
                 self.cta.clocks.wait_bulk(warp, sum(len(group) for group in old))
         return True
 
-    def small(self, gang: Gang, target, source, size: int, given, mask: Vector) -> None:
+    def small(self, gang: Gang, target, source, size: int, inputs, mask: Vector) -> None:
         """cp.async of 4, 8 or 16 bytes a lane, done at once; bytes past `given` are zeros."""
         shared = self.cta.shared
         for lane in gang.lanes(mask):
             start = int(target[lane])
             shared.check(start, start + size)
-            count = size if given is None else int(given[lane])
+            count = size if inputs is None else int(inputs[lane])
             shared.bytes[start : start + size] = 0
             if count:
                 data = self.cta.memory.bytes_at(int(source[lane]), count)

@@ -250,9 +250,9 @@ def copy(t: "Translator", op: list[str], a: list[str]) -> None:
         bulk_copy(t, op, a)
     else:
         size = int(a[2])
-        given = t.read(a[3], "u32") if len(a) > 3 else "None"
+        arguments = t.read(a[3], "u32") if len(a) > 3 else "None"
         addresses = f"{t.address(a[0], 'u32')}, {t.address(a[1], 'u64')}"
-        t.line(f"C.copies.small(G, {addresses}, {size}, {given}, m)")
+        t.line(f"C.copies.small(G, {addresses}, {size}, {arguments}, m)")
 
 
 def tensor_copy(t: "Translator", op: list[str], a: list[str]) -> None:
@@ -267,11 +267,11 @@ def tensor_copy(t: "Translator", op: list[str], a: list[str]) -> None:
         i for i, part in enumerate(op) if part.startswith("shared")
     )
     target = a[1] if loads else a[0]
-    found = re.fullmatch(r"\[\s*([$%\w]+)\s*,\s*(\{.*\})\s*\]", target, flags=re.S)
-    if found is None:
+    match = re.fullmatch(r"\[\s*([$%\w]+)\s*,\s*(\{.*\})\s*\]", target, flags=re.S)
+    if match is None:
         raise NotImplementedError(f"tensor coordinates {target}")
-    handle = t.read(found.group(1), "u64")
-    coordinates = "".join(f"{t.read(c, 'i32')}, " for c in members(found.group(2)))
+    handle = t.read(match.group(1), "u64")
+    coordinates = "".join(f"{t.read(c, 'i32')}, " for c in members(match.group(2)))
     if loads:
         places = f"{t.address(a[0], 'u32')}, {handle}, ({coordinates}), {t.address(a[2], 'u32')}"
         t.line(f"C.copies.load(G, {places}, {ctas}, m)")

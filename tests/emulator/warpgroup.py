@@ -57,10 +57,10 @@ class Products:
                 cells.append(own_rows(rows, warp) + window)
                 left = operand(shared[cells[1]], ROWS, a_mn_major, name)
             self.read(warp, cells)
-            found = to_registers(left @ right.T)
+            result = to_registers(left @ right.T)
             if uniform(accumulate, lanes, "the predicate of wgmma"):
-                found += before[:, lanes]
-            after[:, lanes] = found
+                result += before[:, lanes]
+            after[:, lanes] = result
         self.cta.counts["wgmma"] += 1
         return after
 

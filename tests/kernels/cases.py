@@ -80,10 +80,10 @@ class Case:
             (self.bk or self.b, self.hk or self.h, self.n, self.d),
             (self.bv or self.b, self.hv or self.h, self.n, self.dv),
         ]
-        made = [_laid_out(shape, self.view) for shape in shapes]
+        values = [_laid_out(shape, self.view) for shape in shapes]
         for shape, spec in zip(self.aux, self.mod.aux, strict=True):
-            made.append(self.aux_operand(spec, shape))
-        return made
+            values.append(self.aux_operand(spec, shape))
+        return values
 
     def aux_operand(self, spec: Aux, shape: Sequence[int]) -> torch.Tensor:
         drawn = torch.randn(shape)
@@ -100,11 +100,11 @@ class Case:
     def function(self) -> Callable:
         def run(grad_out, query, key, value, *aux):
             operands = (query, key, value, list(aux), list(self.scalars), self.program)
-            found = [] if self.spent else [torch.ops.gdpa.attention(*operands, self.options)]
+            result = [] if self.spent else [torch.ops.gdpa.attention(*operands, self.options)]
             if self.needs:
                 more = (self.asked, self.options)
-                found += torch.ops.gdpa.attention_backward(grad_out, *operands, *more)
-            return found
+                result += torch.ops.gdpa.attention_backward(grad_out, *operands, *more)
+            return result
 
         return run
 
@@ -141,13 +141,13 @@ class Case:
         with mock.patch.object(launch, "CACHED", launch.CACHED if self.cached else 0):
             source = self.source(tensors, donated=[2] if self.spent else [])
         expected = self.expected(tensors)
-        found = call(source, tensors)
-        if self.spent and found[1].data_ptr() != tensors[2].data_ptr():
+        result = call(source, tensors)
+        if self.spent and result[1].data_ptr() != tensors[2].data_ptr():
             return "dK has memory of its own"
-        asked = [x for x, need in zip(tensors[1:], self.asked, strict=False) if need]
-        likes = [x if x.dim() == 4 else None for x in asked if self.needs]
+        requests = [x for x, need in zip(tensors[1:], self.asked, strict=False) if need]
+        likes = [x if x.dim() == 4 else None for x in requests if self.needs]
         likes = likes if self.spent else [None, *likes]
-        for i, (got, want) in enumerate(zip(found, expected, strict=True)):
+        for i, (got, want) in enumerate(zip(result, expected, strict=True)):
             fault = _fault(got, want, self.tolerance, likes[i])
             if fault:
                 return f"result {i}: {fault}"

@@ -77,10 +77,10 @@ class Case:
             return matrix.to(self.dtype), offsets
         batch = 1 if letter in self.shared else self.b
         if self.view == "bnhd":
-            made = torch.randn(batch, rows, heads, width).transpose(1, 2)
+            tensor = torch.randn(batch, rows, heads, width).transpose(1, 2)
         else:
-            made = torch.randn(batch, heads, rows, width)
-        return (made * self.scale).to(self.dtype), None
+            tensor = torch.randn(batch, heads, rows, width)
+        return (tensor * self.scale).to(self.dtype), None
 
 
 def unwritten(case: Case, o: Operands[torch.Tensor]) -> torch.Tensor:
@@ -229,6 +229,6 @@ def check_neighbours(forward: Forward, dim: int) -> None:
     clean, poisoned = case.operands(), case.operands()
     for matrix in (poisoned.query, poisoned.key, poisoned.value):
         matrix[:first] = torch.nan
-    kept = forward(case, clean)[first:]
-    assert torch.equal(forward(case, poisoned)[first:], kept)
-    assert kept.isfinite().all()
+    result = forward(case, clean)[first:]
+    assert torch.equal(forward(case, poisoned)[first:], result)
+    assert result.isfinite().all()

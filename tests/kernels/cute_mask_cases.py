@@ -47,9 +47,9 @@ def short(shape: torch.Size) -> torch.Tensor:
 
 
 def a_row_of_nothing(shape: torch.Size) -> torch.Tensor:
-    found = torch.rand(shape) < 0.5
-    found[..., 5, :] = False
-    return found
+    result = torch.rand(shape) < 0.5
+    result[..., 5, :] = False
+    return result
 
 
 def segments(shape: torch.Size) -> torch.Tensor:

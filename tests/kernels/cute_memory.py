@@ -19,5 +19,5 @@ class Memory:
         count = torch.Size(size).numel()
         first, self.used = self.used, self.used + -(-count * dtype.itemsize // 256) * 256 + 256
         assert self.used <= len(self.bytes)
-        found = self.bytes[first : first + count * dtype.itemsize].view(dtype).view(tuple(size))
-        return found.fill_(float("nan") if dtype.is_floating_point else 1 << 20)
+        result = self.bytes[first : first + count * dtype.itemsize].view(dtype).view(tuple(size))
+        return result.fill_(float("nan") if dtype.is_floating_point else 1 << 20)

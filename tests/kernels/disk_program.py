@@ -23,15 +23,15 @@ compiled, launched = [], []
 export = disk.exported
 
 
-def counted(made) -> bytes:
-    compiled.append(next(kind for kind in KINDS if kind in made.function_name))
-    return export(made)
+def counted(value) -> bytes:
+    compiled.append(next(kind for kind in KINDS if kind in value.function_name))
+    return export(value)
 
 
 def noted(found: standin.Launch) -> None:
     plain = any(name in found.kernel for name in WORDS)
-    given = [int.from_bytes(found.argument(i, 4), "little") for i in range(3 if plain else 0)]
-    launched.append([found.kernel, found.grid, found.block, found.shared_bytes, given])
+    arguments = [int.from_bytes(found.argument(i, 4), "little") for i in range(3 if plain else 0)]
+    launched.append([found.kernel, found.grid, found.block, found.shared_bytes, arguments])
 
 
 def attention() -> None:
@@ -39,8 +39,8 @@ def attention() -> None:
     offsets = torch.tensor([0, 100, 300], dtype=torch.int32)
     matrices = [torch.zeros(300, 2, 64, dtype=torch.bfloat16) for _ in range(3)]
     o = operands_of(*matrices, [], [], "silu(s)", offsets, offsets, 200, 200)
-    given = {"ctas": 4, "stream": 0, "kind": Sm90Config}
-    backward(launch.forward(o, **given), o, (True,) * 3, **given)
+    options = {"ctas": 4, "stream": 0, "kind": Sm90Config}
+    backward(launch.forward(o, **options), o, (True,) * 3, **options)
 
 
 def words() -> None:

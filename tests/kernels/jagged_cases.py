@@ -100,9 +100,9 @@ class JaggedCase(Case):
 
     def lengths(self, offsets: list[torch.Tensor]) -> tuple:
         """The last four arguments of the ops."""
-        given = iter(offsets)
-        cu_q = next(given) if self.lengths_q is not None else None
-        cu_k = cu_q if self.same else next(given) if self.lengths_k is not None else None
+        arguments = iter(offsets)
+        cu_q = next(arguments) if self.lengths_q is not None else None
+        cu_k = cu_q if self.same else next(arguments) if self.lengths_k is not None else None
         max_q, max_k = self.longest
         if self.read:
             max_q = max_k = cu_q.diff().max().item()
@@ -144,9 +144,9 @@ class FollowedCase(JaggedCase):
     def function(self) -> Callable:
         attention = super().function()
 
-        def run(*given):
-            out, *grads = attention(*given[:-1])
-            return [out.flatten(1) + given[-1], *grads]
+        def run(*arguments):
+            out, *grads = attention(*arguments[:-1])
+            return [out.flatten(1) + arguments[-1], *grads]
 
         return run
 

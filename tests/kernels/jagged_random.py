@@ -87,9 +87,9 @@ class JaggedProblem:
         """Of each row of a jagged side, whether a sequence has it."""
         numbers, there = self.rows(side)
         total = (self.operands.query if side == "q" else self.operands.key).shape[0]
-        found = torch.zeros(total, dtype=torch.bool, device=numbers.device)
-        found[numbers[there]] = True
-        return found
+        result = torch.zeros(total, dtype=torch.bool, device=numbers.device)
+        result[numbers[there]] = True
+        return result
 
 
 def storage(view: torch.Tensor) -> torch.Tensor:
@@ -133,12 +133,12 @@ def draw(kind: Kind, seed: int) -> JaggedProblem:
     aux = [surrounded(torch.randn(total[x], generator=random), poison) for x in kind.tokens]
     offsets = [surrounded(cu[x].to(kind.offsets), 1 << 30) if x in cu else None for x in "qk"]
     o = Operands(q, k, v, aux, (), ScoreMod.parse(kind.program), *offsets, most["q"], most["k"])
-    made = JaggedProblem(kind, o, grad, pick((0, 0, 1, 3, 17)))
+    result = JaggedProblem(kind, o, grad, pick((0, 0, 1, 3, 17)))
     for side, tensors in (("q", (q, grad)), ("k", (k, v))):
         if side in kind.sides:
             for x in (*tensors, *(a for a, letter in zip(aux, kind.tokens) if letter == side)):
-                x[~made.owned(side)] = poison
-    return made
+                x[~result.owned(side)] = poison
+    return result
 
 
 def surrounded(values: torch.Tensor, poison: float, pad: int = 0) -> torch.Tensor:

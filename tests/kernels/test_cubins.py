@@ -74,8 +74,8 @@ def compiled(name: str, source: str, capability: int, tmp_path):
 
 def fuses(source: str) -> bool | None:
     """Whether a kernel asks that products and sums be fused. None: it leaves that to Triton."""
-    found = re.search(r"'enable_fp_fusion': (True|False)", source)
-    return found and found[1] == "True"
+    match = re.search(r"'enable_fp_fusion': (True|False)", source)
+    return match and match[1] == "True"
 
 
 def local_bytes(cubin: bytes, tmp_path) -> int:
@@ -130,12 +130,12 @@ def test_shared_memory_is_no_more_than_thought(capability: int, dim: int, progra
     KiB, where 227 are."""
     case = Case("wide", program, m=1024, n=1024, d=dim, dv=dim, h=4)
     for name, text in templates(case, capability).items():
-        taken = compiled(name, text, capability, tmp_path).metadata.shared
+        result = compiled(name, text, capability, tmp_path).metadata.shared
         kernel, config = config_of(text)
         thought = shared_memory(kernel, config, Shape(dim, dim, 2), capability)
-        assert taken <= DEVICES[capability][1], (kernel, config)
+        assert result <= DEVICES[capability][1], (kernel, config)
         # sm_120 takes a little more for dK of head dim 256, and has room for it.
-        assert taken <= thought or TENSOR_CORE[capability] == "mma.sync", (kernel, config)
+        assert result <= thought or TENSOR_CORE[capability] == "mma.sync", (kernel, config)
 
 
 @pytest.mark.parametrize("case", [JAGGED, CAUSAL], ids=lambda case: case.name)

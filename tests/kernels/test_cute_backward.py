@@ -38,16 +38,16 @@ def emulated(
     case: Case, call: Problem, schedules=("lazy",), sides: Sequence[str] = tuple(SIDES)
 ) -> list[torch.Tensor]:
     """dQ, dK, dV by the kernels, or those of some sides; what they write holds NaN before."""
-    o, found = call.operands, {}
+    o, results = call.operands, {}
     plan = plan_of(o, case.fast, True, Sm100Config)
-    given = BackwardCall(
+    backward = BackwardCall(
         plan, o, o, call.grad_out, call.order, case.ctas, 0, True, Record(fails=True)
     )
     for side in sides:
         letters = SIDES[side]
         with recording():
             start = launcher(plan.config.side(side, None))
-        outputs = [given.room(letter) for letter in letters]
+        outputs = [backward.room(letter) for letter in letters]
         for letter, tensor in zip(letters, outputs):
             _owned(call, letter, tensor, float("nan"))
         others = (call.grad_out, *outputs)
@@ -55,13 +55,13 @@ def emulated(
 
             def step(start=start, others=others, room=room) -> None:
                 room.used = 0
-                given.tables.clear()
-                given.launch(start, others)
+                backward.tables.clear()
+                backward.launch(start, others)
 
             read = [*call.matrices, *o.aux, *call.offsets, call.order, *outputs, room.bytes]
             run(step, read, schedules=schedules)
-        found |= dict(zip(letters, outputs))
-    return [given.finished(x, found[x]) for x in "qkv" if x in found]
+        results |= dict(zip(letters, outputs))
+    return [backward.finished(x, results[x]) for x in "qkv" if x in results]
 
 
 def _owned(call: Problem, letter: str, tensor: torch.Tensor, value: float) -> None:
@@ -108,9 +108,9 @@ def test_infinity_stays_outside_a_mask():
     case = Case(CAUSAL, heads=1, key_heads=1, rows=130, keys=130)
     call = make_call(case)
     call.operands.value[..., 100, :] = float("inf")
-    found, eager = emulated(case, call), unfused(case, call, case.dtype)
-    assert found[0][..., :100, :].isfinite().all()
-    for mine, theirs in zip(found, eager, strict=True):
+    results, eager = emulated(case, call), unfused(case, call, case.dtype)
+    assert results[0][..., :100, :].isfinite().all()
+    for mine, theirs in zip(results, eager, strict=True):
         assert torch.equal(mine.isfinite(), theirs.isfinite())
 
 
@@ -145,15 +145,15 @@ def test_only_what_is_asked_for_is_launched(needs, monkeypatch):
     with recording():
         for side in SIDES:
             launcher(plan.config, side)
-    found = []
+    results = []
     run(
-        lambda: found.append(
+        lambda: results.append(
             backward_launch.backward(call.grad_out, o, needs, ctas=1, stream=0, kind=Sm100Config)
         ),
         [*call.matrices, *outputs.values()],
         schedules=("lazy",),
     )
-    (grad,) = found[-1]
+    (grad,) = results[-1]
     (letter,) = [letter for letter, need in zip("qkv", needs) if need]
     eager, exact = (
         unfused(case, call, x)["qkv".index(letter)] for x in (case.dtype, torch.float64)

@@ -36,20 +36,20 @@ def drawn(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 def made(operand: torch.Tensor, access: tuple[str, ...], size: TileSize = SIZE) -> bounds.Table:
     """The table, in memory that begins as something else."""
-    found = []
+    results = []
     with recording(), tables() as room:
         spec = Aux(KINDS[operand.dtype], access)
         form = TableForm.of(operand, spec, size, ARCH)
 
         def start() -> None:
             room.used = 0
-            found.append(form.build(operand, 0, 0, Record(fails=True)))
+            results.append(form.build(operand, 0, 0, Record(fails=True)))
 
         run(start, [operand, room.bytes])
-    assert found[-1].room.dtype == getattr(
+    assert results[-1].room.dtype == getattr(
         torch, table_dtype(KINDS[operand.dtype], str(operand.dtype).removeprefix("torch."))
     )
-    return found[-1]
+    return results[-1]
 
 
 def expected(operand: torch.Tensor, access: tuple[str, ...], size: TileSize) -> torch.Tensor:
@@ -62,12 +62,12 @@ def expected(operand: torch.Tensor, access: tuple[str, ...], size: TileSize) -> 
     whole = whole.to(torch.int64) if not whole.is_floating_point() else whole.double()
     heights = [size.rows if "q_idx" in access else 1, size.cols if "kv_idx" in access else 1]
     counts = [-(-extent // height) for extent, height in zip(whole.shape[2:], heights)]
-    found = whole.new_empty(*whole.shape[:2], *counts, 2)
+    result = whole.new_empty(*whole.shape[:2], *counts, 2)
     for i, j in itertools.product(*map(range, counts)):
         tile = whole[:, :, i * heights[0] : (i + 1) * heights[0]]
         tile = tile[..., j * heights[1] : (j + 1) * heights[1]].flatten(2)
-        found[:, :, i, j, 0], found[:, :, i, j, 1] = tile.amin(2), tile.amax(2)
-    return found
+        result[:, :, i, j, 0], result[:, :, i, j, 1] = tile.amin(2), tile.amax(2)
+    return result
 
 
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
@@ -92,10 +92,10 @@ def test_bounds_are_those_of_the_elements(dtype: torch.dtype) -> None:
 )
 def test_any_access(shape: tuple[int, ...], access: tuple[str, ...]) -> None:
     operand = drawn(shape, torch.float32)
-    found = made(operand, access)
+    result = made(operand, access)
     truth = expected(operand, access, SIZE)
-    assert torch.equal(found.room.double(), truth)
-    for letter, step in zip(AXES, found.strides):
+    assert torch.equal(result.room.double(), truth)
+    for letter, step in zip(AXES, result.strides):
         assert bool(step) == (letter in access and truth.shape[AXES.index(letter)] > 1)
 
 
@@ -117,14 +117,14 @@ def test_parts_of_an_operand() -> None:
 
 def test_what_an_operand_is_expanded_along_its_table_lacks() -> None:
     operand = drawn((3, 1, 50), torch.bool).expand(3, 40, 50)
-    found = made(operand, ("b", "q_idx", "kv_idx"))
-    assert found.room.shape == (3, 1, 1, 3, 2)
-    assert found.strides[2] == 0
+    result = made(operand, ("b", "q_idx", "kv_idx"))
+    assert result.room.shape == (3, 1, 1, 3, 2)
+    assert result.strides[2] == 0
 
 
 def test_a_nan_makes_its_tile_nan() -> None:
     operand = torch.zeros(40, 50)
     operand[20, 30] = torch.nan
-    found = made(operand, ("q_idx", "kv_idx")).room[0, 0]
-    assert found[1, 1].isnan().all()
-    assert found.isnan().sum() == 2
+    result = made(operand, ("q_idx", "kv_idx")).room[0, 0]
+    assert result[1, 1].isnan().all()
+    assert result.isnan().sum() == 2

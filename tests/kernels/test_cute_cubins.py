@@ -17,16 +17,16 @@ from .marks import slow_but
 @pytest.mark.parametrize("name", slow_but(["silu, D 64"], CONFIGS))
 def test_machine_code(name: str):
     config = CONFIGS[name]
-    made = binary(config)
+    kernel = binary(config)
     # Per query tile: 16 of the head dim a step of S = Q Kᵀ, 16 keys a step of O += P V.
-    assert made.count("UTCHMMA") == 2 * (config.padded_head_dim // 16 + 8)
-    assert made.count("UTMALDG") >= 4
-    assert made.stack == 0, "registers spill"
-    assert made.usage["REG"] * 512 <= 65536
-    assert made.shared <= SHARED_MEMORY
+    assert kernel.count("UTCHMMA") == 2 * (config.padded_head_dim // 16 + 8)
+    assert kernel.count("UTMALDG") >= 4
+    assert kernel.stack == 0, "registers spill"
+    assert kernel.usage["REG"] * 512 <= 65536
+    assert kernel.shared <= SHARED_MEMORY
     if "silu" in name or "gelu" in name:
-        assert block(made.opcodes)["MUFU"] == 128, "more than one special function for a score"
-    assert forward_cycles(config, made)["issue"] <= 4096
+        assert block(kernel.opcodes)["MUFU"] == 128, "more than one special function for a score"
+    assert forward_cycles(config, kernel)["issue"] <= 4096
 
 
 EMULATED = """

@@ -44,8 +44,8 @@ def forward(case: Case, o, schedules=("lazy",), kind=None) -> torch.Tensor:
 
     def start() -> None:
         room.used = 0
-        given = {"fast": case.fast, "ctas": case.ctas, "order": order, "kind": kind}
-        launch.forward(o, stream=0, out=out, **given)
+        options = {"fast": case.fast, "ctas": case.ctas, "order": order, "kind": kind}
+        launch.forward(o, stream=0, out=out, **options)
 
     with recording(), tables() as room:
         memory = [*o.differentiable, o.cu_seqlens_q, o.cu_seqlens_k, order, out, room.bytes]
@@ -92,26 +92,26 @@ def test_integers_above_2_24_tell_tiles_apart(kind):
     case = Case("large", program, d=64, m=70, n=256, aux=(((1,), torch.int32),))
     o = case.operands()
     o.aux[0][0] = 16777217 + 127
-    found = forward(case, o, kind=kind)
-    wrong = error_of(found, eager(o), exact(o), direction="forward")
+    result = forward(case, o, kind=kind)
+    wrong = error_of(result, eager(o), exact(o), direction="forward")
     assert wrong is None, wrong
 
 
 def test_forms_alternate_through_one_kernel():
     """Views of other strides: the bits of a plan that is made are those of one that was kept."""
     cases = [Case("forms", d=32, m=200, n=140, view=view) for view in ("bhnd", "bnhd")]
-    given = [case.operands() for case in cases]
-    outs = [[unwritten(case, o) for _ in range(2)] for case, o in zip(cases, given)]
+    arguments = [case.operands() for case in cases]
+    outs = [[unwritten(case, o) for _ in range(2)] for case, o in zip(cases, arguments)]
 
     def start() -> None:
         for turn in range(2):
-            for o, out in zip(given, outs):
+            for o, out in zip(arguments, outs):
                 launch.forward(o, ctas=1, stream=0, out=out[turn])
 
-    memory = [*(x for o in given for x in o.differentiable), *(x for two in outs for x in two)]
+    memory = [*(x for o in arguments for x in o.differentiable), *(x for two in outs for x in two)]
     with recording():
         run(start, memory, schedules=("lazy",))
-    for o, (first, second) in zip(given, outs):
+    for o, (first, second) in zip(arguments, outs):
         assert torch.equal(first, second)
         wrong = error_of(first, eager(o), exact(o), direction="forward")
         assert wrong is None, wrong
@@ -153,8 +153,8 @@ def test_operands_that_do_not_fit():
 
 def test_nothing_to_do_is_zero():
     query, empty = torch.ones(1, 1, 4, 64, dtype=BF16), torch.ones(1, 1, 0, 64, dtype=BF16)
-    given = operands_of(query, empty, empty, [], [], "sigmoid(s)")
-    out = launch.forward(given, ctas=1, stream=0)
+    inputs = operands_of(query, empty, empty, [], [], "sigmoid(s)")
+    out = launch.forward(inputs, ctas=1, stream=0)
     assert torch.equal(out, torch.zeros_like(query))
 
 
@@ -163,6 +163,6 @@ def test_sequences_without_keys_need_no_table_of_a_mask():
     query, rows = torch.ones(2, 1, 4, 64, dtype=BF16), torch.ones(3, 1, 64, dtype=BF16)
     mask, none = torch.ones(2, 4, 0, dtype=torch.bool), torch.zeros(3, dtype=torch.int32)
     program = "a0:b[b,q_idx,kv_idx]; where(a0,sigmoid(s),0.0)"
-    given = operands_of(query, rows, rows, [mask], [], program, None, none, None, 0)
-    out = launch.forward(given, ctas=1, stream=0)
+    inputs = operands_of(query, rows, rows, [mask], [], program, None, none, None, 0)
+    out = launch.forward(inputs, ctas=1, stream=0)
     assert torch.equal(out, torch.zeros_like(query))

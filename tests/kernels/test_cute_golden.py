@@ -40,8 +40,8 @@ QUICK = ("silu", "causal")
 def ptx(config: Sm100Config, side: str) -> str:
     with linked(), tempfile.TemporaryDirectory() as folder:
         options = f"--keep-ptx --dump-dir={folder}"
-        made = launch.compiled(replace(config, kernel=side), options)
-    return re.sub(r"kernel_cutlass_\w+", "kernel", made.__ptx__)
+        kernel = launch.compiled(replace(config, kernel=side), options)
+    return re.sub(r"kernel_cutlass_\w+", "kernel", kernel.__ptx__)
 
 
 def account(text: str) -> dict[str, object]:
@@ -60,9 +60,9 @@ def test_kernels_are_what_they_were(name: str, side: str):
     golden = json.loads(GOLDEN.read_text())
     if golden["nvidia-cutlass-dsl"] != made_with():
         pytest.skip(f"golden is of nvidia-cutlass-dsl {golden['nvidia-cutlass-dsl']}")
-    found, before = account(ptx(CONFIGS[name], side)), golden[f"{name}, {side}"]
-    assert found["instructions"] == before["instructions"]
-    assert found["digest"] == before["digest"]
+    result, before = account(ptx(CONFIGS[name], side)), golden[f"{name}, {side}"]
+    assert result["instructions"] == before["instructions"]
+    assert result["digest"] == before["digest"]
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch):
     def call(
         case: Case, problem: Problem, seeds=(0,), ordered: bool = True, noted: set | None = None
     ) -> list[torch.Tensor]:
-        memory, found = Memory(1 << 24), []
+        memory, results = Memory(1 << 24), []
         monkeypatch.setattr(backward_launch, "empty", memory.empty)
         monkeypatch.setattr(backward_launch, "longest_first", lambda *_: problem.order)
         o = problem.operands
@@ -72,8 +72,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch):
             memory.used = room.used = 0
             needs = (True,) * 3 + (False,) * len(o.aux)
             options = {"fast": case.fast, "ordered": ordered, "ctas": 1, "stream": 0}
-            given = backward(problem.grad_out, o, needs, kind=Sm90Config, **options)
-            found.append([x.clone() for x in given])
+            arguments = backward(problem.grad_out, o, needs, kind=Sm90Config, **options)
+            results.append([x.clone() for x in arguments])
 
         known = (*problem.matrices, *o.aux, *problem.offsets, problem.order, memory.bytes)
         for seed in seeds:
@@ -83,7 +83,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch):
             assert not [x for x in report.warnings if x not in LAST]
             if noted is not None:
                 noted |= report.prefetched
-        first, *others = found
+        first, *others = results
         assert all(torch.equal(a, b) for other in others for a, b in zip(first, other))
         return first
 
@@ -102,9 +102,9 @@ def test_gradients_lie_as_their_operands(emulated) -> None:
     case, plain = CASES["tails, grouped heads"], make_call(CASES["tails, grouped heads"])
     q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in plain.matrices[:3])
     operands = dataclasses.replace(plain.operands, query=q, key=k, value=v)
-    found = emulated(case, dataclasses.replace(plain, operands=operands))
-    check_errors(found, case, plain)
-    for gradient, operand in zip(found, (q, k, v)):
+    results = emulated(case, dataclasses.replace(plain, operands=operands))
+    check_errors(results, case, plain)
+    for gradient, operand in zip(results, (q, k, v)):
         assert gradient.stride() == operand.stride() and gradient.transpose(1, 2).is_contiguous()
 
 

@@ -65,14 +65,14 @@ by_tiles = pytest.mark.parametrize("by_keys", [True, False], ids=["by keys", "by
 @pytest.mark.parametrize("axes", ["", "b", "h", "bh"])
 @pytest.mark.parametrize("target", [torch.bfloat16, torch.float32], ids=str)
 def test_sums_over_sequences_and_heads(axes, target, chunks, by_keys):
-    found = stored(by_keys)
+    result = stored(by_keys)
     shape = (BATCH if "b" in axes else 1, HEADS if "h" in axes else 1, chunks)
-    total = torch.full((*shape, found.scores.shape[3]), 7.0, dtype=target)
+    total = torch.full((*shape, result.scores.shape[3]), 7.0, dtype=target)
     before = total.double()
     adds = target == torch.float32
-    call = functools.partial(add_tiles, found, total, frozenset(axes), FACTOR, adds, ARCH, 0)
-    emulated(call, found, total)
-    wanted = exact(found)
+    call = functools.partial(add_tiles, result, total, frozenset(axes), FACTOR, adds, ARCH, 0)
+    emulated(call, result, total)
+    wanted = exact(result)
     wanted = torch.nn.functional.pad(wanted, (0, 0, 0, -ROWS % chunks))
     wanted = wanted.unflatten(2, (chunks, -1)).sum(3) * FACTOR
     for d, axis in enumerate("bh"):
@@ -87,8 +87,8 @@ def test_sums_over_sequences_and_heads(axes, target, chunks, by_keys):
 
 @by_tiles
 def test_sums_of_rows(by_keys):
-    found = stored(by_keys)
+    result = stored(by_keys)
     total = torch.full((BATCH, HEADS, ROWS), 7.0)
-    emulated(functools.partial(add_rows, found, total, FACTOR, ARCH, 0), found, total)
-    assert torch.equal(total[ORDER].double(), exact(found)[ORDER].sum(3) * FACTOR)
+    emulated(functools.partial(add_rows, result, total, FACTOR, ARCH, 0), result, total)
+    assert torch.equal(total[ORDER].double(), exact(result)[ORDER].sum(3) * FACTOR)
     assert (total[[1, 2, 4]] == 7.0).all()

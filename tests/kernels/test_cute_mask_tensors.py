@@ -42,8 +42,8 @@ def test_every_case_has_a_table() -> None:
     for name in CASES:
         _, call = problem(name)
         for kind in KINDS.values():
-            found = classes(plan_of(call.operands, True, True, kind).config)
-            assert found.skips and found.bounds, name
+            result = classes(plan_of(call.operands, True, True, kind).config)
+            assert result.skips and result.bounds, name
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -54,8 +54,8 @@ def test_the_output_obeys_the_error_rule(name: str, kind: str) -> None:
     batch, rows, _ = case.sizes
     lengths = {"q_lengths": case.rows} if o.cu_seqlens_q is not None else {}
     like = ForwardCase(name, h=case.heads, m=rows, b=batch, dv=case.dims[1], **lengths)
-    found = test_cute_forward.forward(like, o, ("lazy",), KINDS[kind])
-    wrong = error_of(found, eager(o), exact(o), direction="forward")
+    result = test_cute_forward.forward(like, o, ("lazy",), KINDS[kind])
+    wrong = error_of(result, eager(o), exact(o), direction="forward")
     assert wrong is None, wrong
 
 

@@ -53,27 +53,27 @@ def shared() -> Given:
 @pytest.mark.parametrize("kind", [Sm90Config, Sm100Config])
 @pytest.mark.parametrize("make", [dense, biased, tiled, expanded, copied, shared, jagged])
 def test_the_guess_is_what_the_first_call_uses(make, kind) -> None:
-    given = make()
+    inputs = make()
     with FakeTensorMode() as mode:
-        fakes = [mode.from_tensor(x) if torch.is_tensor(x) else x for x in given.flat()]
-    guessed = precompile.guess(given.filled(fakes), kind, True, True)
-    assert guessed == plan.plan_of(given, True, True, kind).config
+        fakes = [mode.from_tensor(x) if torch.is_tensor(x) else x for x in inputs.flat()]
+    guessed = precompile.guess(inputs.filled(fakes), kind, True, True)
+    assert guessed == plan.plan_of(inputs, True, True, kind).config
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """What goes to other processes, in place of them."""
-    found: list[tuple] = []
+    results: list[tuple] = []
 
-    def in_background(task, *given) -> Future:
-        found.append(given)
+    def in_background(task, *arguments) -> Future:
+        results.append(arguments)
         return Future()
 
     monkeypatch.setattr(precompile, "_FUTURES", {})
     monkeypatch.setattr(disk, "keeps", lambda: True)
     monkeypatch.setattr(disk, "has", lambda *_: False)
     monkeypatch.setattr(inductor, "in_background", in_background)
-    return found
+    return results
 
 
 SHAPES, BIAS_SHAPE = ((2, 4, 256, 64),) * 3, (4, 256, 256)
@@ -142,17 +142,17 @@ def test_the_kernel_of_a_gradient_of_a_bias_is_what_the_first_call_launches(
     monkeypatch, asked, folder: str, make, learned: int
 ) -> None:
     kind = {"sm90": Sm90Config, "sm100": Sm100Config}[folder]
-    given = make()
-    needs = [True, True, True, *(i == learned for i in range(len(given.aux)))]
-    precompile.backward(plan.plan_of(given, True, True, kind).config, needs, True)
+    inputs = make()
+    needs = [True, True, True, *(i == learned for i in range(len(inputs.aux)))]
+    precompile.backward(plan.plan_of(inputs, True, True, kind).config, needs, True)
 
     def launched(*form) -> None:
         raise Launched(*form)
 
     monkeypatch.setattr(launch, "launcher", launched)
     with pytest.raises(Launched) as first:
-        grad_out = torch.zeros(output_shape(given), dtype=BF16)
-        backward.backward(grad_out, given, needs, ctas=1, stream=0, kind=kind)
+        grad_out = torch.zeros(output_shape(inputs), dtype=BF16)
+        backward.backward(grad_out, inputs, needs, ctas=1, stream=0, kind=kind)
     assert ("launch", *first.value.args) == asked[0]
     assert asked[-1][1].stored == learned
 
@@ -180,8 +180,8 @@ def test_what_lies_on_disk_is_not_asked_for(monkeypatch, asked) -> None:
 def test_on_blackwell_each_side_has_a_kernel(asked) -> None:
     config = plan.plan_of(dense(), True, True, Sm100Config).config
     precompile.backward(config, [True] * 3, True)
-    assert [given[1].kernel for given in asked] == ["keys", "rows"]
-    assert [dataclasses.replace(given[1], kernel="forward") for given in asked] == [config] * 2
+    assert [inputs[1].kernel for inputs in asked] == ["keys", "rows"]
+    assert [dataclasses.replace(inputs[1], kernel="forward") for inputs in asked] == [config] * 2
 
 
 def test_without_a_place_on_disk_nothing_is_asked_for(monkeypatch, asked) -> None:
@@ -253,8 +253,8 @@ def test_a_process_of_inductor_compiles(tmp_path: Path) -> None:
     """A real one. The process that asked loads what was kept."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHINDUCTOR_", "CUTE_"))}
     clean["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=clean, capture_output=True, text=True, timeout=300
     )
-    assert found.returncode == 0, found.stderr
+    assert result.returncode == 0, result.stderr
     assert len(list((tmp_path / disk.FOLDER).glob("*/*.o"))) == 1

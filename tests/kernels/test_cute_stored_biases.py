@@ -148,7 +148,7 @@ def emulated(request, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Ten
     monkeypatch.setattr(plan, "PLANS", {})
 
     def call(case: Case, grad: Tensor, o: Operands[Tensor], needs: Sequence[bool]) -> list[Tensor]:
-        memory, found = Memory(1 << 24), []
+        memory, results = Memory(1 << 24), []
         for module in (biases, jagged_biases, backward_launch, bounds):
             monkeypatch.setattr(module, "empty", memory.empty)
         monkeypatch.setattr(biases, "ROOM", case.room)
@@ -158,24 +158,24 @@ def emulated(request, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Ten
 
         def step() -> None:
             memory.used = 0
-            found.append(backward(grad, o, needs, ctas=ctas, stream=0, kind=kind))
+            results.append(backward(grad, o, needs, ctas=ctas, stream=0, kind=kind))
 
         copies = Memory(1 << 22)  # unshared operands are copies
         expand = biases.unshared
 
-        def unshared(given: Operands[Tensor]) -> Operands[Tensor]:
+        def unshared(inputs: Operands[Tensor]) -> Operands[Tensor]:
             copies.used = 0
-            made = [
-                copies.empty(x.shape, x.dtype, x.device).copy_(x) for x in matrices(expand(given))
+            results = [
+                copies.empty(x.shape, x.dtype, x.device).copy_(x) for x in matrices(expand(inputs))
             ]
-            return dataclasses.replace(given, query=made[0], key=made[1], value=made[2])
+            return dataclasses.replace(inputs, query=results[0], key=results[1], value=results[2])
 
         monkeypatch.setattr(biases, "unshared", unshared)
         read = (grad, *o.differentiable, *o.lengths[:2], order, memory.bytes, copies.bytes)
         with recording():
             report = run(step, read, schedules=[schedule], strict=False)
         assert not [x for x in report.warnings if x not in LAST]
-        return found[-1]
+        return results[-1]
 
     return call
 
@@ -213,8 +213,8 @@ def test_only_the_gradient_of_a_bias(rows, emulated) -> None:
     case = Case(ADDED, ("h,q_idx,kv_idx",), rows, rows)
     grad, o = case.call()
     needs = (False, False, False, True)
-    (found,) = emulated(case, grad, o, needs)
-    assert torch.equal(found, exact(grad, o, needs)[0].to(found.dtype))
+    (result,) = emulated(case, grad, o, needs)
+    assert torch.equal(result, exact(grad, o, needs)[0].to(result.dtype))
 
 
 DENSE, RAGGED = (200, 300), ((200, 0, 70), (270, 0, 140))
@@ -249,11 +249,11 @@ def test_infinity_in_a_sequence_changes_no_bit_elsewhere(emulated) -> None:
     (clean,) = emulated(case, grad, o, needs)
     for x in (grad, o.value):
         x[100:130] = float("inf")
-    (found,) = emulated(case, grad, o, needs)
-    outside = torch.ones_like(found, dtype=torch.bool)
+    (result,) = emulated(case, grad, o, needs)
+    outside = torch.ones_like(result, dtype=torch.bool)
     outside[:, :30, :30] = False
-    assert torch.equal(found[outside], clean[outside])
-    assert not found[~outside].isfinite().all()
+    assert torch.equal(result[outside], clean[outside])
+    assert not result[~outside].isfinite().all()
 
 
 @pytest.mark.parametrize("jagged", [False, True], ids=["dense", "jagged"])

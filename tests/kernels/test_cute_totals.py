@@ -14,8 +14,8 @@ ARCH = "sm_100a"  # that of the emulator
 WHOLE = (3, 2, 6, 16)
 
 
-def launcher(*given) -> WordLauncher:
-    return WordLauncher(Kernel(exported(summation.compiled(*given))), 8)
+def launcher(*arguments) -> WordLauncher:
+    return WordLauncher(Kernel(exported(summation.compiled(*arguments))), 8)
 
 
 @pytest.mark.parametrize("own", [(1, 2, 6, 16), (3, 1, 6, 16), (1, 1, 6, 16), WHOLE])
@@ -24,17 +24,17 @@ def launcher(*given) -> WordLauncher:
 def test_sums_over_batches_and_heads(own, target, factor, monkeypatch):
     scores = torch.randint(-8, 9, WHOLE).bfloat16()
     guarded = torch.full((torch.Size(own).numel() + 16,), 7.0, dtype=target)
-    found = guarded[8:-8].view(own)
-    kinds = (str(x.dtype).removeprefix("torch.") for x in (scores, found))
+    result = guarded[8:-8].view(own)
+    kinds = (str(x.dtype).removeprefix("torch.") for x in (scores, result))
     with recording():
         kernel = launcher(*kinds, factor, ARCH)
         monkeypatch.setattr(totals, "word_launcher", lambda *_: kernel)
-        taken = []
-        run(lambda: taken.append(totals.total(scores, found, factor, ARCH, 0)), [scores, guarded])
-    assert taken and all(taken)
+        places = []
+        run(lambda: places.append(totals.total(scores, result, factor, ARCH, 0)), [scores, guarded])
+    assert places and all(places)
     dims = [d for d in range(4) if own[d] != WHOLE[d]]
     exact = scores.double().sum(dims, keepdim=True) if dims else scores.double()
-    assert torch.equal(found.double(), exact * factor)
+    assert torch.equal(result.double(), exact * factor)
     assert (guarded[:8] == 7.0).all() and (guarded[-8:] == 7.0).all()
 
 
@@ -43,16 +43,16 @@ def test_sums_whose_rows_lie_apart(own, monkeypatch):
     """They are some of the columns of a wider gradient, which keeps the others."""
     scores = torch.randint(-8, 9, WHOLE).bfloat16()
     wide = torch.full((*own[:3], 40), 7.0, dtype=torch.bfloat16)
-    found = wide[..., 8:24]
+    result = wide[..., 8:24]
     with recording():
         kernel = launcher("bfloat16", "bfloat16", 0.5, ARCH, True)
         monkeypatch.setattr(totals, "word_launcher", lambda *_: kernel)
-        taken = []
-        run(lambda: taken.append(totals.total(scores, found, 0.5, ARCH, 0)), [scores, wide])
-    assert taken and all(taken)
+        places = []
+        run(lambda: places.append(totals.total(scores, result, 0.5, ARCH, 0)), [scores, wide])
+    assert places and all(places)
     dims = [d for d in range(4) if own[d] != WHOLE[d]]
     exact = scores.double().sum(dims, keepdim=True) if dims else scores.double()
-    assert torch.equal(found.double(), exact * 0.5)
+    assert torch.equal(result.double(), exact * 0.5)
     assert (wide[..., :8] == 7.0).all() and (wide[..., 24:] == 7.0).all()
 
 

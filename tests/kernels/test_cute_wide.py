@@ -69,8 +69,8 @@ def test_keys_and_values_have_two_buffers_each_at_least(dims: tuple[int, int]):
         assert config.overlaid and config.tiles == config.query_stages == 2
         assert config.key_stages >= 4 and config.key_stages % 2 == 0
         d, dv = config.padded_head_dim, config.padded_value_dim
-        taken = 2 * 2 * ROWS * max(d, dv) + config.cols * (d + dv) * config.key_stages
-        assert taken + 2 * 2 * ROWS * HALF * config.bias_stages <= SHARED_MEMORY - 2048
+        result = 2 * 2 * ROWS * max(d, dv) + config.cols * (d + dv) * config.key_stages
+        assert result + 2 * 2 * ROWS * HALF * config.bias_stages <= SHARED_MEMORY - 2048
         # fp32 sums and scores, weights and the next weights in 16 bits, of 64 rows.
         assert dv // 2 + config.cols // 2 + config.cols // 4 <= 192
     assert config.bias_stages >= 2 and config.cols % HALF == 0, "of the bias"
@@ -90,13 +90,13 @@ def test_up_to_128_the_output_has_room_of_its_own(dims: tuple[int, int]):
 @pytest.mark.parametrize("name", slow_but(ONCE, CONFIGS))
 def test_machine_code(name: str):
     config = CONFIGS[name]
-    made = binary(config)
+    kernel = binary(config)
     by_elements = len(config.aux) - (config.tiled is not None)
-    in_flight(config, made, SPILLS * (len(config.aux) + by_elements))
+    in_flight(config, kernel, SPILLS * (len(config.aux) + by_elements))
     if config.tiled is not None:
         # A tile's first block and the block of a step, each with and without a mask.
-        assert made.count("LDSM") == 2 * 2 * config.cols // 16
-        assert made.before("USETMAXREG.DEALLOC").count("LDG") == 0, "the bias is read by elements"
+        assert kernel.count("LDSM") == 2 * 2 * config.cols // 16
+        assert kernel.before("USETMAXREG.DEALLOC").count("LDG") == 0, "the bias is read by elements"
 
 
 def test_a_backward_above_128_is_refused():

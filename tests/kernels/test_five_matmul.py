@@ -68,16 +68,16 @@ def test_heads_of_the_greatest_length_count() -> None:
 
 @pytest.mark.parametrize(("count", "sorts"), [(1152, True), (3000, False)])
 def test_up_to_so_many_sequences_are_sorted(count: int, sorts: bool, monkeypatch) -> None:
-    asked: list[bool] = []
+    requests: list[bool] = []
 
     def recorded(work: torch.Tensor, few: bool) -> torch.Tensor:
-        asked.append(few)
+        requests.append(few)
         return turns(work, few)
 
     monkeypatch.setattr(five_matmul, "turns", recorded)
     lengths = {"same": True, "h": 1, "d": 128, "dv": 128, "processors": 9}
     assert alone(JaggedCase("many", PLAIN.program, lengths_q=(2,) * count, **lengths))
-    assert set(asked) == {sorts}
+    assert set(requests) == {sorts}
 
 
 @pytest.mark.parametrize("few", [True, False])
@@ -98,9 +98,9 @@ def test_cubins(case: Case, tmp_path) -> None:
     case = dataclasses.replace(case, processors=1, **small)
     kernels = case.sources(torch.bfloat16).items()
     ((name, text),) = ((name, text) for name, text in kernels if "SUMS" in text)
-    made = compiled(name, text, 90, tmp_path)
-    assert "wgmma.mma_async" in made.asm["ptx"]
-    assert local_bytes(made.asm["cubin"], tmp_path) <= 144
+    kernel = compiled(name, text, 90, tmp_path)
+    assert "wgmma.mma_async" in kernel.asm["ptx"]
+    assert local_bytes(kernel.asm["cubin"], tmp_path) <= 144
     shape = Shape(128, 128, 2)
     best = configs("five_matmul", shape, DEVICES[90][1], thorough=False)[0]
-    assert made.metadata.shared <= shared_memory("five_matmul", best, shape)
+    assert kernel.metadata.shared <= shared_memory("five_matmul", best, shape)

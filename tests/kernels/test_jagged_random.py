@@ -32,8 +32,8 @@ def needs(o) -> tuple[bool, ...]:
 def kernel(problem: JaggedProblem) -> list[torch.Tensor]:
     """O, dQ, dK and dV by the package's definition, in fp32, rounded at the end."""
     o, grad = clean(problem, torch.float32)
-    found = [reference(o), *reference_backward(grad, o, needs(o))[:3]]
-    return [x.to(problem.kind.dtype) for x in found]
+    outputs = [reference(o), *reference_backward(grad, o, needs(o))[:3]]
+    return [x.to(problem.kind.dtype) for x in outputs]
 
 
 @each

@@ -102,9 +102,9 @@ def test_cubins(rows: int, dim: int, batch: int, tmp_path) -> None:
     older = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
     kernels = small(m=rows, b=batch, h=4, d=dim, dv=dim).sources(torch.bfloat16).items()
     ((name, text),) = ((name, text) for name, text in kernels if "arg_DQ" in text)
-    made = compiled(name, text, 90, tmp_path)
-    assert "wgmma.mma_async" in made.asm["ptx"]
-    assert local_bytes(made.asm["cubin"], tmp_path) <= (32 if older else 232), "registers spill"
+    kernel = compiled(name, text, 90, tmp_path)
+    assert "wgmma.mma_async" in kernel.asm["ptx"]
+    assert local_bytes(kernel.asm["cubin"], tmp_path) <= (32 if older else 232), "registers spill"
     shape = Shape(dim, dim, 2, loop=frozenset(["split"] if batch == 1 else []), rows=rows)
     best = configs("one_tile", shape, DEVICES[90][1], thorough=False)[0]
-    assert made.metadata.shared <= shared_memory("one_tile", best, shape)
+    assert kernel.metadata.shared <= shared_memory("one_tile", best, shape)

@@ -64,6 +64,6 @@ def test_nothing_of_the_lengths_is_read_on_the_host():
 def test_shares_compile_without_spills(rows: int, tmp_path):
     case = Case("few", "silu(mul(s,0.088))", b=8, m=rows, n=4096, d=128, dv=128, h=4, needs="")
     ((name, text),) = case.templates(torch.bfloat16, choice=0).items()
-    made = compiled(name, text, 90, tmp_path)
+    binary = compiled(name, text, 90, tmp_path)
     assert "SPLITS : tl.constexpr = 8" in text
-    assert local_bytes(made.asm["cubin"], tmp_path) == 0
+    assert local_bytes(binary.asm["cubin"], tmp_path) == 0

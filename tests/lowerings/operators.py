@@ -40,8 +40,8 @@ class Differentiable(torch.autograd.Function):
         query, key, value, *aux = ctx.saved_tensors
         needs = list(ctx.needs_input_grad[4:])
         operands = (query, key, value, aux, *ctx.rest, needs)
-        found = iter(ctx.operators.backward(grad_out, *operands, **ctx.options))
-        return *[None] * 4, *(next(found) if need else None for need in needs)
+        result = iter(ctx.operators.backward(grad_out, *operands, **ctx.options))
+        return *[None] * 4, *(next(result) if need else None for need in needs)
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class Operators:
         value = rearrange(torch.randn(value_batch, heads[1], cols, 20, dtype=value_dtype))
         grad_out = rearrange(torch.randn(batch, query_heads, rows, 20, dtype=value_dtype))
         operands = (query, key, value, list(aux), list(scalars), canonical(text))
-        asked = list(needs or [True] * 3 + [t.is_floating_point() for t in aux])
-        mine = [self.forward(*operands), *self.backward(grad_out, *operands, asked)]
+        requests = list(needs or [True] * 3 + [t.is_floating_point() for t in aux])
+        mine = [self.forward(*operands), *self.backward(grad_out, *operands, requests)]
         theirs = [torch.ops.gdpa.attention(*operands, "")]
-        theirs += torch.ops.gdpa.attention_backward(grad_out, *operands, asked, "")
+        theirs += torch.ops.gdpa.attention_backward(grad_out, *operands, requests, "")
         for got, expected in zip(mine, theirs, strict=True):
             assert got.is_contiguous()
             torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)

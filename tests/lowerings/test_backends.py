@@ -27,10 +27,10 @@ def test_each_is_a_module_of_its_name():
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A backend "eager" before all others, which calls the public operators; what it was asked."""
-    asked: list[str] = []
+    requests: list[str] = []
 
     def lower(call):
-        asked.append(call.signature.name)
+        requests.append(call.signature.name)
         return extern_call(call.signature, call.nodes)
 
     def long(problem: Problem) -> str:
@@ -44,7 +44,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(options, "BACKENDS", names)
     monkeypatch.setattr(options, "KERNELS", ("auto", *names, options.REFERENCE))
     monkeypatch.setattr("gdpa_inductor.lowerings.backends.BACKENDS", names)
-    return asked
+    return requests
 
 
 def call(n: int, kernel: str = "") -> torch.Tensor:

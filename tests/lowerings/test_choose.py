@@ -93,20 +93,20 @@ def test_without_profit_chunks_take_what_no_kernel_takes(given: Problem):
 def test_long_inference_with_wide_values_goes_in_chunks(length: int, width: int, least: int):
     """Else the CPU needs longer for its launches than stock Inductor needs for all. So it does in
     training."""
-    given = problem(dv=width, m=length, n=length, training=False)
-    choice = lowerings.choose(given, Options())
+    case = problem(dv=width, m=length, n=length, training=False)
+    choice = lowerings.choose(case, Options())
     assert bool(choice) is (length >= least)
     assert not choice or choice.kernel == "chunked"
-    assert not lowerings.choose(replace(given, training=True), Options())
+    assert not lowerings.choose(replace(case, training=True), Options())
 
 
 def test_training_with_a_crowded_table_goes_in_chunks():
     """Stock adds the gradient of each bias element to a small table, one after the other."""
-    given = problem(
+    case = problem(
         dv=1024, m=4096, n=4096, aux=(F32,), program="a0:f[q_idx,kv_idx]; silu(add(s,a0))"
     )
-    assert not lowerings.choose(given, Options())
-    crowded = replace(given, crowded=4 * 4096 * 4096)
+    assert not lowerings.choose(case, Options())
+    crowded = replace(case, crowded=4 * 4096 * 4096)
     assert lowerings.choose(crowded, Options()).kernel == "chunked"
 
 
@@ -128,9 +128,9 @@ def symbolic(size: int) -> torch.SymInt:
 @pytest.mark.parametrize("device", ["xpu", "mps"])
 def test_other_gpus_take_chunks_by_name_only(device: str):
     """They have not been run there."""
-    given = problem(dv=1024, m=4096, n=4096, device=device, training=False)
-    assert lowerings.choose(given, Options(profit=False)).code is Code.DEVICE
-    assert lowerings.choose(given, Options(kernel="chunked")).kernel == "chunked"
+    case = problem(dv=1024, m=4096, n=4096, device=device, training=False)
+    assert lowerings.choose(case, Options(profit=False)).code is Code.DEVICE
+    assert lowerings.choose(case, Options(kernel="chunked")).kernel == "chunked"
 
 
 REFUSED = [
@@ -182,10 +182,10 @@ def test_a_little_slower_is_rewritten_for_memory(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_estimate_grows_with_the_launches(monkeypatch: pytest.MonkeyPatch):
-    given = problem(dv=1024, m=4096, n=4096, training=False)
-    assert lowerings.choose(given, Options())
+    case = problem(dv=1024, m=4096, n=4096, training=False)
+    assert lowerings.choose(case, Options())
     monkeypatch.setattr(cost, "RATES", replace(cost.RATES, launch=1e-3))
-    assert not lowerings.choose(given, Options())
+    assert not lowerings.choose(case, Options())
 
 
 @pytest.mark.parametrize("sizes", [{"m": 0}, {"n": 0}, {"m": 0, "d": 128, "dv": 1024}], ids=str)
@@ -193,15 +193,15 @@ def test_an_estimate_grows_with_the_launches(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("training", [False, True])
 def test_calls_without_scores_can_be_lowered(sizes: dict, profit, training: bool):
     """The rewrite leaves these alone; an exported program may hold one."""
-    given = problem(training=training, **sizes)
-    lowerings.choose(given, Options(profit=profit))
-    choice = lowerings.choose(given, Options(kernel="chunked", profit=False))
+    case = problem(training=training, **sizes)
+    lowerings.choose(case, Options(profit=profit))
+    choice = lowerings.choose(case, Options(kernel="chunked", profit=False))
     assert choice.kernel == "chunked" and "about " in choice.reason
 
 
 def test_jagged_sides_without_a_bound_are_not_padded():
-    given = problem(dv=512, m=4096, n=4096, total_rows=4096, total_cols=4096, **JAGGED)
-    refusal = lowerings.choose(given, Options(kernel="chunked"))
+    case = problem(dv=512, m=4096, n=4096, total_rows=4096, total_cols=4096, **JAGGED)
+    refusal = lowerings.choose(case, Options(kernel="chunked"))
     assert refusal.code is Code.LOWERING
     assert "without a bound" in refusal.reason
 
@@ -225,11 +225,11 @@ def tf32() -> Iterator[None]:
 
 
 def test_tf32_follows_torch():
-    given = problem(F32, d=32)
-    assert not lowerings.choose(given, Options())
+    case = problem(F32, d=32)
+    assert not lowerings.choose(case, Options())
     with tf32():
-        assert lowerings.choose(given, Options())
-    assert not lowerings.choose(given, Options())
+        assert lowerings.choose(case, Options())
+    assert not lowerings.choose(case, Options())
 
 
 @pytest.mark.parametrize(

@@ -75,10 +75,10 @@ def test_without_a_tested_cutlass_it_is_triton(blackwell, monkeypatch, version, 
 def test_mostly_padded_scores_go_to_triton():
     """Their gradients would take that much memory."""
     few = {"jagged_query": True, "jagged_key": True, "total_rows": 2048, "total_cols": 2048}
-    given = problem(**{**BIAS, **few, "batch": 8})
-    choice = lowerings.choose(given, Options())
+    case = problem(**{**BIAS, **few, "batch": 8})
+    choice = lowerings.choose(case, Options())
     assert choice.kernel == "triton" and "padded scores" in choice.reason
-    for other in (replace(given, needs=(True,) * 3 + (False,)), replace(given, batch=2)):
+    for other in (replace(case, needs=(True,) * 3 + (False,)), replace(case, batch=2)):
         assert lowerings.choose(other, Options()).kernel == "cute"
 
 
@@ -184,22 +184,22 @@ def test_it_is_the_choice_of_hopper_for_large_problems(changes: dict):
     ids=named,
 )
 def test_hopper_prefers_triton_where_it_is_faster(changes: dict):
-    given = problem(**{**LARGE, **changes})
-    choice = lowerings.choose(given, Options())
+    case = problem(**{**LARGE, **changes})
+    choice = lowerings.choose(case, Options())
     assert choice.kernel == "triton"
     assert "cute: on Hopper" in choice.reason and "Triton" in choice.reason
-    assert lowerings.choose(given, Options(kernel="cute")).kernel == "cute"
+    assert lowerings.choose(case, Options(kernel="cute")).kernel == "cute"
 
 
 @pytest.mark.usefixtures("hopper")
 def test_training_at_wide_heads_is_left_unfused():
     """Its backward would be Triton's, which is slower than the unfused form."""
-    given = problem(**{**LARGE, **WIDE, "training": True})
-    refusal = lowerings.choose(given, Options())
+    case = problem(**{**LARGE, **WIDE, "training": True})
+    refusal = lowerings.choose(case, Options())
     assert not refusal and refusal.code is Code.SLOWER
     # What was rewritten all the same is lowered: the forward here, the backward by Triton.
     off = Options(profit=False)
-    assert lowerings.choose(given, off).kernel == "cute"
+    assert lowerings.choose(case, off).kernel == "cute"
     choice = lowerings.choose(problem(**{**LARGE, **WIDE, **BACKWARD}), off)
     assert choice.kernel == "triton"
     assert "a head dim of 256; the CuTe backward takes up to 128" in choice.reason
@@ -259,17 +259,17 @@ def test_other_wide_values_do_not_go_in_slices(changes: dict, reason: str):
 def test_what_a_report_says_of_training_is_how_its_forward_is_lowered(width: int, length: int):
     """The backward is in chunks either way, so slices are compared with a forward of chunks."""
     sizes = {"value_dim": width, "rows": length, "cols": length}
-    given = {**LARGE, **GAU, **sizes, "program": "relu(s)"}
+    options = {**LARGE, **GAU, **sizes, "program": "relu(s)"}
     off = Options(profit=False)
-    said = lowerings.choose(problem(**{**given, "training": True}), off)
-    assert said.kernel == lowerings.choose(problem(**given), off).kernel
+    said = lowerings.choose(problem(**{**options, "training": True}), off)
+    assert said.kernel == lowerings.choose(problem(**options), off).kernel
 
 
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("size", ["batch", "rows", "cols"])
 def test_slices_without_scores_can_be_lowered(size: str):
-    given = problem(**{**LARGE, **GAU, size: 0})
-    assert lowerings.choose(given, Options(profit=False)).kernel in ("cute", "chunked")
+    case = problem(**{**LARGE, **GAU, size: 0})
+    assert lowerings.choose(case, Options(profit=False)).kernel in ("cute", "chunked")
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (10, 0)], ids=str)
@@ -278,31 +278,31 @@ def test_values_without_channels_are_no_slices(capability: tuple, dims: tuple, m
     """Their number was divided by the width of one."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
-    given = problem(**{**LARGE, **GAU, "head_dim": dims[0], "value_dim": dims[1]})
-    assert lowerings.choose(given, Options(profit=False)).kernel == "chunked"
+    case = problem(**{**LARGE, **GAU, "head_dim": dims[0], "value_dim": dims[1]})
+    assert lowerings.choose(case, Options(profit=False)).kernel == "chunked"
 
 
 @pytest.mark.usefixtures("hopper")
 def test_slices_leave_nothing_to_chunks_that_these_refuse():
     """One sequence, which no `max_seqlen` bounds."""
     bounds = {"batch": 1, "heads": 1, "rows": TOTAL, "cols": TOTAL}
-    given = {**LARGE, **GAU, **JAGGED, **bounds, "program": "relu(s)"}
-    refusal = backend("chunked").refusal(problem(**given), profit=False)
+    options = {**LARGE, **GAU, **JAGGED, **bounds, "program": "relu(s)"}
+    refusal = backend("chunked").refusal(problem(**options), profit=False)
     assert refusal is not None and "without a bound" in str(refusal.rejection)
-    assert lowerings.choose(problem(**given), Options()).kernel == "cute"
+    assert lowerings.choose(problem(**options), Options()).kernel == "cute"
 
 
 @pytest.mark.usefixtures("blackwell")
 def test_slices_leave_to_triton_what_it_takes_at_once():
-    given = problem(**{**LARGE, **GAU, "value_dim": 256})
-    choice = lowerings.choose(given, Options())
+    case = problem(**{**LARGE, **GAU, "value_dim": 256})
+    choice = lowerings.choose(case, Options())
     assert choice.kernel == "triton" and "room for all channels" in choice.reason
 
 
 @pytest.mark.usefixtures("hopper")
 def test_the_backward_of_slices_is_another_backend_s():
-    given = problem(**{**LARGE, **GAU, "needs": (True,) * 3})
-    choice = lowerings.choose(given, Options(profit=False))
+    case = problem(**{**LARGE, **GAU, "needs": (True,) * 3})
+    choice = lowerings.choose(case, Options(profit=False))
     assert choice.kernel == "chunked" and "a head dim of 1024" in choice.reason
 
 

@@ -62,11 +62,14 @@ def test_without_cutlass_the_generated_code_calls_triton(monkeypatch, caplog):
 @pytest.mark.parametrize("capability", [90, 100])
 @pytest.mark.parametrize("jagged", [False, True], ids=["dense", "jagged"])
 def test_the_gradient_of_a_bias_stays_in_cute(capability: int, jagged: bool):
-    given, lengths = tensors((4, 512, 512)), ()
+    arguments, lengths = tensors((4, 512, 512)), ()
     if jagged:
         shapes, lengths = [(512, 4, 64)] * 3 + [(4, 300, 300)], (300, 300)
-        given = [*(torch.empty(x, dtype=BF16) for x in shapes), torch.empty(9, dtype=torch.int32)]
-    code = render.wrapper(step("kernel=cute", BIASED, lengths), given, capability=capability)
+        arguments = [
+            *(torch.empty(x, dtype=BF16) for x in shapes),
+            torch.empty(9, dtype=torch.int32),
+        ]
+    code = render.wrapper(step("kernel=cute", BIASED, lengths), arguments, capability=capability)
     assert "calls_forward_site(True)" in code and "calls_backward_site(True)" in code
     assert not render.kernels(code) or not jagged
     assert torch._dynamo.utils.counters["gdpa"]["lowered_cute"] == 2
@@ -79,8 +82,8 @@ def test_the_gradient_of_a_gate_goes_to_triton(caplog):
     assert "calls_forward_site(True)" in code
     assert "backward_site" not in code
     assert "no gradients of operands between the products" in caplog.text
-    found = torch._dynamo.utils.counters["gdpa"]
-    assert (found["lowered_cute"], found["lowered_triton"]) == (1, 1)
+    result = torch._dynamo.utils.counters["gdpa"]
+    assert (result["lowered_cute"], result["lowered_triton"]) == (1, 1)
 
 
 def test_head_dims_that_vary_become_constants(monkeypatch):
@@ -92,14 +95,14 @@ def test_head_dims_that_vary_become_constants(monkeypatch):
         real = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         kinds = [*[DimDynamic.STATIC] * (tensor.dim() - 1), DimDynamic.DYNAMIC]
         context = StatelessSymbolicContext(kinds)
-        made = mode.from_tensor(real, symbolic_context=context, static_shapes=False)
+        result = mode.from_tensor(real, symbolic_context=context, static_shapes=False)
         with mode:
-            return torch.empty(made.shape, dtype=tensor.dtype, device="cuda")
+            return torch.empty(result.shape, dtype=tensor.dtype, device="cuda")
 
     monkeypatch.setattr(render, "_fake", symbolic)
     dims = (64, 64, 72)
-    given = [torch.empty(2, 4, 512, dim, dtype=BF16) for dim in dims]
-    code = render.wrapper(step("kernel=cute"), given, capability=90, dynamic=True)
+    arguments = [torch.empty(2, 4, 512, dim, dtype=BF16) for dim in dims]
+    code = render.wrapper(step("kernel=cute"), arguments, capability=90, dynamic=True)
     assert "calls_forward_site(" in code and "calls_backward_site(" in code
     assert {64, 72} <= set(map(int, known[0].replacements.values()))
 
@@ -121,9 +124,9 @@ def test_calls_of_two_backends_take_turns():
         return query
 
     code = render.wrapper(run, tensors(), capability=90)
-    made: dict[str, Any] = {}
-    exec("\n".join(re.findall(r"^\S.*_site.*", code, re.M)), made)
-    sites = [x for x in made.values() if hasattr(x, "signature")]
+    entries: dict[str, Any] = {}
+    exec("\n".join(re.findall(r"^\S.*_site.*", code, re.M)), entries)
+    sites = [x for x in entries.values() if hasattr(x, "signature")]
     assert [x.signature.name for x in sites] == [f"attention_{x}" for x in turns]
 
 
@@ -135,8 +138,8 @@ def test_max_autotune_compares_it_with_triton(monkeypatch, winner: str):
 
     def choose(_, choices, nodes, layout, **__):
         timed.extend(choice.name for choice in choices)
-        found = next((x for x in choices if winner in x.name), choices[0])
-        return found.output_node()
+        result = next((x for x in choices if winner in x.name), choices[0])
+        return result.output_node()
 
     monkeypatch.setattr(select_algorithm, "autotune_select_algorithm", choose)
 
@@ -160,7 +163,9 @@ def test_it_is_timed_on_the_tensors_of_the_template(monkeypatch):
 
     launches: list[tuple] = []
     monkeypatch.setattr(calls.lowering, "likely_size", int)
-    monkeypatch.setattr(launch, "forward", lambda *given, **named: launches.append((given, named)))
+    monkeypatch.setattr(
+        launch, "forward", lambda *inputs, **named: launches.append((inputs, named))
+    )
     program = ScoreMod.parse("a0:f[b]; a1:f[h]; silu(add(s,a1))")
     q, k, v, bias, cu, out = (torch.zeros(n) for n in (1, 2, 3, 4, 5, 6))
     plan = Plan(
@@ -170,12 +175,12 @@ def test_it_is_timed_on_the_tensors_of_the_template(monkeypatch):
     operands = Operands(q, k, v, [sized, sized], [7], program, None, cu, 0, 96)
     call = Arguments(operands, options={"fast": True, "skip": False})
     calls._timed(call, plan, q, k, v, cu, bias, out=out)
-    (((given,), named),) = launches
-    assert (given.query, given.key, given.value) == (q, k, v)
-    assert given.aux[0].shape == (8,)
-    assert given.aux[1] is bias
-    assert (given.scalars, given.program) == ([7], program)
-    assert given.lengths == (None, cu, 0, 96)
+    (((inputs,), named),) = launches
+    assert (inputs.query, inputs.key, inputs.value) == (q, k, v)
+    assert inputs.aux[0].shape == (8,)
+    assert inputs.aux[1] is bias
+    assert (inputs.scalars, inputs.program) == ([7], program)
+    assert inputs.lengths == (None, cu, 0, 96)
     assert named["out"] is out and (named["fast"], named["skip"]) == (True, False)
 
 
@@ -184,19 +189,19 @@ def test_the_operators_hand_on_what_they_are_given(monkeypatch):
     from gdpa_inductor.kernels.cute import launch
     from gdpa_inductor.kernels.cute.backward import launch as backward
 
-    found: list = []
-    monkeypatch.setattr(launch, "forward", lambda *x, **named: found.append((*x, named)))
-    monkeypatch.setattr(backward, "backward", lambda *x, **named: found.append((*x, named)))
+    results: list = []
+    monkeypatch.setattr(launch, "forward", lambda *x, **named: results.append((*x, named)))
+    monkeypatch.setattr(backward, "backward", lambda *x, **named: results.append((*x, named)))
     x, cu = torch.zeros(3), torch.zeros(2)
     args = ([x], [7], "a0:f[h]; mul(s,a0)")
     calls._attention(calls.FORWARD.bind(x, x, x, *args, None, cu, 0, 9, skip=False))
     needs = [True, False, True, False]
-    given = {"fast": False, "ordered": False}
-    calls._attention_backward(calls.BACKWARD.bind(x, x, x, x, *args, needs, **given))
-    (operands, named), (grad, theirs, asked, other) = found
+    settings = {"fast": False, "ordered": False}
+    calls._attention_backward(calls.BACKWARD.bind(x, x, x, x, *args, needs, **settings))
+    (operands, named), (grad, theirs, requests, other) = results
     assert (operands.lengths, named) == ((None, cu, 0, 9), {"skip": False})
     assert grad is x and (operands.program, operands.scalars) == (theirs.program, theirs.scalars)
-    assert (asked, theirs.lengths) == (tuple(needs), (None, None, 0, 0))
+    assert (requests, theirs.lengths) == (tuple(needs), (None, None, 0, 0))
     assert other == {"fast": False, "ordered": False}
 
 

@@ -23,14 +23,14 @@ OPTIONS = {"gdpa.profit": False}
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list:
     """What was begun or lowered, in order."""
-    found: list = []
+    results: list = []
 
     watch(
         monkeypatch,
-        lambda call: found.append(("begun", call.signature, call.needs)),
-        lambda call: found.append(("lowered", call.signature, ())),
+        lambda call: results.append(("begun", call.signature, call.needs)),
+        lambda call: results.append(("lowered", call.signature, ())),
     )
-    return found
+    return results
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, begun: Callable, lowered: Callable) -> None:
@@ -69,8 +69,8 @@ def attend(query, key, value, bias):
 
 def operands(learned: bool) -> list[torch.Tensor]:
     torch._dynamo.reset()
-    given = [torch.randn(2, 2, 64, 16, requires_grad=True) for _ in range(3)]
-    return [*given, torch.randn(2, 64, 64, requires_grad=learned)]
+    arguments = [torch.randn(2, 2, 64, 16, requires_grad=True) for _ in range(3)]
+    return [*arguments, torch.randn(2, 64, 64, requires_grad=learned)]
 
 
 def compiled(**options):
@@ -104,8 +104,8 @@ def test_both_begin_before_the_rewrite_is_judged(calls, monkeypatch):
 def test_what_the_judge_rejects_was_begun_for_nothing(calls, monkeypatch):
     verdict = judge.Verdict("it is another function", invalid=True)
     monkeypatch.setattr(judge, "validate", lambda *_: verdict)
-    given = operands(True)
-    torch.testing.assert_close(compiled()(*given), attend(*given))
+    inputs = operands(True)
+    torch.testing.assert_close(compiled()(*inputs), attend(*inputs))
     assert {what for what, *_ in calls} == {"begun"}
 
 
@@ -140,9 +140,9 @@ def test_what_fails_early_is_in_nobodys_way(monkeypatch):
         raise OSError("no processes")
 
     monkeypatch.setattr(cpu, "BACKEND", dataclasses.replace(cpu.BACKEND, precompile=broken))
-    given = operands(True)
-    found = compiled(**{"gdpa.strict": True})(*given)
-    torch.testing.assert_close(found, attend(*given))
+    inputs = operands(True)
+    result = compiled(**{"gdpa.strict": True})(*inputs)
+    torch.testing.assert_close(result, attend(*inputs))
 
 
 def test_the_reference_has_nothing_to_begin(calls, caplog):

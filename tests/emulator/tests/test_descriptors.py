@@ -62,11 +62,11 @@ def layout(span: int, mn_major: bool, rows: int):
 def test_operand_layouts(span, mn_major):
     rows = 64
     place, leading, stride = layout(span, mn_major, rows)
-    found = operand_granules(descriptor(BASE, leading, stride, span), rows, mn_major)
+    result = operand_granules(descriptor(BASE, leading, stride, span), rows, mn_major)
     for row in range(rows):
         for k in range(16):
             address = swizzled(BASE + place(row, k, span, rows), span)
-            granule = found[row // 8, k] if mn_major else found[row, k // 8]
+            granule = result[row // 8, k] if mn_major else result[row, k // 8]
             assert granule == address >> 4, (row, k)
 
 
@@ -139,8 +139,8 @@ def test_a_product_of_an_operand_in_tensor_memory():
 
 
 def test_the_instruction_descriptor():
-    found = Form.decode(form(128, 256, "bf16", "f16", True, False, True))
-    assert found == Form(128, 256, "bf16", "f16", True, False, True)
+    result = Form.decode(form(128, 256, "bf16", "f16", True, False, True))
+    assert result == Form(128, 256, "bf16", "f16", True, False, True)
     with pytest.raises(ValueError, match="shape 128 x 8"):
         Form.decode(form(128, 8, "f16", "f16", False, False))
     with pytest.raises(NotImplementedError, match="accumulators"):

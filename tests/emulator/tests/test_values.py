@@ -77,9 +77,9 @@ def test_a_comparison_joins_a_predicate_and_has_a_complement():
     or.b32 %r3, %r4, %r5;
     or.b32 %r3, %r3, %r6;
     """
-    found = binary(body, LANE, LANE)
+    result = binary(body, LANE, LANE)
     expected = ((LANE > 3) & (LANE < 20)) + 2 * (LANE == 5) + 4 * (LANE != 5)
-    assert found.tolist() == expected.tolist()
+    assert result.tolist() == expected.tolist()
 
 
 CONVERSIONS = [
@@ -94,8 +94,8 @@ CONVERSIONS = [
 @pytest.mark.parametrize("opcode, values, expected", CONVERSIONS)
 def test_conversions_to_integers(opcode, values, expected):
     padded = values + [0.0] * (32 - len(values))
-    found = binary(f"{opcode} %r3, %r1;", bits(padded), LANE)[: len(values)]
-    assert found.tolist() == [e & 0xFFFFFFFF for e in expected]
+    result = binary(f"{opcode} %r3, %r1;", bits(padded), LANE)[: len(values)]
+    assert result.tolist() == [e & 0xFFFFFFFF for e in expected]
 
 
 @pytest.mark.parametrize("mode, function", [
@@ -103,8 +103,8 @@ def test_conversions_to_integers(opcode, values, expected):
 ])  # fmt: skip
 def test_rounding_to_integral_values(mode, function):
     values = np.linspace(-4, 4, 32, dtype=np.float32)
-    found = binary(f"cvt.{mode}.f32.f32 %r3, %r1;", bits(values), LANE).view(np.float32)
-    assert found.tolist() == function(values).tolist()
+    result = binary(f"cvt.{mode}.f32.f32 %r3, %r1;", bits(values), LANE).view(np.float32)
+    assert result.tolist() == function(values).tolist()
 
 
 def test_conversions_between_integers():
@@ -126,9 +126,9 @@ def test_conversions_between_integers():
 @pytest.mark.parametrize("kind", ["s32", "u32"])
 def test_conversions_from_integers(kind):
     values = np.array([0, 1, -1, 2**31 - 1] * 8)
-    found = binary(f"cvt.rn.f32.{kind} %r3, %r1;", values & 0xFFFFFFFF, LANE).view(np.float32)
+    result = binary(f"cvt.rn.f32.{kind} %r3, %r1;", values & 0xFFFFFFFF, LANE).view(np.float32)
     exact = values if kind == "s32" else values & 0xFFFFFFFF
-    assert found.tolist() == exact.astype(np.float32).tolist()
+    assert result.tolist() == exact.astype(np.float32).tolist()
 
 
 def test_packing_and_unpacking():
@@ -155,17 +155,17 @@ def test_pairs_of_f32_keep_their_bits_as_words():
     cvt.u32.u64 %r3, %rd3;
     """
     values = np.linspace(1, 2, 32, dtype=np.float32)
-    found = binary(body, bits(values), bits(-values)).view(np.float32)
-    assert found.tolist() == (-2 * values).tolist()
+    result = binary(body, bits(values), bits(-values)).view(np.float32)
+    assert result.tolist() == (-2 * values).tolist()
 
 
 @pytest.mark.parametrize("table", [0x80, 0xFE, 0x96, 0xE2, 0x1B])
 def test_logic_of_three(table):
     a, b, c = 0xF0F0F0F0, 0xCCCCCCCC, 0xAAAAAAAA
-    found = binary(f"lop3.b32 %r3, %r1, %r2, {c:#x}, {table:#x};", [a] * 32, [b] * 32)[0]
+    result = binary(f"lop3.b32 %r3, %r1, %r2, {c:#x}, {table:#x};", [a] * 32, [b] * 32)[0]
     each = range(32)
     index = [(a >> i & 1) << 2 | (b >> i & 1) << 1 | c >> i & 1 for i in each]
-    assert found == sum((table >> n & 1) << i for i, n in enumerate(index))
+    assert result == sum((table >> n & 1) << i for i, n in enumerate(index))
 
 
 @pytest.mark.parametrize("mode, step, clamp, source", [
@@ -217,8 +217,8 @@ def test_the_first_active_lane_is_elected():
 
 @pytest.mark.parametrize("name, function", [("add", sum), ("max", max), ("min", min)])
 def test_reductions_over_a_warp(name, function):
-    found = binary(f"redux.sync.{name}.s32 %r3, %r1, -1;", LANE, LANE)
-    assert set(found.tolist()) == {function(range(32))}
+    result = binary(f"redux.sync.{name}.s32 %r3, %r1, -1;", LANE, LANE)
+    assert set(result.tolist()) == {function(range(32))}
 
 
 def test_divergent_loops_join_again():
