@@ -101,15 +101,6 @@ def taken(o: Given, out: torch.Tensor, order: torch.Tensor | None = None) -> lis
     ]
 
 
-@pytest.mark.parametrize("make", [dense, biased])
-def test_a_kernel_takes_what_it_took_when_the_plan_was_made(make, kernels):
-    for _ in range(3):
-        o = make()
-        out = forward(o)
-        assert last(kernels) == taken(o, out)
-    assert len(plan.PLANS) == 1
-
-
 def test_jagged_sequences_are_dealt_longest_first_each_time(kernels):
     for _ in range(2):
         o, order = jagged(), torch.tensor([1, 0])
@@ -127,13 +118,26 @@ def test_scalars_and_ctas_and_streams_are_of_the_call(kernels):
     assert len(plan.PLANS) == 1
 
 
-def test_two_forms_of_one_configuration_alternate(kernels):
-    """They share a launcher, which holds the words of one."""
-    short, long = dense(40), dense(70)
-    for o in (short, long, long, short, long):
-        out = forward(o)
-        assert last(kernels) == taken(o, out)
-    assert (len(plan.PLANS), len(kernels)) == (2, 1)
+OTHER = torch.empty(2, 40, 4, 64, dtype=BF16).transpose(1, 2)  # an output of other strides
+CALLS = {  # operands and outputs of calls, how many plans there are then
+    "alike": ([(dense(), None) for _ in range(3)], 1),
+    "alike, with a bias": ([(biased(), None) for _ in range(3)], 1),
+    "two forms of one configuration": ([(dense(n), None) for n in (40, 70, 70, 40, 70)], 2),
+    "outputs anywhere": ([(dense(), out) for out in (None, OTHER, None)], 1),
+    "more forms than are kept": ([(dense(n), None) for n in (8, 16, 24, 32, 40, 8, 40)], 3),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_kernel_takes_what_is_of_its_call(name: str, monkeypatch, kernels):
+    """Whether or not there is a plan. Forms of one configuration share a launcher, which holds the
+    words of one."""
+    monkeypatch.setattr(plan, "MOST", 3)
+    each, plans = CALLS[name]
+    for o, out in each:
+        stored = forward(o, out=out)
+        assert last(kernels) == taken(o, stored) and len(plan.PLANS) <= 3
+    assert (len(plan.PLANS), len(kernels)) == (plans, 1)
 
 
 def test_threads_do_not_mix_their_words(kernels):
@@ -169,15 +173,6 @@ def test_a_thread_may_clear_the_words_that_another_asks_for(kernels):
     object.__setattr__(plan.plan_of(o, True, True, None), "words", Cleared())
     out = forward(o)
     assert last(kernels) == taken(o, out)
-
-
-def test_an_output_may_lie_anywhere(kernels):
-    """Its strides are those of the tensor that is given, plan or not."""
-    o = dense()
-    other = torch.empty(2, 40, 4, 64, dtype=BF16).transpose(1, 2)
-    for out in (None, other, None):
-        stored = forward(o, out=out)
-        assert last(kernels) == taken(o, stored)
 
 
 def moved(x: torch.Tensor, elements: int) -> torch.Tensor:
@@ -398,15 +393,6 @@ def test_a_wrong_call_raises_after_a_good_one(name: str, kernels):
         with pytest.raises(GDPAError, match=complaint):
             forward(dataclasses.replace(good, **changes))
     assert len(last(kernels)) and len(plan.PLANS) == 1
-
-
-def test_plans_are_bounded(monkeypatch, kernels):
-    monkeypatch.setattr(plan, "MOST", 3)
-    for rows in (8, 16, 24, 32, 40, 8, 40):
-        o = dense(rows)
-        out = forward(o)
-        assert last(kernels) == taken(o, out)
-        assert len(plan.PLANS) <= 3
 
 
 def test_a_plan_holds_no_tensor():

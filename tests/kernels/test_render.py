@@ -18,6 +18,7 @@ from .one_tile_cases import TAKEN as FEW
 
 GOLDEN = Path(__file__).parent / "golden"
 CAUSAL, GELU = "where(ge(q_idx,kv_idx),silu(s),0.0)", "gelu_tanh(mul(s,0.1))"
+CAUSAL_BIAS = "a0:f[h,q_idx,kv_idx]; where(ge(q_idx,kv_idx),silu(add(s,a0)),0.0)"
 CASES = [
     Case("even", SILU, m=128, n=128, d=64, dv=64, choice=0),
     Case("tail_gqa", SILU, m=19, n=53, h=4, hk=2, hv=2),
@@ -62,21 +63,6 @@ def test_a_case_is_rendered_by_its_own_kernel(name: str):
     assert OWN[name] in (GOLDEN / f"{name}.txt").read_text()
 
 
-@pytest.mark.parametrize(
-    "program, aux, loops",
-    [
-        (CAUSAL, (), 1),
-        ("a0:f[h,q_idx,kv_idx]; where(ge(q_idx,kv_idx),silu(add(s,a0)),0.0)", ((2, 19, 53),), 1),
-        ("where(ge(q_idx,kv_idx),1.0,0.0)", (), 2),
-    ],
-)
-def test_the_forward_has_a_loop_for_masked_tiles_only_where_it_must(
-    program: str, aux: tuple, loops: int
-):
-    case = Case("masked", program, m=19, n=53, aux=aux, needs="")
-    assert rendered(case).count("s = tl.dot(q, k") == loops
-
-
 def test_what_follows_the_product_is_computed_by_its_kernel():
     """Inductor's epilogue fusion: no kernel beside the template's, which stores once."""
     case = Case("epilogue", SILU, m=128, n=128, d=64, dv=64, choice=0, needs="")
@@ -118,10 +104,18 @@ DENSE = {"d": 64, "dv": 64, "h": 1, "choice": 0, "needs": ""}
 JAGGED = {"lengths_q": (300, 130), "max_q": 300, **DENSE}
 
 
+MASKED = {"m": 19, "n": 53, "needs": ""}
+
+
 @pytest.mark.parametrize(
     "case, steps",
     [
-        # Whole and half tiles of rows, times: whole columns, the last ones, at most half of them.
+        # Masked tiles have a loop of their own only where they must.
+        (Case("masked", CAUSAL, **MASKED), 1),
+        (Case("masked_bias", CAUSAL_BIAS, aux=((2, 19, 53),), **MASKED), 1),
+        (Case("masked_ones", "where(ge(q_idx,kv_idx),1.0,0.0)", **MASKED), 2),
+        # Half tiles stand at the ends of sequences: whole and half tiles of rows, times whole
+        # columns, the last ones, at most half of them.
         (JaggedCase("both", SILU, same=True, **JAGGED), 6),
         (JaggedCase("causal", CAUSAL, same=True, **JAGGED), 2),
         (JaggedCase("rows", SILU, n=64, **JAGGED), 2),
@@ -131,7 +125,7 @@ JAGGED = {"lengths_q": (300, 130), "max_q": 300, **DENSE}
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_the_forward_has_half_tiles_at_the_ends_of_sequences(case: JaggedCase, steps: int):
+def test_the_forward_has_so_many_loops(case: Case, steps: int):
     assert rendered(case).count("s = tl.dot(q, k") == steps
 
 
