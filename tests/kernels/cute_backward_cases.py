@@ -68,8 +68,16 @@ class Problem:
         return self.operands.lengths[:2]
 
 
-def make_call(case: Case, integers: bool = False) -> Problem:
-    """Operands of a case; what lies past the last jagged sequence is NaN."""
+def few(shape: Sequence[int]) -> torch.Tensor:
+    """Integers from -2 to 2."""
+    return torch.randint(-2, 3, shape).float()
+
+
+def make_call(
+    case: Case, integers: bool = False, draw: Callable[..., torch.Tensor] = torch.randn
+) -> Problem:
+    """Operands of a case; what lies past the last jagged sequence is NaN. draw: matrices of a
+    shape; integers: a few."""
     torch.manual_seed(0)
     (batch, rows, cols), (dim, value_dim) = case.sizes, case.dims
     cu_q, cu_k = (_offsets(side, case.offsets) for side in (case.rows, case.keys))
@@ -79,7 +87,7 @@ def make_call(case: Case, integers: bool = False) -> Problem:
             shape = (1 if name in case.shared else batch, heads, side, width)
         else:
             shape = (int(cu[-1]) + 9, heads, width)
-        values = torch.randint(-2, 3, shape).double() if integers else torch.randn(shape)
+        values = few(shape) if integers else draw(shape)
         if cu is not None:
             values[int(cu[-1]) :] = float("nan")
         return values.to(case.dtype)
@@ -91,13 +99,13 @@ def make_call(case: Case, integers: bool = False) -> Problem:
     sizes = {"b": batch, "h": case.heads, "q_idx": rows, "kv_idx": cols, "-": 1, "q": 0, "k": 0}
     sizes |= {"q": q.shape[0]} if cu_q is not None else {}
     sizes |= {"k": k.shape[0]} if cu_k is not None else {}
-    draw = {
+    kinds = {
         "f": torch.randn,
         "b": lambda shape: torch.rand(shape) < 0.7,
         "i": lambda shape: torch.randint(0, cols, shape),
     }
     program = ScoreMod.parse(case.program)
-    aux = [draw[spec.kind]([sizes[x] for x in spec.access]) for spec in program.aux]
+    aux = [kinds[spec.kind]([sizes[x] for x in spec.access]) for spec in program.aux]
     order = None if cu_q is None and cu_k is None else torch.arange(batch).flip(0)
     operands = Operands(q, k, v, aux, (64,), program, cu_q, cu_k, rows, cols)
     return Problem(operands, grad, order, batch, rows, cols)

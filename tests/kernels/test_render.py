@@ -4,13 +4,14 @@ change of a template that is meant for one family must not touch the others.
 `python -m tests.kernels.test_render` writes the files anew.
 """
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 from torch._inductor import config
 
-from . import render
+from . import cases, render
 from .cases import ADDED, SILU, Case
 from .five_matmul_cases import PER_TOKEN, TAKEN
 from .jagged_cases import JaggedCase
@@ -166,6 +167,25 @@ def test_batches_are_neighbours_where_a_bias_does_not_stay_in_the_cache(
     case = Case("shared", program, m=rows, n=rows, b=1, aux=((2, rows, rows),))
     texts = rendered(case).split("@triton.jit")[1:]
     assert len(texts) == 3 and all(("batches = " in text) is neighbours for text in texts)
+
+
+def added(options: str) -> str:
+    (case,) = (case for case in cases.CASES if case.name == "added")
+    return dataclasses.replace(case, options=options).source(case.tensors())
+
+
+@pytest.mark.parametrize(("options", "adds"), [(ADDED, True), ("strict=True", False)])
+def test_atomics_are_asked_for(options: str, adds: bool) -> None:
+    """For dQ: only where the options admit it and torch does not forbid it."""
+    assert ("tl.atomic_add" in added(options)) is adds
+
+
+def test_torch_forbids_atomics() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert "tl.atomic_add" not in added(ADDED)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 if __name__ == "__main__":
