@@ -120,7 +120,7 @@ def hopper() -> None:
 def forward(case: Case, o: Operands[torch.Tensor]) -> torch.Tensor:
     """O of a case, on the CPU, NaN where nothing was stored."""
     x = o.filled([y.cuda() if isinstance(y, torch.Tensor) else y for y in o.flat()])
-    out = torch.full_like(unwritten(case, o), torch.nan).cuda()
+    out = torch.full_like(unwritten(o), torch.nan).cuda()
     launch.forward(x, fast=case.fast, ctas=case.ctas, out=out)
     return out.cpu()
 

@@ -1,15 +1,17 @@
 """Problems for the CuTe kernels of Blackwell, one line each, judged by the error rule on the
 emulator."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from gdpa_inductor.operands import Operands
+from gdpa_inductor.operands import Operands, output_shape
 from gdpa_inductor.program.expr import fold, torch_apply
 from gdpa_inductor.program.score_mod import Aux, ScoreMod
 from gdpa_inductor.reference import program_leaves
+from tests.tolerances import error_of
 
 BF16, F16 = torch.bfloat16, torch.float16
 SILU = "silu(mul(s,0.088))"
@@ -83,15 +85,13 @@ class Case:
         return (tensor * self.scale).to(self.dtype), None
 
 
-def unwritten(case: Case, o: Operands[torch.Tensor]) -> torch.Tensor:
+def unwritten(o: Operands[torch.Tensor]) -> torch.Tensor:
     """Room for the output: NaN where a kernel has to store; rows that no sequence owns are zero."""
-    jagged = o.cu_seqlens_q is not None
-    batch = max(case.b, len(case.q_lengths), len(case.k_lengths))
-    shape = (o.query.shape[0], case.h) if jagged else (batch, case.h, case.m)
-    out = torch.full((*shape, case.dv or case.d), 0.0 if jagged else torch.nan, dtype=case.dtype)
-    if jagged:
-        for start, rows in zip(o.cu_seqlens_q.tolist(), case.q_lengths, strict=False):
-            out[start : start + min(rows, o.max_seqlen_q)] = torch.nan
+    out = torch.full(output_shape(o), torch.nan, dtype=o.query.dtype)
+    if o.cu_seqlens_q is not None:
+        out.zero_()
+        for start, end in itertools.pairwise(o.cu_seqlens_q.tolist()):
+            out[start : min(end, start + o.max_seqlen_q)] = torch.nan
     return out
 
 
@@ -212,6 +212,12 @@ MORE = (
 
 
 Forward = Callable[[Case, Operands[torch.Tensor]], torch.Tensor]
+
+
+def check_output(out: torch.Tensor, o: Operands[torch.Tensor]) -> None:
+    """By the error rule."""
+    wrong = error_of(out, eager(o), exact(o), direction="forward")
+    assert wrong is None, wrong
 
 
 def check_integers(forward: Forward, **sizes: int) -> None:

@@ -1,7 +1,7 @@
 """Gradients of biases where a side is jagged: how sequences are dealt, and what is summed.
 
 With the formula in place of the kernels, on integers, so that every sum is exact. The sums run on
-the emulator in test_cute_jagged_totals.py, all of it on the card in tests/gpu.
+the emulator in test_cute_totals.py, all of it on the card in tests/gpu.
 """
 
 import dataclasses
