@@ -34,10 +34,10 @@ JAGGED_SLICED = Case("jagged, Dv 256", d=64, dv=256, q_lengths=SELF, k_lengths=S
 QUICK = {JAGGED_SLICED.name, *(case.name for case in CASES)}  # both have the same order
 
 
-def forward(case: Any, o, schedules=("lazy",), kind=None) -> torch.Tensor:
+def forward(case: Any, o, schedules=("lazy",), kind=None, out=None) -> torch.Tensor:
     """O, NaN where nothing was stored; rows that no sequence owns are zero. case: says `fast` and
-    `ctas`. kind: of the configuration, by default Blackwell's."""
-    out = unwritten(o)
+    `ctas`. kind: of the configuration, by default Blackwell's. out: room for it."""
+    out = unwritten(o) if out is None else out
     offsets = o.cu_seqlens_k if o.cu_seqlens_k is not None else o.cu_seqlens_q
     lengths = torch.zeros(1) if offsets is None else offsets[1:] - offsets[:-1]
     order = torch.nn.functional.pad(torch.argsort(lengths, descending=True), (0, 1))
