@@ -258,28 +258,22 @@ def test_wrong_use_of_tensor_memory(body, message):
         with_tensor_memory(body)
 
 
-@pytest.mark.parametrize("columns, message", [(48, "alloc of 48"), (16, "alloc of 16")])
-def test_wrong_allocations(columns, message):
+ALLOC = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r299], {};"
+
+
+@pytest.mark.parametrize("text, message", [
+    (ALLOC.format(48), "alloc of 48"),
+    (ALLOC.format(16), "alloc of 16"),
+    (ALLOC.format(32), "32 columns of tensor memory are still allocated"),
+    ("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;" + ALLOC.format(32),
+     "after relinquish"),
+    ("mov.b32 %r1, 0; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 32;",
+     r"dealloc of columns \[0, 32\)"),
+    (2 * ALLOC.format(512), "deadlock"),  # the second waits for room
+])  # fmt: skip
+def test_wrong_allocations(text, message):
     with pytest.raises(EmulatorError, match=message):
-        with_tensor_memory("", columns=columns)
-
-
-def test_tensor_memory_must_be_released():
-    alloc = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r299], 32;"
-    with pytest.raises(EmulatorError, match="32 columns of tensor memory are still allocated"):
-        cta(alloc).run()
-    relinquished = "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;" + alloc
-    with pytest.raises(EmulatorError, match="after relinquish"):
-        cta(relinquished).run()
-    free = "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 32;"
-    with pytest.raises(EmulatorError, match=r"dealloc of columns \[0, 32\)"):
-        cta("mov.b32 %r1, 0;" + free).run()
-
-
-def test_a_second_allocation_waits_for_room():
-    alloc = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r299], 512;"
-    with pytest.raises(EmulatorError, match="deadlock"):
-        cta(alloc + alloc).run()
+        cta(text).run()
 
 
 def test_fresh_tensor_memory_is_nan():
