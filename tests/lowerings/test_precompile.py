@@ -139,7 +139,7 @@ def test_what_fails_early_is_in_nobodys_way(monkeypatch):
     def broken(call) -> None:
         raise OSError("no processes")
 
-    monkeypatch.setattr(cpu, "BACKEND", dataclasses.replace(cpu.BACKEND, precompile=broken))
+    monkeypatch.setattr(cpu, "BACKEND", uncompiled(cpu.BACKEND, precompile=broken))
     inputs = operands(True)
     result = compiled(**{"gdpa.strict": True})(*inputs)
     torch.testing.assert_close(result, attend(*inputs))
