@@ -107,7 +107,8 @@ def dealt(sides: str, lengths: tuple[int, ...], ctas: int) -> tuple[list[list[di
     offsets = [cu if side in sides else None for side in "qk"]
     with recording():
         kernel = compiled(sides)
-        run(lambda: kernel(*arguments(out, *offsets, order, sizes, ctas)), [out, *offsets, order])
+        call = lambda: kernel(*arguments(out, *offsets, order, sizes, ctas))
+        run(call, [out, *offsets, order], schedules=("lazy",))  # of one warp
     results = [[dict(zip(FIELDS, line)) for line in own.tolist()] for own in out]
     return [own[: [x["head"] for x in own].index(-1)] for own in results], int(order[-1])
 
