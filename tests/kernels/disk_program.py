@@ -43,13 +43,19 @@ def attention() -> None:
     backward(launch.forward(o, **options), o, (True,) * 3, **options)
 
 
-def words() -> None:
+def ranking() -> None:
     word_launcher("ranking", 4, "int32", ARCH)(16, 32, 3, 0)
+
+
+def words() -> None:
+    ranking()
     summation = ("float32", "bfloat16", 0.5, ARCH, False)
     word_launcher("backward.summation", 8, *summation)(48, 64, 8, 1, 1, 1, 1, 0)
     tiles = ("tiles", (1.0, True, True, StoredTiling(64, 64, True)), "bfloat16", "float32", ARCH)
     word_launcher("backward.jagged_sums", 14, *tiles)(80, 96, 112, *[1] * 10, 0)
 
+
+PARTS = {"attention": attention, "ranking": ranking, "words": words}
 
 if __name__ == "__main__":
     disk.exported = counted
@@ -57,7 +63,7 @@ if __name__ == "__main__":
     inductor.cache_folder()  # whoever calls the kernels has imported Inductor
     with standin.launches(noted) as failures:
         for part in sys.argv[1:]:
-            {"attention": attention, "words": words}[part]()
+            PARTS[part]()
     assert not failures, failures
     cutlass = "cutlass" in sys.modules
     print(json.dumps({"compiled": compiled, "launched": launched, "cutlass": cutlass}))
