@@ -1,5 +1,6 @@
 """Cases of the CuTe backwards: operands, and the gradients of the plain formula."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ import torch
 
 from gdpa_inductor.operands import Operands
 from gdpa_inductor.program.score_mod import ScoreMod
+from gdpa_inductor.reference import reference_backward
 from tests.tolerances import error_of
 
 from .cute_cases import formula
@@ -115,6 +117,15 @@ def _offsets(lengths: object, dtype: torch.dtype) -> torch.Tensor | None:
     if not isinstance(lengths, tuple):
         return None
     return torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=dtype)
+
+
+def exact(
+    grad_out: torch.Tensor, o: Operands[torch.Tensor], needs: Sequence[bool]
+) -> list[torch.Tensor]:
+    """The gradients that are needed, of matrices and operands, by the definition in fp64."""
+    query, key, value, *aux = (x.double() for x in o.differentiable)
+    wide = dataclasses.replace(o, query=query, key=key, value=value, aux=aux)
+    return reference_backward(grad_out.double(), wide, needs)
 
 
 def unfused(case: Case, call: Problem, dtype: torch.dtype) -> list[torch.Tensor]:

@@ -26,8 +26,9 @@ from gdpa_inductor.kernels.cute.launcher import SIZES, TOTALS
 from gdpa_inductor.kernels.cute.sm90.config import COLS, Sm90Config
 from gdpa_inductor.operands import Operands, score_shape
 from gdpa_inductor.program.score_mod import ScoreMod
-from gdpa_inductor.reference import reference_backward
 from gdpa_inductor.sequences import Padding
+
+from .cute_backward_cases import exact
 
 CU = {"q": (0, 30, 30, 47, 48, 70), "k": (2, 30, 41, 47, 47, 60)}
 BATCH, HEADS, KEY_HEADS, MOST = 5, 4, 2, {"q": 25, "k": 28}
@@ -81,12 +82,6 @@ def make(
 
 def declared(access: Sequence[str], body: str) -> str:
     return "; ".join([*(f"a{i}:f[{each}]" for i, each in enumerate(access)), body])
-
-
-def exact(grad: Tensor, o: Operands[Tensor], needs: Sequence[bool]) -> list[Tensor]:
-    query, key, value, *aux = (x.double() for x in o.differentiable)
-    wide = dataclasses.replace(o, query=query, key=key, value=value, aux=aux)
-    return reference_backward(grad.double(), wide, needs)
 
 
 class Formula:

@@ -24,13 +24,12 @@ from gdpa_inductor.kernels.cute.sm90.backward.roles import EMPTY
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from gdpa_inductor.operands import Operands
-from gdpa_inductor.reference import reference_backward
 from tests.emulator import recording, run
 from tests.kernels.cute_account import backward_binary
 from tests.kernels.cute_mask_cases import blocks
 
 from . import cute_backward_cases
-from .cute_backward_cases import make_call
+from .cute_backward_cases import exact, make_call
 from .cute_memory import Memory
 from .marks import slow_but
 
@@ -158,12 +157,6 @@ def emulated(request, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Ten
 
 def matrices(o: Operands[Tensor]) -> tuple[Tensor, ...]:
     return o.query, o.key, o.value
-
-
-def exact(grad: Tensor, o: Operands[Tensor], needs: Sequence[bool]) -> list[Tensor]:
-    query, key, value, *aux = (x.double() for x in o.differentiable)
-    wide = dataclasses.replace(o, query=query, key=key, value=value, aux=aux)
-    return reference_backward(grad.double(), wide, needs)
 
 
 FAST = {
