@@ -144,7 +144,7 @@ def test_only_what_is_asked_for_is_launched(needs, monkeypatch):
     monkeypatch.setattr(BackwardCall, "room", lambda self, letter: outputs[letter])
     with recording():
         for side in SIDES:
-            launcher(plan.config, side)
+            launcher(plan.config.side(side, None))
     results = []
     run(
         lambda: results.append(
