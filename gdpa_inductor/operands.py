@@ -105,8 +105,7 @@ def check(operands: Operands[Tensor]) -> None:
         _check_layout(name, tensor, offsets is not None)
     for side, offsets in (("cu_seqlens_q", o.cu_seqlens_q), ("cu_seqlens_k", o.cu_seqlens_k)):
         if offsets is not None:
-            check_form(side, offsets)
-            _require(offsets.shape[0] >= 1, lambda name=side: f"gdpa::attention: {name} is empty")
+            _check_offsets(side, offsets)
     for other in (o.key, o.value, *o.aux, o.cu_seqlens_q, o.cu_seqlens_k):
         if other is not None and other.device != o.query.device and other.dim() > 0:
             raise GDPAError(f"operands are on {o.query.device} and {other.device}")
@@ -224,6 +223,11 @@ def kind_of(dtype: torch.dtype) -> str:
 
 def _fits(what: str, left: Size, right: Size) -> None:
     _require(left == right, lambda: f"gdpa::attention: {what}: {left} and {right}")
+
+
+def _check_offsets(name: str, offsets: Tensor) -> None:
+    check_form(name, offsets)
+    _require(offsets.shape[0] >= 1, lambda: f"gdpa::attention: {name} is empty")
 
 
 def _require(holds: Any, complaint: Callable[[], str]) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-WORDS = frozenset("found given made told kept asked taken held".split())
+WORDS = frozenset(["found", "given", "made", "told", "kept", "asked", "taken", "held"])
 _LAYOUT = frozenset(
     [tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER]
 )

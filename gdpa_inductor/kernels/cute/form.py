@@ -80,9 +80,10 @@ def layout_key(
     layout: list[Any] = list(lengths[2:])
     for x, side in zip(matrices, SIDES, strict=False):
         shape: Sequence[int] = x.shape
-        if rows[side] is not None and len(shape) == JAGGED:
+        count = rows[side]
+        if count is not None and len(shape) == JAGGED:
             # If these are other rows than those of query or key, `check` complains.
-            shape = (rows[side] + (shape[0] != counts[side]), shape[1], shape[2])
+            shape = (count + (shape[0] != counts[side]), shape[1], shape[2])
         layout += (shape, x.stride())
     for other in (*lengths[:2], *aux):
         layout += (None, None) if other is None else (other.shape, other.stride())

@@ -44,11 +44,11 @@ def replace_lookups(
     """
     calls = [lookup_calls(graph, biases) for biases in regions]
     distinct = {node for nodes in calls for node in nodes}
-    notes = {node: _replace(graph, node, writer) for node in latest_first(graph, distinct)}
+    notes = {node: _rewrite_lookup(graph, node, writer) for node in latest_first(graph, distinct)}
     return [[x for node in nodes if (x := notes[node]) is not None] for nodes in calls]
 
 
-def _replace(graph: HostGraph, node: Node, writer: Writer) -> Rejection | None:
+def _rewrite_lookup(graph: HostGraph, node: Node, writer: Writer) -> Rejection | None:
     """Change one call, or say why not."""
     try:
         lookup = read_lookup(graph, node)
