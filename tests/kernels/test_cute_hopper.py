@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,11 @@ from gdpa_inductor.kernels.cute.backward import jagged_sums
 from gdpa_inductor.kernels.cute.backward.roots import masked
 from gdpa_inductor.kernels.cute.backward.stored import StoredTiling
 from gdpa_inductor.kernels.cute.config import SHARED_MEMORY
+from gdpa_inductor.kernels.cute.sm90 import wgmma
 from gdpa_inductor.kernels.cute.sm90.config import COLS, HALF, ROWS, Sm90Config
 from gdpa_inductor.kernels.cute.sm90.forward.bias import CHUNK, CHUNKS, HopperBias
 from gdpa_inductor.kernels.cute.sm90.forward.roles import OWN, Roles
-from gdpa_inductor.kernels.cute.sm90.wgmma import WARPGROUP, K, tiled
+from gdpa_inductor.kernels.cute.sm90.wgmma import WARPGROUP, K
 from tests.emulator.recording import linked
 
 from .cute_account import BIAS, CONFIGS, Binary, binary, disassembled
@@ -31,22 +33,25 @@ CAUSAL_BIAS = "a0:f[b,-,q_idx,kv_idx]; where(ge(q_idx,kv_idx),gelu_tanh(add(s,a0
 TWO = "a0:f[h,q_idx,kv_idx]; a1:f[b,h,q_idx,kv_idx]; silu(add(add(mul(s,0.1),a0),a1))"
 ROW = "a0:f[q_idx,h]; silu(add(s,a0))"
 KEYS = "a0:f[k,h]; silu(add(s,a0))"
+
+
+def tiled(
+    dim: int, program: str = BIAS, aux: tuple[str, ...] = ("bfloat16",), jagged: bool = False,
+    **fields: Any,
+) -> Sm90Config:  # fmt: skip
+    """With operands that are read in vectors, the first of them in tiles."""
+    vectors = frozenset(range(len(aux)))
+    return Sm90Config(aux[0], dim, dim, program, aux, jagged, jagged, vectors=vectors, **fields)
+
+
 TILED = {
-    "silu, D 128": Sm90Config("bfloat16", 128, 128, BIAS, ("bfloat16",), vectors=frozenset([0])),
-    "silu, D 64": Sm90Config("bfloat16", 64, 64, BIAS, ("bfloat16",), vectors=frozenset([0])),
-    "silu, D 64, jagged": Sm90Config(
-        "bfloat16", 64, 64, BIAS, ("bfloat16",), True, True, vectors=frozenset([0])
-    ),
-    "causal gelu, D 96, jagged fp16": Sm90Config(
-        "float16", 96, 96, CAUSAL_BIAS, ("float16",), True, True, vectors=frozenset([0])
-    ),
-    "two biases, D 128": Sm90Config(
-        "bfloat16", 128, 128, TWO, ("bfloat16", "float32"), vectors=frozenset([0, 1])
-    ),
-    "two biases, D 64": Sm90Config(
-        "bfloat16", 64, 64, TWO, ("bfloat16", "float32"), vectors=frozenset([0, 1])
-    ),
-}  # of the bias
+    "silu, D 128": tiled(128),
+    "silu, D 64": tiled(64),
+    "silu, D 64, jagged": tiled(64, jagged=True),
+    "causal gelu, D 96, jagged fp16": tiled(96, CAUSAL_BIAS, ("float16",), jagged=True),
+    "two biases, D 128": tiled(128, TWO, ("bfloat16", "float32")),
+    "two biases, D 64": tiled(64, TWO, ("bfloat16", "float32")),
+}
 
 
 @pytest.mark.parametrize("name", slow_but(ONCE, CONFIGS))
@@ -104,7 +109,7 @@ def test_a_bias_lies_in_registers_as_the_scores_do():
 
     def note(thread: int) -> None:
         whole, half = (cute.make_identity_tensor(x) for x in ((ROWS, COLS), (ROWS, HALF, 1)))
-        own = tiled(BFloat16, COLS, K).get_slice(thread).partition_C(whole)
+        own = wgmma.tiled(BFloat16, COLS, K).get_slice(thread).partition_C(whole)
         bias = HopperBias(0, None, half, 0, thread, BFloat16, 1, COLS // HALF)
         scores.update({(thread, r): own[r] for r in range(CHUNK * CHUNKS)})
         for chunk in range(CHUNKS):

@@ -18,7 +18,7 @@ from gdpa_inductor.rejection import GDPAError
 from . import cute_hopper_account
 from .cute_account import BIAS, SILU, binary
 from .marks import slow_but
-from .test_cute_hopper import CAUSAL_BIAS, SPILLS, in_flight
+from .test_cute_hopper import CAUSAL_BIAS, SPILLS, in_flight, tiled
 
 DIMS = {
     (136, 136): 128, (160, 160): 128, (192, 192): 112, (224, 224): 96, (256, 256): 80,
@@ -37,14 +37,10 @@ CONFIGS = {
     "causal tanh-gelu, D 256": Sm90Config(
         "bfloat16", 256, 256, "where(ge(q_idx,kv_idx),gelu_tanh(s),0.0)"
     ),
-    "silu + bias (bf16), D 256": Sm90Config(
-        "bfloat16", 256, 256, BIAS, ("bfloat16",), vectors=frozenset([0])
-    ),
+    "silu + bias (bf16), D 256": tiled(256),
     "silu + bias by elements, D 256": Sm90Config("bfloat16", 256, 256, BIAS, ("bfloat16",)),
     "jagged silu, D 256": Sm90Config("bfloat16", 256, 256, SILU, (), True, True),
-    "jagged causal gelu + bias, D 224, fp16": Sm90Config(
-        "float16", 224, 224, CAUSAL_BIAS, ("float16",), True, True, vectors=frozenset([0])
-    ),
+    "jagged causal gelu + bias, D 224, fp16": tiled(224, CAUSAL_BIAS, ("float16",), True),
     "seeds, silu, D 256": Sm90Config(
         "bfloat16", 256, 256, SILU, (), False, True, shared=frozenset("q")
     ),
