@@ -1,9 +1,14 @@
 """Memory that calls ask for, on the emulator."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+import pytest
 import torch
 from torch import Tensor
+
+from gdpa_inductor.kernels.cute import bounds
+from gdpa_inductor.kernels.cute.launcher import word_launcher
 
 
 class Memory:
@@ -21,3 +26,14 @@ class Memory:
         assert self.used <= len(self.bytes)
         result = self.bytes[first : first + count * dtype.itemsize].view(dtype).view(tuple(size))
         return result.fill_(float("nan") if dtype.is_floating_point else 1 << 20)
+
+
+@contextmanager
+def tables() -> Iterator[Memory]:
+    """All tables of bounds lie in one tensor. Their kernels are compiled anew, to be recorded."""
+    room = Memory(1 << 18)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bounds, "empty", room.empty)
+        word_launcher.cache_clear()
+        yield room
+        word_launcher.cache_clear()

@@ -30,7 +30,7 @@ from .cute_backward_cases import (
     make_call,
     unfused,
 )
-from .cute_bounds import tables
+from .cute_memory import tables
 from .marks import slow_but
 
 

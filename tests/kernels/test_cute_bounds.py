@@ -15,7 +15,7 @@ from gdpa_inductor.program.expr import AXES
 from gdpa_inductor.program.score_mod import Aux
 from tests.emulator import recording, run
 
-from .cute_bounds import tables
+from .cute_memory import tables
 
 ARCH = "sm_100a"  # that of the emulator
 SIZE = TileSize(16, 24)

@@ -14,7 +14,6 @@ from gdpa_inductor.ops import operands_of
 from gdpa_inductor.rejection import GDPAError
 from tests.emulator import recording, run
 
-from .cute_bounds import tables
 from .cute_cases import (
     BF16,
     CASES,
@@ -26,6 +25,7 @@ from .cute_cases import (
     check_output,
     unwritten,
 )
+from .cute_memory import tables
 from .marks import slow_but
 
 # The channels of V go in two slices.

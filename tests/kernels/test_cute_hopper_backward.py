@@ -27,8 +27,7 @@ from .cute_backward_cases import (
     check_neighbours,
     make_call,
 )
-from .cute_bounds import tables
-from .cute_memory import Memory
+from .cute_memory import Memory, tables
 from .marks import slow_but
 from .test_cute_stored_biases import LAST
 
