@@ -1,5 +1,6 @@
 """Memory that calls ask for, on the emulator."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -28,12 +29,15 @@ class Memory:
         return result.fill_(float("nan") if dtype.is_floating_point else 1 << 20)
 
 
+# Of kernels that were compiled while they were recorded; those of elsewhere were not.
+_recorded_launcher = functools.cache(word_launcher.__wrapped__)
+
+
 @contextmanager
 def tables() -> Iterator[Memory]:
-    """All tables of bounds lie in one tensor. Their kernels are compiled anew, to be recorded."""
+    """All tables of bounds lie in one tensor. For calls that are recorded."""
     room = Memory(1 << 18)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bounds, "empty", room.empty)
-        word_launcher.cache_clear()
+        patch.setattr(bounds, "word_launcher", _recorded_launcher)
         yield room
-        word_launcher.cache_clear()
