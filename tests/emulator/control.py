@@ -29,9 +29,9 @@ def rejoin(pend: Pending, block: int, mask: np.ndarray, everyone: np.ndarray):
     return block, everyone if count(mask) == mask.size else mask
 
 
-def part(pend: Pending, taken: np.ndarray, mask: np.ndarray, target: int, fall: int):
+def part(pend: Pending, jumping: np.ndarray, mask: np.ndarray, target: int, fall: int):
     """Adds both ways to `pend`; the signatures if the warps of the gang part, else None."""
-    for block, lanes in ((target, taken), (fall, mask & ~taken)):
+    for block, lanes in ((target, jumping), (fall, mask & ~jumping)):
         pend[block] = pend[block] | lanes if block in pend else lanes
     return signatures(pend)
 

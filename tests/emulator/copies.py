@@ -83,10 +83,10 @@ class Copies:
         at = int(handle) - PARAMETER_BASE
         if not 0 <= at < len(self.cta.parameter_bytes):
             raise EmulatorError("a tensor map that is no parameter of the kernel")
-        told = self.cta.parameter_bytes[at : at + TOLD_BYTES]
-        if told not in self.cta.maps:
+        handle_bytes = self.cta.parameter_bytes[at : at + TOLD_BYTES]
+        if handle_bytes not in self.cta.maps:
             raise EmulatorError("a tensor map that no recorded atom stands for")
-        return self.cta.maps[told]
+        return self.cta.maps[handle_bytes]
 
     def load(self, gang: Gang, target, handle, coordinates, barrier, ctas, mask: Vector) -> None:
         """ctas: of the cluster, a bit for each that gets the tile; None: whose addresses are

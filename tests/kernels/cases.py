@@ -69,7 +69,7 @@ class Case:
         return ScoreMod.parse(self.program)
 
     @property
-    def asked(self) -> list[bool]:
+    def needed(self) -> list[bool]:
         return [name in self.needs for name in ["q", "k", "v", *map(str, range(len(self.aux)))]]
 
     def tensors(self) -> list[torch.Tensor]:
@@ -102,7 +102,7 @@ class Case:
             operands = (query, key, value, list(aux), list(self.scalars), self.program)
             result = [] if self.spent else [torch.ops.gdpa.attention(*operands, self.options)]
             if self.needs:
-                more = (self.asked, self.options)
+                more = (self.needed, self.options)
                 result += torch.ops.gdpa.attention_backward(grad_out, *operands, *more)
             return result
 
@@ -129,7 +129,7 @@ class Case:
         operands = Operands(query, key, value, aux, self.scalars, self.mod)
         results = [] if self.spent else [reference(operands)]
         if self.needs:
-            results += reference_backward(grad_out, operands, self.asked)
+            results += reference_backward(grad_out, operands, self.needed)
         return results
 
     def check(self, call: Callable) -> str:
@@ -144,7 +144,7 @@ class Case:
         result = call(source, tensors)
         if self.spent and result[1].data_ptr() != tensors[2].data_ptr():
             return "dK has memory of its own"
-        requests = [x for x, need in zip(tensors[1:], self.asked, strict=False) if need]
+        requests = [x for x, need in zip(tensors[1:], self.needed, strict=False) if need]
         likes = [x if x.dim() == 4 else None for x in requests if self.needs]
         likes = likes if self.spent else [None, *likes]
         for i, (got, want) in enumerate(zip(result, expected, strict=True)):
@@ -299,7 +299,7 @@ CASES = [
     Case("keys_shared", SILU, bk=1, b=3, n=37),
     Case("values_shared", SILU, bv=1, b=3, n=37),
     Case("keys_values_shared", SILU, bk=1, bv=1, b=3, hk=1, hv=1),
-    *(Case(f"only_{asked}", SILU, m=19, needs=asked) for asked in ("q", "k", "v", "kv", "qv")),
+    *(Case(f"only_{needed}", SILU, m=19, needs=needed) for needed in ("q", "k", "v", "kv", "qv")),
     Case("causal", CAUSAL, m=40, n=40),
     Case("causal_tail", CAUSAL, m=37, n=53),
     Case("window", "where(le(abs(sub(q_idx,kv_idx)),5),relu(s),0.0)", m=40, n=40),

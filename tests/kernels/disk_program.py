@@ -28,10 +28,10 @@ def counted(value) -> bytes:
     return export(value)
 
 
-def noted(found: standin.Launch) -> None:
-    plain = any(name in found.kernel for name in WORDS)
-    arguments = [int.from_bytes(found.argument(i, 4), "little") for i in range(3 if plain else 0)]
-    launched.append([found.kernel, found.grid, found.block, found.shared_bytes, arguments])
+def noted(event: standin.Launch) -> None:
+    plain = any(name in event.kernel for name in WORDS)
+    arguments = [int.from_bytes(event.argument(i, 4), "little") for i in range(3 if plain else 0)]
+    launched.append([event.kernel, event.grid, event.block, event.shared_bytes, arguments])
 
 
 def attention() -> None:

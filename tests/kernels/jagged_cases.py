@@ -119,7 +119,7 @@ class JaggedCase(Case):
             if not self.needs:
                 return [out]
             grads = torch.ops.gdpa.attention_backward(
-                grad_out, *leading, self.asked, self.options, *lengths
+                grad_out, *leading, self.needed, self.options, *lengths
             )
             return [out, *grads]
 
@@ -131,7 +131,7 @@ class JaggedCase(Case):
         leading = (query, key, value, rest[:count], self.scalars, self.program)
         operands = operands_of(*leading, *self.lengths(rest[count:]))
         results = [reference(operands)]
-        return results + (reference_backward(grad_out, operands, self.asked) if self.needs else [])
+        return results + (reference_backward(grad_out, operands, self.needed) if self.needs else [])
 
 
 @dataclass(frozen=True)

@@ -62,15 +62,15 @@ def test_the_wide_search_begins_with_the_best_known():
 
 
 def test_special_loops_have_configurations_of_their_own():
-    def found(*loop: str, capability: int = 90) -> list[Config]:
+    def chosen(*loop: str, capability: int = 90) -> list[Config]:
         shape = Shape(128, 128, 2, loop=frozenset(loop))
         return configs("forward", shape, 163 << 10, False, capability)
 
     kinds = [(), ("short",), ("short", "jagged"), ("skips",), ("skips", "short")]
-    assert len({tuple(found(*kind)) for kind in kinds}) == len(kinds)
-    assert found("jagged") == found()
-    assert found("skips", "short", "jagged") == found("skips", "short")
-    assert len({tuple(found(*kind, capability=80)) for kind in kinds}) == 1
+    assert len({tuple(chosen(*kind)) for kind in kinds}) == len(kinds)
+    assert chosen("jagged") == chosen()
+    assert chosen("skips", "short", "jagged") == chosen("skips", "short")
+    assert len({tuple(chosen(*kind, capability=80)) for kind in kinds}) == 1
 
 
 LARGE, SMALL = 1 << 34, 1 << 30

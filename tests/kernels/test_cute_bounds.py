@@ -34,7 +34,7 @@ def drawn(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return wide.abs().to(dtype) if dtype == torch.uint8 else wide.to(dtype)
 
 
-def made(operand: torch.Tensor, access: tuple[str, ...], size: TileSize = SIZE) -> bounds.Table:
+def table_of(operand: torch.Tensor, access: tuple[str, ...], size: TileSize = SIZE) -> bounds.Table:
     """The table, in memory that begins as something else."""
     results = []
     with recording(), tables() as room:
@@ -74,7 +74,7 @@ def expected(operand: torch.Tensor, access: tuple[str, ...], size: TileSize) -> 
 def test_bounds_are_those_of_the_elements(dtype: torch.dtype) -> None:
     operand = drawn((2, 3, 40, 50), dtype)
     truth = expected(operand, WHOLE, SIZE)
-    assert torch.equal(made(operand, WHOLE).room.to(truth.dtype), truth)
+    assert torch.equal(table_of(operand, WHOLE).room.to(truth.dtype), truth)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_bounds_are_those_of_the_elements(dtype: torch.dtype) -> None:
 )
 def test_any_access(shape: tuple[int, ...], access: tuple[str, ...]) -> None:
     operand = drawn(shape, torch.float32)
-    result = made(operand, access)
+    result = table_of(operand, access)
     truth = expected(operand, access, SIZE)
     assert torch.equal(result.room.double(), truth)
     for letter, step in zip(AXES, result.strides):
@@ -103,7 +103,8 @@ def test_any_access(shape: tuple[int, ...], access: tuple[str, ...]) -> None:
 def test_tiles_of_kernels(size: TileSize) -> None:
     operand = drawn((200, 300), torch.bfloat16)
     access = ("q_idx", "kv_idx")
-    assert torch.equal(made(operand, access, size).room.double(), expected(operand, access, size))
+    table = table_of(operand, access, size)
+    assert torch.equal(table.room.double(), expected(operand, access, size))
 
 
 def test_parts_of_an_operand() -> None:
@@ -112,12 +113,12 @@ def test_parts_of_an_operand() -> None:
     whole[7:57, 3:83:2] = drawn((50, 40), torch.float32)
     part = whole[7:57, 3:83:2]
     access = ("q_idx", "kv_idx")
-    assert torch.equal(made(part, access).room.double(), expected(part, access, SIZE))
+    assert torch.equal(table_of(part, access).room.double(), expected(part, access, SIZE))
 
 
 def test_what_an_operand_is_expanded_along_its_table_lacks() -> None:
     operand = drawn((3, 1, 50), torch.bool).expand(3, 40, 50)
-    result = made(operand, ("b", "q_idx", "kv_idx"))
+    result = table_of(operand, ("b", "q_idx", "kv_idx"))
     assert result.room.shape == (3, 1, 1, 3, 2)
     assert result.strides[2] == 0
 
@@ -125,6 +126,6 @@ def test_what_an_operand_is_expanded_along_its_table_lacks() -> None:
 def test_a_nan_makes_its_tile_nan() -> None:
     operand = torch.zeros(40, 50)
     operand[20, 30] = torch.nan
-    result = made(operand, ("q_idx", "kv_idx")).room[0, 0]
+    result = table_of(operand, ("q_idx", "kv_idx")).room[0, 0]
     assert result[1, 1].isnan().all()
     assert result.isnan().sum() == 2

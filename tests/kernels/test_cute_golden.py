@@ -50,7 +50,7 @@ def account(text: str) -> dict[str, object]:
     return {"digest": hashlib.sha256(text.encode()).hexdigest(), "instructions": counts}
 
 
-def made_with() -> str:
+def compiler_version() -> str:
     return version("nvidia-cutlass-dsl")
 
 
@@ -58,7 +58,7 @@ def made_with() -> str:
 @pytest.mark.parametrize("name", slow_but(QUICK, CONFIGS))
 def test_kernels_are_what_they_were(name: str, side: str):
     golden = json.loads(GOLDEN.read_text())
-    if golden["nvidia-cutlass-dsl"] != made_with():
+    if golden["nvidia-cutlass-dsl"] != compiler_version():
         pytest.skip(f"golden is of nvidia-cutlass-dsl {golden['nvidia-cutlass-dsl']}")
     result, before = account(ptx(CONFIGS[name], side)), golden[f"{name}, {side}"]
     assert result["instructions"] == before["instructions"]
@@ -67,6 +67,6 @@ def test_kernels_are_what_they_were(name: str, side: str):
 
 if __name__ == "__main__":
     found = {f"{n}, {side}": account(ptx(c, side)) for n, c in CONFIGS.items() for side in KERNELS}
-    lines = {"nvidia-cutlass-dsl": made_with(), **found}.items()
+    lines = {"nvidia-cutlass-dsl": compiler_version(), **found}.items()
     text = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in lines)
     GOLDEN.write_text("{" + text + "}\n")

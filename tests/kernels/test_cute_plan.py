@@ -79,7 +79,7 @@ def last(kernels: dict) -> list[int]:
     return kernel.launches[-1]
 
 
-def taken(o: Given, out: torch.Tensor, order: torch.Tensor | None = None) -> list[int]:
+def words_of(o: Given, out: torch.Tensor, order: torch.Tensor | None = None) -> list[int]:
     """What a kernel takes, in the order of `compiler.example`, of operands that need no copy and
     have no extent of one."""
     read = (o.query, o.key, o.value, out)
@@ -105,7 +105,7 @@ def test_jagged_sequences_are_dealt_longest_first_each_time(kernels):
     for _ in range(2):
         o, order = jagged(), torch.tensor([1, 0])
         out = forward(o, order=order)
-        assert last(kernels) == taken(o, out, order)
+        assert last(kernels) == words_of(o, out, order)
     (config,) = kernels
     assert longest_first(o, config, 0, Record(fails=True)).tolist() == [1, 0, 0]
 
@@ -136,7 +136,7 @@ def test_a_kernel_takes_what_is_of_its_call(name: str, monkeypatch, kernels):
     each, plans = CALLS[name]
     for o, out in each:
         stored = forward(o, out=out)
-        assert last(kernels) == taken(o, stored) and len(plan.PLANS) <= 3
+        assert last(kernels) == words_of(o, stored) and len(plan.PLANS) <= 3
     assert (len(plan.PLANS), len(kernels)) == (plans, 1)
 
 
@@ -157,7 +157,7 @@ def test_threads_do_not_mix_their_words(kernels):
     for thread in threads:
         thread.join()
     (kernel,) = kernels.values()
-    expected = [taken(*x) for x in zip(arguments, outs)]
+    expected = [words_of(*x) for x in zip(arguments, outs)]
     assert not failed and len(kernel.launches) == 400
     assert all(kernel.launches.count(x) == 200 for x in expected)
 
@@ -172,7 +172,7 @@ def test_a_thread_may_clear_the_words_that_another_asks_for(kernels):
     o = dense()
     object.__setattr__(plan.plan_of(o, True, True, None), "words", Cleared())
     out = forward(o)
-    assert last(kernels) == taken(o, out)
+    assert last(kernels) == words_of(o, out)
 
 
 def moved(x: torch.Tensor, elements: int) -> torch.Tensor:
@@ -342,7 +342,7 @@ def test_batches_of_other_rows_share_a_plan(kernels):
     for count in (50, 7, 2, 1000):
         o, order = rows_of(JAGGED, count), torch.tensor([1, 0])
         out = forward(o, order=order)
-        assert out.shape == (count, 4, 64) and last(kernels) == taken(o, out, order)
+        assert out.shape == (count, 4, 64) and last(kernels) == words_of(o, out, order)
     assert len(plan.PLANS) == 1
 
 

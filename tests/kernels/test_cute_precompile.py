@@ -61,7 +61,7 @@ def test_the_guess_is_what_the_first_call_uses(make, kind) -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """What goes to other processes, in place of them."""
     results: list[tuple] = []
 
@@ -84,7 +84,7 @@ SHAPES, BIAS_SHAPE = ((2, 4, 256, 64),) * 3, (4, 256, 256)
     [("silu(mul(s,0.125))", SHAPES), (BIASED, (*SHAPES, BIAS_SHAPE))],
     ids=["plain", "bias"],
 )
-def test_kernels_of_a_call_are_asked_for(monkeypatch, asked, program: str, shapes) -> None:
+def test_kernels_of_a_call_are_asked_for(monkeypatch, requests, program: str, shapes) -> None:
     """By its lowering; by a rewritten graph before it is lowered, for the backward too."""
     monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
     tensors = [torch.zeros(shape, dtype=BF16) for shape in shapes]
@@ -94,8 +94,8 @@ def test_kernels_of_a_call_are_asked_for(monkeypatch, asked, program: str, shape
     stored = 0 if tensors[3:] else None
     gradients = dataclasses.replace(config, kernel="backward", ordered=True, stored=stored)
     kernels = [("launch", config), ("launch", gradients)]
-    assert asked == kernels
-    asked.clear()
+    assert requests == kernels
+    requests.clear()
     precompile._FUTURES.clear()
     graph = torch.fx.Graph()
     nodes = [graph.placeholder(f"x{i}") for i in range(len(shapes))]
@@ -107,7 +107,7 @@ def test_kernels_of_a_call_are_asked_for(monkeypatch, asked, program: str, shape
     graph.output(graph.call_function(torch.ops.gdpa.attention.default, call))
     with fake_cuda.fake_cuda(90):
         early.begin(torch.fx.GraphModule({}, graph))
-    assert asked == kernels
+    assert requests == kernels
 
 
 class Launched(Exception):
@@ -139,7 +139,7 @@ def jagged_biased() -> Given:
      (jagged_biased, 0)],
 )  # fmt: skip
 def test_the_kernel_of_a_gradient_of_a_bias_is_what_the_first_call_launches(
-    monkeypatch, asked, folder: str, make, learned: int
+    monkeypatch, requests, folder: str, make, learned: int
 ) -> None:
     kind = {"sm90": Sm90Config, "sm100": Sm100Config}[folder]
     inputs = make()
@@ -153,41 +153,41 @@ def test_the_kernel_of_a_gradient_of_a_bias_is_what_the_first_call_launches(
     with pytest.raises(Launched) as first:
         grad_out = torch.zeros(output_shape(inputs), dtype=BF16)
         backward.backward(grad_out, inputs, needs, ctas=1, stream=0, kind=kind)
-    assert ("launch", *first.value.args) == asked[0]
-    assert asked[-1][1].stored == learned
+    assert ("launch", *first.value.args) == requests[0]
+    assert requests[-1][1].stored == learned
 
 
 def gradients_of(config: Sm90Config) -> Sm90Config:
     return dataclasses.replace(config, kernel="backward")
 
 
-def test_what_was_asked_for_is_not_asked_for_again(asked) -> None:
+def test_what_was_asked_for_is_not_asked_for_again(requests) -> None:
     config = plan.plan_of(dense(), True, True, Sm90Config).config
     for _ in range(2):
         precompile.forward(config)
         precompile.backward(config, [True] * 3, True)
-    assert asked == [("launch", config), ("launch", gradients_of(config))]
+    assert requests == [("launch", config), ("launch", gradients_of(config))]
 
 
-def test_what_lies_on_disk_is_not_asked_for(monkeypatch, asked) -> None:
+def test_what_lies_on_disk_is_not_asked_for(monkeypatch, requests) -> None:
     config = plan.plan_of(dense(), True, True, Sm90Config).config
     monkeypatch.setattr(disk, "has", lambda _, config: config.kernel == "forward")
     precompile.forward(config)
     precompile.backward(config, [True] * 3, True)
-    assert asked == [("launch", gradients_of(config))]
+    assert requests == [("launch", gradients_of(config))]
 
 
-def test_on_blackwell_each_side_has_a_kernel(asked) -> None:
+def test_on_blackwell_each_side_has_a_kernel(requests) -> None:
     config = plan.plan_of(dense(), True, True, Sm100Config).config
     precompile.backward(config, [True] * 3, True)
-    assert [inputs[1].kernel for inputs in asked] == ["keys", "rows"]
-    assert [dataclasses.replace(inputs[1], kernel="forward") for inputs in asked] == [config] * 2
+    assert [inputs[1].kernel for inputs in requests] == ["keys", "rows"]
+    assert [dataclasses.replace(inputs[1], kernel="forward") for inputs in requests] == [config] * 2
 
 
-def test_without_a_place_on_disk_nothing_is_asked_for(monkeypatch, asked) -> None:
+def test_without_a_place_on_disk_nothing_is_asked_for(monkeypatch, requests) -> None:
     monkeypatch.setattr(disk, "keeps", lambda: False)
     precompile.forward(plan.plan_of(dense(), True, True, Sm90Config).config)
-    assert not asked
+    assert not requests
 
 
 def failed() -> Future:
@@ -197,7 +197,7 @@ def failed() -> Future:
 
 
 @pytest.mark.parametrize("make", [failed, Future], ids=["failed", "late"])
-def test_a_process_that_fails_is_in_nobodys_way(monkeypatch, asked, make) -> None:
+def test_a_process_that_fails_is_in_nobodys_way(monkeypatch, requests, make) -> None:
     monkeypatch.setattr(inductor, "in_background", lambda *_: make())
     monkeypatch.setattr(precompile, "PATIENCE", 0.01)
     config = plan.plan_of(dense(), True, True, Sm90Config).config

@@ -91,7 +91,7 @@ OTHERS: dict[str, Callable[[], list]] = {
 }
 
 
-def of_backward(args: list, asked: str = "qkv", wanted: bool = False) -> list:
+def of_backward(args: list, letters: str = "qkv", wanted: bool = False) -> list:
     """The arguments of a backward from those of a forward. wanted: also gradients of operands."""
     query, value = args[0], args[2]
     grad = torch.zeros(
@@ -99,7 +99,7 @@ def of_backward(args: list, asked: str = "qkv", wanted: bool = False) -> list:
         value.shape[-1],
         dtype=BF16,
     )
-    needs = [letter in asked for letter in "qkv"] + [wanted] * len(args[3])
+    needs = [letter in letters for letter in "qkv"] + [wanted] * len(args[3])
     return [grad, *args[:6], needs, *args[6:]]
 
 
@@ -143,16 +143,16 @@ def test_slices_of_the_values_are_replayed_with_the_words_of_a_first_run(kernels
 
 
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "in any order"])
-@pytest.mark.parametrize("asked", ["qkv", "kv", "q"])
+@pytest.mark.parametrize("letters", ["qkv", "kv", "q"])
 @pytest.mark.parametrize("form", FORMS)
 def test_a_backward_is_replayed_with_the_words_of_a_first_run(
-    form: str, asked: str, ordered: bool, kernels, cleared
+    form: str, letters: str, ordered: bool, kernels, cleared
 ):
     site = calls.backward_site(True)
-    before = of_backward(FORMS[form](), asked)
+    before = of_backward(FORMS[form](), letters)
     first = site(*before, ordered=ordered)
     settled = words(kernels[1])
-    args = of_backward(FORMS[form](), asked)
+    args = of_backward(FORMS[form](), letters)
     grad, query, key, value = args[:4]
     result = site(*args, ordered=ordered)
     again = words(kernels[1])
@@ -163,7 +163,7 @@ def test_a_backward_is_replayed_with_the_words_of_a_first_run(
     # Query, key, value, the gradient of O, sums, gradients of key, value and query, counters.
     addresses = dict(zip("qkvosKVQc", again, strict=False))
     assert [addresses[x] for x in "qkvo"] == [x.data_ptr() for x in (query, key, value, grad)]
-    assert [addresses[x.upper()] for x in asked] == [x.data_ptr() for x in result]
+    assert [addresses[x.upper()] for x in letters] == [x.data_ptr() for x in result]
     assert without_places(again, 9, args[4]) == without_places(settled, 9, before[4])
     counters, sums = 4 * 2 * 1, query.numel() // 2
     expected = [(addresses["c"], counters, STREAM)]

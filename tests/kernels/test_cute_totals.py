@@ -102,15 +102,15 @@ def stored(by_keys: bool) -> StoredScores:
     return StoredScores(scores, hulls, ORDER, COUNT, tiling)
 
 
-def exact(found: StoredScores) -> torch.Tensor:
+def exact(source: StoredScores) -> torch.Tensor:
     """[BATCH, H, M, N'], zeros where nothing is stored and for other sequences."""
-    whole = torch.zeros(BATCH, *found.scores.shape[1:], dtype=torch.float64)
-    whole[ORDER] = found.scores[:COUNT].double().nan_to_num()
+    whole = torch.zeros(BATCH, *source.scores.shape[1:], dtype=torch.float64)
+    whole[ORDER] = source.scores[:COUNT].double().nan_to_num()
     return whole
 
 
-def emulated(call, found: StoredScores, total: torch.Tensor) -> None:
-    run(call, [found.scores, found.hulls, found.order, total], schedules=("random",))
+def emulated(call, source: StoredScores, total: torch.Tensor) -> None:
+    run(call, [source.scores, source.hulls, source.order, total], schedules=("random",))
 
 
 by_tiles = pytest.mark.parametrize("by_keys", [True, False], ids=["by keys", "by queries"])

@@ -55,9 +55,9 @@ ACCEPTED = [
 ]
 
 
-@pytest.mark.parametrize("given, kernel", ACCEPTED)
-def test_accepted(given: Problem, kernel: str):
-    choice = lowerings.choose(given, Options())
+@pytest.mark.parametrize("case, kernel", ACCEPTED)
+def test_accepted(case: Problem, kernel: str):
+    choice = lowerings.choose(case, Options())
     assert choice
     assert choice.kernel == kernel
     assert kernel in str(choice)
@@ -74,18 +74,18 @@ LEFT = [
 ]
 
 
-@pytest.mark.parametrize("given", LEFT)
-def test_chunks_can_be_asked_for_by_name(given: Problem):
-    choice = lowerings.choose(given, Options(kernel="chunked", profit=False))
+@pytest.mark.parametrize("case", LEFT)
+def test_chunks_can_be_asked_for_by_name(case: Problem):
+    choice = lowerings.choose(case, Options(kernel="chunked", profit=False))
     assert choice
     assert choice.kernel == "chunked"
     assert " launches" in str(choice)
 
 
-@pytest.mark.parametrize("given", [problem(F64), problem(d=320), problem(F32, d=256)])
-def test_without_profit_chunks_take_what_no_kernel_takes(given: Problem):
-    assert not lowerings.choose(given, Options())
-    assert lowerings.choose(given, Options(profit=False)).kernel == "chunked"
+@pytest.mark.parametrize("case", [problem(F64), problem(d=320), problem(F32, d=256)])
+def test_without_profit_chunks_take_what_no_kernel_takes(case: Problem):
+    assert not lowerings.choose(case, Options())
+    assert lowerings.choose(case, Options(profit=False)).kernel == "chunked"
 
 
 @pytest.mark.parametrize("length", [1024, 2048, 4096, 8192])
@@ -156,17 +156,17 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("given, code, word", REFUSED)
-def test_refused(given: Problem, code: Code, word: str):
-    refusal = lowerings.choose(given, Options())
+@pytest.mark.parametrize("case, code, word", REFUSED)
+def test_refused(case: Problem, code: Code, word: str):
+    refusal = lowerings.choose(case, Options())
     assert not refusal
     assert refusal.code is code
     assert word in refusal.reason
 
 
-@pytest.mark.parametrize("given, code, word", [row for row in REFUSED if row[1] is Code.SLOWER])
-def test_profit_off_asks_only_whether_it_is_right(given: Problem, code: Code, word: str):
-    assert lowerings.choose(given, Options(profit=False))
+@pytest.mark.parametrize("case, code, word", [row for row in REFUSED if row[1] is Code.SLOWER])
+def test_profit_off_asks_only_whether_it_is_right(case: Problem, code: Code, word: str):
+    assert lowerings.choose(case, Options(profit=False))
 
 
 def test_a_little_slower_is_rewritten_for_memory(monkeypatch: pytest.MonkeyPatch):

@@ -143,22 +143,22 @@ FEW = Case("few", "silu(s)", m=48, n=512, d=64, dv=64, half=True, options="kerne
 
 
 @pytest.mark.parametrize(
-    ("aux", "program", "taken"),
+    ("aux", "program", "donates"),
     [
         pytest.param((), "silu(s)", True, id="few rows"),
         pytest.param(((2, 512),), "a0:f[h,kv_idx]; silu(add(s,a0))", True, id="sums of columns"),
         pytest.param(((48, 512),), "a0:f[q_idx,kv_idx]; silu(add(s,a0))", False, id="bias after"),
     ],
 )
-def test_the_gradient_of_keys_that_are_read_once_takes_their_memory(aux, program, taken):
+def test_the_gradient_of_keys_that_are_read_once_takes_their_memory(aux, program, donates):
     """Not where another kernel reads them later."""
     needs = "qkv" + "0" * bool(aux)
     case = dataclasses.replace(FEW, spent=True, aux=aux, program=program, needs=needs)
     tensors = [x.half() for x in case.tensors()]
     result = render.wrapper(case.function(), tensors)
     code = render.wrapper(case.function(), tensors, donated=[2])
-    assert "buffer_site" not in result and ("donation_buffer_site()" in code) == taken
-    assert code.count("empty_strided_cuda(") == result.count("empty_strided_cuda(") - taken
+    assert "buffer_site" not in result and ("donation_buffer_site()" in code) == donates
+    assert code.count("empty_strided_cuda(") == result.count("empty_strided_cuda(") - donates
 
 
 def test_room_is_taken_only_where_the_backward_runs_once(monkeypatch):
