@@ -187,7 +187,7 @@ def test_loops_keep_their_products_in_flight(measure: str, name: str):
     """A ceiling of serialized wgmma would be none: ptxas then waits after each instruction."""
     host = products()
     pytest.importorskip("triton")  # its package has the disassembler
-    from tests.kernels.cute_account import tool
+    from tests.kernels.fake_cuda import tool
 
     loop = host.LOOPS[measure][name]
     with tempfile.TemporaryDirectory() as folder:

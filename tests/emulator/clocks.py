@@ -45,24 +45,24 @@ class Shadow:
 
     def read(self, cells: Vector, clock: Vector, row: Any, actor: Any, epoch: Any) -> Vector | None:
         """row: of the clock, one or one for each cell; actor and epoch likewise."""
-        found = self.unordered_writes(cells, clock, row)
+        result = self.unordered_writes(cells, clock, row)
         self.read_at[cells, actor] = epoch
         self.was_read[cells] = True
-        return found
+        return result
 
     def write(
         self, cells: Vector, clock: Vector, row: Any, actor: Any, epoch: Any, record: bool = True
     ) -> Vector | None:
-        found = self.unordered_writes(cells, clock, row)
-        if found is None and np.count_nonzero(seen := self.was_read[cells]):
+        result = self.unordered_writes(cells, clock, row)
+        if result is None and np.count_nonzero(seen := self.was_read[cells]):
             late = self.read_at[cells[seen]] > clock[row if np.isscalar(row) else row[seen]]
             if late.any():
-                found = np.nonzero(late.any(0))[0]
+                result = np.nonzero(late.any(0))[0]
         if record:
             self.writer[cells], self.written[cells] = actor, epoch
             self.read_at[cells] = 0
             self.was_read[cells] = False
-        return found
+        return result
 
 
 class Clocks:
@@ -166,15 +166,15 @@ class Clocks:
 
     # Accesses to shared memory; cells are granules.
     def load_shared(self, cells: Vector, warp: Vector) -> None:
-        found = self.shared.read(cells, self.clock, warp, warp, self.clock[warp, warp])
-        if found is not None:
-            self.check(f"ld.shared by {warps_text(warp)}", found)
+        result = self.shared.read(cells, self.clock, warp, warp, self.clock[warp, warp])
+        if result is not None:
+            self.check(f"ld.shared by {warps_text(warp)}", result)
 
     def store_shared(self, cells: Vector, warp: Vector, lanes: Vector) -> None:
         """lanes: numbers in the gang."""
-        found = self.shared.write(cells, self.clock, warp, warp, self.clock[warp, warp])
-        if found is not None:
-            self.check(f"st.shared by {warps_text(warp)}", found)
+        result = self.shared.write(cells, self.clock, warp, warp, self.clock[warp, warp])
+        if result is not None:
+            self.check(f"st.shared by {warps_text(warp)}", result)
         self.unfenced_lanes[cells[self.unfenced[cells] != warp + 1]] = 0
         self.unfenced[cells] = warp + 1
         np.bitwise_or.at(self.unfenced_lanes, cells, lane_bits(lanes))
@@ -188,8 +188,8 @@ class Clocks:
     def load_by_tma(self, cells: Vector, address: int, phase: int, warp: int) -> Vector:
         """What landing must publish on the barrier at `address`, now in `phase`."""
         actor, epoch = self.actor_of(address), phase + 1
-        found = self.shared.write(cells, self.clock, warp, actor, epoch)
-        self.check(f"TMA load issued by warp {warp}", found)
+        result = self.shared.write(cells, self.clock, warp, actor, epoch)
+        self.check(f"TMA load issued by warp {warp}", result)
         self.touch_by_proxy(cells, "a TMA load overwrites")
         self.unfenced[cells] = 0
         published = self.clock[warp].copy()
@@ -200,8 +200,8 @@ class Clocks:
         self.bulk[warp] += 1
         self.touch_by_proxy(cells, "a bulk store reads")
         actor = 2 * self.warps + warp
-        found = self.shared.read(cells, self.clock, warp, actor, self.bulk[warp])
-        self.check(f"bulk store issued by warp {warp}", found)
+        result = self.shared.read(cells, self.clock, warp, actor, self.bulk[warp])
+        self.check(f"bulk store issued by warp {warp}", result)
 
     def product(self, warp: int, operands: list[Vector]) -> None:
         """What a product of a warpgroup reads, for one of its warps."""
@@ -209,8 +209,8 @@ class Clocks:
         actor = 4 * self.warps + warp
         for cells in operands:
             self.touch_by_proxy(cells, "wgmma reads")
-            found = self.shared.read(cells, self.clock, warp, actor, self.products[warp])
-            self.check(f"wgmma by warp {warp}", found)
+            result = self.shared.read(cells, self.clock, warp, actor, self.products[warp])
+            self.check(f"wgmma by warp {warp}", result)
 
     # The tensor core; cells of tensor memory are 512 * quarter + column.
     def multiply(self, warp: int, operands: list[Vector], a: Vector | None, d: Vector) -> None:
@@ -221,13 +221,13 @@ class Clocks:
         self.of_tensor[row, actor] = epoch = self.clock[row, actor]
         for cells in operands:
             self.touch_by_proxy(cells, "tcgen05.mma reads")
-            found = self.shared.read(cells, self.clock, row, actor, epoch)
-            self.check("tcgen05.mma of a shared operand", found)
+            result = self.shared.read(cells, self.clock, row, actor, epoch)
+            self.check("tcgen05.mma of a shared operand", result)
         if a is not None:
-            found = self.tensor.read(a, self.of_tensor, row, actor, epoch)
-            self.check("tcgen05.mma of an operand in tensor memory", found)
-        found = self.tensor.write(d, self.of_tensor, row, actor, epoch)
-        self.check(f"tcgen05.mma into columns from {d[0] % COLUMNS}", found)
+            result = self.tensor.read(a, self.of_tensor, row, actor, epoch)
+            self.check("tcgen05.mma of an operand in tensor memory", result)
+        result = self.tensor.write(d, self.of_tensor, row, actor, epoch)
+        self.check(f"tcgen05.mma into columns from {d[0] % COLUMNS}", result)
 
     def commit(self, warp: int) -> Vector:
         row = self.clock[self.warps]
@@ -238,9 +238,9 @@ class Clocks:
         warps = np.unique(warp)
         self.loads[warps] += 1
         actor = 3 * self.warps + warp
-        found = self.tensor.read(cells, self.of_tensor, warp, actor, self.loads[warp])
-        if found is not None:
-            self.check(f"tcgen05.ld by {warps_text(warp)}", found)
+        result = self.tensor.read(cells, self.of_tensor, warp, actor, self.loads[warp])
+        if result is not None:
+            self.check(f"tcgen05.ld by {warps_text(warp)}", result)
         if not self.fences:
             self.of_tensor[warps, 3 * self.warps + warps] = self.loads[warps]
             self.fence_before(warps)
@@ -248,15 +248,17 @@ class Clocks:
     def store_tensor(self, cells: Vector, warp: Vector) -> None:
         self.stores[np.unique(warp)] += 1
         actor = self.warps + warp
-        found = self.tensor.write(cells, self.of_tensor, warp, actor, self.stores[warp])
-        if found is not None:
-            self.check(f"tcgen05.st by {warps_text(warp)}", found)
+        result = self.tensor.write(cells, self.of_tensor, warp, actor, self.stores[warp])
+        if result is not None:
+            self.check(f"tcgen05.st by {warps_text(warp)}", result)
 
     def free_tensor(self, warp: int, column: int, count: int) -> None:
         cells = tensor_cells(QUARTERS, np.zeros(4, int) + column, count)
         known = np.maximum(self.clock, self.of_tensor)
-        found = self.tensor.write(cells, known, warp, warp, 0, record=False)
-        self.check(f"tcgen05.dealloc of columns [{column}, {column + count}) by warp {warp}", found)
+        result = self.tensor.write(cells, known, warp, warp, 0, record=False)
+        self.check(
+            f"tcgen05.dealloc of columns [{column}, {column + count}) by warp {warp}", result
+        )
 
 
 def lane_bits(lanes: Vector) -> Vector:

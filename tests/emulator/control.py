@@ -29,9 +29,9 @@ def rejoin(pend: Pending, block: int, mask: np.ndarray, everyone: np.ndarray):
     return block, everyone if count(mask) == mask.size else mask
 
 
-def part(pend: Pending, taken: np.ndarray, mask: np.ndarray, target: int, fall: int):
+def part(pend: Pending, jumping: np.ndarray, mask: np.ndarray, target: int, fall: int):
     """Adds both ways to `pend`; the signatures if the warps of the gang part, else None."""
-    for block, lanes in ((target, taken), (fall, mask & ~taken)):
+    for block, lanes in ((target, jumping), (fall, mask & ~jumping)):
         pend[block] = pend[block] | lanes if block in pend else lanes
     return signatures(pend)
 
@@ -42,8 +42,8 @@ def signatures(pend: Pending) -> list[tuple[int, ...]] | None:
     if size == 32:
         return None
     rows = {block: by_warp(lanes).any(1) for block, lanes in sorted(pend.items())}
-    found = [tuple(b for b, row in rows.items() if row[w]) for w in range(size // 32)]
-    return found if len(set(found)) > 1 else None
+    results = [tuple(b for b, row in rows.items() if row[w]) for w in range(size // 32)]
+    return results if len(set(results)) > 1 else None
 
 
 def apart(mask: np.ndarray, *operands: np.ndarray) -> list[tuple[int, ...]] | None:
@@ -52,8 +52,8 @@ def apart(mask: np.ndarray, *operands: np.ndarray) -> list[tuple[int, ...]] | No
         return None
     rows = by_warp(mask)
     first = [np.argmax(row) + 32 * w for w, row in enumerate(rows)]
-    found = [
+    results = [
         tuple(int(x[lane]) for x in operands) if row.any() else ()
         for lane, row in zip(first, rows, strict=True)
     ]
-    return found if len({key for key in found if key}) > 1 else None
+    return results if len({key for key in results if key}) > 1 else None

@@ -83,10 +83,10 @@ class Copies:
         at = int(handle) - PARAMETER_BASE
         if not 0 <= at < len(self.cta.parameter_bytes):
             raise EmulatorError("a tensor map that is no parameter of the kernel")
-        told = self.cta.parameter_bytes[at : at + TOLD_BYTES]
-        if told not in self.cta.maps:
+        handle_bytes = self.cta.parameter_bytes[at : at + TOLD_BYTES]
+        if handle_bytes not in self.cta.maps:
             raise EmulatorError("a tensor map that no recorded atom stands for")
-        return self.cta.maps[told]
+        return self.cta.maps[handle_bytes]
 
     def load(self, gang: Gang, target, handle, coordinates, barrier, ctas, mask: Vector) -> None:
         """ctas: of the cluster, a bit for each that gets the tile; None: whose addresses are
@@ -207,13 +207,13 @@ class Copies:
                 self.cta.clocks.wait_bulk(warp, sum(len(group) for group in old))
         return True
 
-    def small(self, gang: Gang, target, source, size: int, given, mask: Vector) -> None:
+    def small(self, gang: Gang, target, source, size: int, inputs, mask: Vector) -> None:
         """cp.async of 4, 8 or 16 bytes a lane, done at once; bytes past `given` are zeros."""
         shared = self.cta.shared
         for lane in gang.lanes(mask):
             start = int(target[lane])
             shared.check(start, start + size)
-            count = size if given is None else int(given[lane])
+            count = size if inputs is None else int(inputs[lane])
             shared.bytes[start : start + size] = 0
             if count:
                 data = self.cta.memory.bytes_at(int(source[lane]), count)

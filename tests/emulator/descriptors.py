@@ -93,3 +93,10 @@ def widened(raw: np.ndarray, name: str) -> np.ndarray:
     if name == "f16":
         return raw.view(np.float16).astype(np.float32)
     return (raw.astype(np.uint32) << 16).view(np.float32)
+
+
+def operand(granules: np.ndarray, rows: int, mn_major: bool, name: str) -> np.ndarray:
+    """[rows, 16] in f32 of an operand's bytes in shared memory, granule by granule."""
+    raw = granules.view(np.uint16)  # [.., .., 8]
+    raw = raw.transpose(0, 2, 1) if mn_major else raw
+    return widened(np.ascontiguousarray(raw).reshape(rows, 16), name)

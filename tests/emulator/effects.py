@@ -5,28 +5,36 @@ call passes the gang G and the mask m of its active lanes.
 """
 
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from . import kinds
 from .homes import members
 from .ptx import WINDOW, identifier
-from .values import Emitter, vector
+from .values import Emitter, registering, vector
 
 if TYPE_CHECKING:
     from .translate import Translator
 
 EMITTERS: dict[str, Emitter] = {}
+emits = registering(EMITTERS)
 SHIFT = WINDOW.bit_length() - 1
 POLLS = ("acquire", "volatile", "relaxed", "mmio")
 
 
-def emits(*names: str) -> Callable[[Emitter], Emitter]:
-    def register(function: Emitter) -> Emitter:
-        EMITTERS.update(dict.fromkeys(names, function))
-        return function
+def line(text: str, *operands: str) -> Emitter:
+    """An instruction that is one line of code. operands: how each is read: a number of the text
+    ("int"), a value of a kind, or an address in brackets, such as "[u32]"."""
 
-    return register
+    def emit(t: "Translator", op: list[str], a: list[str]) -> None:
+        t.line(text.format(*(operand(t, *pair) for pair in zip(a, operands, strict=False))))
+
+    return emit
+
+
+def operand(t: "Translator", text: str, how: str) -> str:
+    if how == "int":
+        return str(int(text))
+    return t.address(text, how.strip("[]")) if how[0] == "[" else t.read(text, how)
 
 
 def has(op: list[str], word: str) -> bool:
@@ -81,11 +89,6 @@ def store(t: "Translator", op: list[str], a: list[str]) -> None:
         t.line(f"C.memory.store({t.address(a[0], 'u64')}, ({data}), {size}, m)")
 
 
-@emits("discard")
-def discard(t: "Translator", op: list[str], a: list[str]) -> None:
-    t.line(f"C.memory.discard({t.address(a[0], 'u64')}, {int(a[1])}, m)")
-
-
 @emits("prefetch")
 def prefetch(t: "Translator", op: list[str], a: list[str]) -> None:
     """Others are of tensor maps."""
@@ -122,11 +125,6 @@ def red(t: "Translator", op: list[str], a: list[str]) -> None:
     if "async" in op:
         raise NotImplementedError("remote reductions")
     atomic(t, op, None, a)
-
-
-@emits("nanosleep")
-def sleep(t: "Translator", op: list[str], a: list[str]) -> None:
-    t.line("yield SPIN")
 
 
 @emits("fence")
@@ -178,9 +176,9 @@ def cluster_barrier(t: "Translator", op: list[str]) -> None:
 @emits("mbarrier")
 def mbarrier(t: "Translator", op: list[str], a: list[str]) -> None:
     if "init" in op:
-        t.line(f"C.sync.init(G, {t.address(a[0], 'u32')}, {t.read(a[1], 'u32')}, m)")
+        line("C.sync.init(G, {}, {}, m)", "[u32]", "u32")(t, op, a)
     elif "inval" in op:
-        t.line(f"C.sync.invalidate({t.address(a[0], 'u32')}, m)")
+        line("C.sync.invalidate({}, m)", "[u32]")(t, op, a)
     elif "try_wait" in op or "test_wait" in op:
         wait_parity(t, op, a)
     elif "expect_tx" in op or "arrive" in op:
@@ -252,9 +250,9 @@ def copy(t: "Translator", op: list[str], a: list[str]) -> None:
         bulk_copy(t, op, a)
     else:
         size = int(a[2])
-        given = t.read(a[3], "u32") if len(a) > 3 else "None"
+        arguments = t.read(a[3], "u32") if len(a) > 3 else "None"
         addresses = f"{t.address(a[0], 'u32')}, {t.address(a[1], 'u64')}"
-        t.line(f"C.copies.small(G, {addresses}, {size}, {given}, m)")
+        t.line(f"C.copies.small(G, {addresses}, {size}, {arguments}, m)")
 
 
 def tensor_copy(t: "Translator", op: list[str], a: list[str]) -> None:
@@ -269,11 +267,11 @@ def tensor_copy(t: "Translator", op: list[str], a: list[str]) -> None:
         i for i, part in enumerate(op) if part.startswith("shared")
     )
     target = a[1] if loads else a[0]
-    found = re.fullmatch(r"\[\s*([$%\w]+)\s*,\s*(\{.*\})\s*\]", target, flags=re.S)
-    if found is None:
+    match = re.fullmatch(r"\[\s*([$%\w]+)\s*,\s*(\{.*\})\s*\]", target, flags=re.S)
+    if match is None:
         raise NotImplementedError(f"tensor coordinates {target}")
-    handle = t.read(found.group(1), "u64")
-    coordinates = "".join(f"{t.read(c, 'i32')}, " for c in members(found.group(2)))
+    handle = t.read(match.group(1), "u64")
+    coordinates = "".join(f"{t.read(c, 'i32')}, " for c in members(match.group(2)))
     if loads:
         places = f"{t.address(a[0], 'u32')}, {handle}, ({coordinates}), {t.address(a[2], 'u32')}"
         t.line(f"C.copies.load(G, {places}, {ctas}, m)")
@@ -320,15 +318,6 @@ def tensor_fence(t: "Translator", op: list[str], a: list[str]) -> None:
     t.line(f"C.clocks.fence_{side}(G.active(m))")
 
 
-def allocate(t: "Translator", op: list[str], a: list[str]) -> None:
-    columns = t.read(a[1], "u32")
-    t.line(f"while not C.tensor.allocate(G, {t.address(a[0], 'u32')}, {columns}, m): yield SPIN")
-
-
-def deallocate(t: "Translator", op: list[str], a: list[str]) -> None:
-    t.line(f"C.tensor.deallocate(G, {t.read(a[0], 'u32')}, {t.read(a[1], 'u32')}, m)")
-
-
 def shape_32x32b(op: list[str]) -> None:
     if "32x32b" not in op or any("pack" in part for part in op):
         raise NotImplementedError("tcgen05.ld and st other than 32x32b")
@@ -362,22 +351,18 @@ def multiply(t: "Translator", op: list[str], a: list[str]) -> None:
     t.line(f"C.tensor.multiply(G, {operands}, {from_tensor}, {kind!r}, m)")
 
 
-def commit(t: "Translator", op: list[str], a: list[str]) -> None:
-    t.line(f"C.tensor.commit(G, {t.address(a[0], 'u32')}, m)")
-
-
-def relinquish(t: "Translator", op: list[str], a: list[str]) -> None:
-    t.line("C.tensor.relinquish()")
-
-
 TENSOR_CORE: dict[str, Emitter] = {
     "wait": tensor_wait,
     "fence": tensor_fence,
-    "alloc": allocate,
-    "dealloc": deallocate,
-    "relinquish_alloc_permit": relinquish,
+    "alloc": line("while not C.tensor.allocate(G, {}, {}, m): yield SPIN", "[u32]", "u32"),
+    "dealloc": line("C.tensor.deallocate(G, {}, {}, m)", "u32", "u32"),
+    "relinquish_alloc_permit": line("C.tensor.relinquish()"),
     "ld": tensor_load,
     "st": tensor_store,
     "mma": multiply,
-    "commit": commit,
+    "commit": line("C.tensor.commit(G, {}, m)", "[u32]"),
+}
+EMITTERS |= {
+    "discard": line("C.memory.discard({}, {}, m)", "[u64]", "int"),
+    "nanosleep": line("yield SPIN"),
 }

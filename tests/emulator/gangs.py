@@ -104,9 +104,9 @@ def split(
         mine = {block: mask for block, mask in mine.items() if mask.any()}
         if not mine:
             continue  # these warps are done
-        kept = picked(registers, lanes)
+        result = picked(registers, lanes)
         member = Gang([int(w) for w in gang.warps[rows]], gang.block)
-        parts.append((member, state(mine, kept)))
+        parts.append((member, state(mine, result)))
     return parts
 
 

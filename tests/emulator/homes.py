@@ -90,5 +90,5 @@ def moves(instruction: Instruction) -> list[tuple[str, str]]:
 
 def members(text: str) -> list[str]:
     """The registers of `{a, b}`, or the one that the text is."""
-    found = re.fullmatch(r"\{(.*)\}", text.strip(), flags=re.S)
-    return split_operands(found.group(1)) if found else [text]
+    match = re.fullmatch(r"\{(.*)\}", text.strip(), flags=re.S)
+    return split_operands(match.group(1)) if match else [text]

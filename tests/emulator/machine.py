@@ -230,8 +230,8 @@ class Cta:
 
     def check_exit(self) -> None:
         self.sync.check_exit()
-        if held := int(self.tensor.allocated.sum()):
-            raise EmulatorError(f"{held} columns of tensor memory are still allocated at exit")
+        if columns := int(self.tensor.allocated.sum()):
+            raise EmulatorError(f"{columns} columns of tensor memory are still allocated at exit")
 
 
 def described(waits: tuple | None) -> str:

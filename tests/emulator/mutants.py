@@ -136,8 +136,8 @@ def masking(kernel: Kernel) -> set[int]:
     while growing:
         before = len(wanted)
         for i in every:
-            made = [register(part) for part in i.operands[0].split("|")] if i.operands else []
-            if wanted.intersection(made):
+            targets = [register(part) for part in i.operands[0].split("|")] if i.operands else []
+            if wanted.intersection(targets):
                 if i.opcode in ("and.pred", "or.pred", "xor.pred", "not.pred", "mov.pred"):
                     wanted.update(register(text) for text in i.operands[1:])
                 elif i.parts[0] == "setp" and len(i.operands) > 3:

@@ -58,9 +58,9 @@ class Outcome:
 
     def enough(self) -> bool:
         for kind, least in SHARES.items():
-            caught, made = self.share(kind)
+            caught, total = self.share(kind)
             allowed, _ = self.redundant.get(kind, (0, ""))
-            if caught < least * made and made - caught > allowed:
+            if caught < least * total and total - caught > allowed:
                 return False
         return True
 
@@ -125,12 +125,12 @@ class Trial:
     def fault_on(self, schedule: str) -> str:
         try:
             with limited(self.patience):
-                found = self.call([schedule])
+                result = self.call([schedule])
         except EmulatorError as error:
             return str(error).partition("\n")[0]
         except (TimeoutError, ValueError, IndexError, NotImplementedError, OverflowError) as error:
             return f"{type(error).__name__}: {error}".partition("\n")[0]
-        return "" if bits(found) == self.good else "another result"
+        return "" if bits(result) == self.good else "another result"
 
 
 class Trials:
@@ -146,8 +146,8 @@ class Trials:
         if kind != "mask":
             return next(filter(None, (x.fault() for x in self.main)), "")
         for _ in self.tails:
-            if found := self.tails[0].fault():
-                return found
+            if result := self.tails[0].fault():
+                return result
             self.tails.append(self.tails.pop(0))  # the next mutant is that of the next column
         # A mask does not depend on the schedule.
         return next(filter(None, (x.fault_on(x.schedules[0]) for x in self.main)), "")
@@ -187,13 +187,13 @@ def examine(
 
 
 def report(name: str, outcome: Outcome) -> str:
-    made = Counter(mutant.kind for mutant in [*outcome.caught, *outcome.survived])
-    lines = [f"## {name}: {sum(made.values())} mutants, {outcome.seconds:.0f} s", ""]
+    counts = Counter(mutant.kind for mutant in [*outcome.caught, *outcome.survived])
+    lines = [f"## {name}: {sum(counts.values())} mutants, {outcome.seconds:.0f} s", ""]
     lines += ["| kind | made | caught | never reached or blocking, or last | left |"]
     lines += ["| --- | ---: | ---: | ---: | ---: |"]
-    for kind in sorted(made):
+    for kind in sorted(counts):
         caught, counted = outcome.share(kind)
-        numbers = made[kind], caught, made[kind] - counted, counted - caught
+        numbers = counts[kind], caught, counts[kind] - counted, counted - caught
         lines.append(f"| {kind} | {' | '.join(map(str, numbers))} |")
     for kind, (most, why) in outcome.redundant.items():
         lines += ["", f"Up to {most} of {kind} may be left: {why}."]

@@ -59,17 +59,17 @@ def identifier(name: str) -> str:
 
 def split_operands(text: str) -> list[str]:
     """Splits at the commas outside braces, brackets and parentheses."""
-    found, depth, start = [], 0, 0
+    results, depth, start = [], 0, 0
     for i, char in enumerate(text):
         if char in "{[(":
             depth += 1
         elif char in "}])":
             depth -= 1
         elif char == "," and not depth:
-            found.append(text[start:i].strip())
+            results.append(text[start:i].strip())
             start = i + 1
     last = text[start:].strip()
-    return [*found, last] if last else found
+    return [*results, last] if last else results
 
 
 STATEMENT = re.compile(r"\s*(?:(?P<brace>[{}])|(?P<label>[$\w]+):(?!:)|(?P<text>[^;]*);)")
@@ -78,13 +78,13 @@ STATEMENT = re.compile(r"\s*(?:(?P<brace>[{}])|(?P<label>[$\w]+):(?!:)|(?P<text>
 def statements(body: str, first_line: int) -> Iterator[tuple[str, int]]:
     """(statement, line); the braces of a scope and labels are statements of their own."""
     position, line, counted = 0, first_line, 0
-    while found := STATEMENT.match(body, position):
-        position = found.end()
-        start = found.start(found.lastgroup or 0)
+    while match := STATEMENT.match(body, position):
+        position = match.end()
+        start = match.start(match.lastgroup or 0)
         line += body.count("\n", counted, start)
         counted = start
-        text = found.group(found.lastgroup or 0).strip()
-        yield (text + ":" if found.lastgroup == "label" else text), line
+        text = match.group(match.lastgroup or 0).strip()
+        yield (text + ":" if match.lastgroup == "label" else text), line
 
 
 def without_comments(text: str) -> str:
@@ -95,32 +95,32 @@ def without_comments(text: str) -> str:
 def parse(text: str) -> dict[str, Kernel]:
     text = without_comments(text)
     kernels = {}
-    for found in re.finditer(r"\.entry\s+([$\w]+)\s*\((.*?)\)\s*[^{]*\{", text, flags=re.S):
-        kernel = Kernel(found.group(1), [parameter(p) for p in split_operands(found.group(2))])
-        depth, end = 1, found.end()
+    for result in re.finditer(r"\.entry\s+([$\w]+)\s*\((.*?)\)\s*[^{]*\{", text, flags=re.S):
+        kernel = Kernel(result.group(1), [parameter(p) for p in split_operands(result.group(2))])
+        depth, end = 1, result.end()
         while depth:
             brace = re.compile(r"[{}]").search(text, end)
             if brace is None:
                 raise ValueError(f"{kernel.name}: the body does not end")
             depth += 1 if brace.group() == "{" else -1
             end = brace.end()
-        body = text[found.end() : end - 1]
-        kernel.shared = shared_symbols(text[: found.start()] + body)
-        read_body(kernel, body, 1 + text.count("\n", 0, found.end()))
+        body = text[result.end() : end - 1]
+        kernel.shared = shared_symbols(text[: result.start()] + body)
+        read_body(kernel, body, 1 + text.count("\n", 0, result.end()))
         kernels[kernel.name] = kernel
     return kernels
 
 
 def parameter(text: str) -> Parameter:
     """`.param [.align n] .type [.ptr .space .align n] name[count]`"""
-    found = re.match(
+    match = re.match(
         r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+"
         r"(?:\.ptr\s+(?:\.\w+\s+)?(?:\.align\s+\d+\s+)?)?([$\w]+)(?:\[(\d+)\])?",
         text,
     )
-    if found is None:
+    if match is None:
         raise ValueError(f"parameter: {text}")
-    align, kind, name, count = found.groups()
+    align, kind, name, count = match.groups()
     size = BITS[kind] // 8
     return Parameter(name, size * int(count or 1), int(align or size))
 
@@ -161,16 +161,16 @@ def read_body(kernel: Kernel, body: str, first_line: int) -> None:
 
 
 def declare(kernel: Kernel, text: str, scopes: list[dict[str, str]]) -> None:
-    found = re.match(r"\.reg\s+\.(\w+)\s+(.*)", text, flags=re.S)
-    assert found
-    for name in split_operands(found.group(2)):
+    match = re.match(r"\.reg\s+\.(\w+)\s+(.*)", text, flags=re.S)
+    assert match
+    for name in split_operands(match.group(2)):
         if many := re.fullmatch(r"(%[A-Za-z_]+)<(\d+)>", name):
             for i in range(int(many.group(2))):
-                kernel.registers[f"{identifier(many.group(1))}{i}"] = BITS[found.group(1)]
+                kernel.registers[f"{identifier(many.group(1))}{i}"] = BITS[match.group(1)]
             continue
         new = name if len(scopes) == 1 else f"{name}__s{scopes[-1]['']}"
         scopes[-1][name] = new
-        kernel.registers[identifier(new)] = BITS[found.group(1)]
+        kernel.registers[identifier(new)] = BITS[match.group(1)]
 
 
 def place(kernel: Kernel, text: str, line: int) -> None:
@@ -181,9 +181,9 @@ def place(kernel: Kernel, text: str, line: int) -> None:
             blocks.append([])
         kernel.labels[text[:-1]] = len(blocks) - 1
         return
-    found = re.match(r"(?:@(!?)([%\w]+)\s+)?([\w.:]+)\s*(.*)", text, flags=re.S)
-    assert found, text
-    negated, guard, opcode, rest = found.groups()
+    match = re.match(r"(?:@(!?)([%\w]+)\s+)?([\w.:]+)\s*(.*)", text, flags=re.S)
+    assert match, text
+    negated, guard, opcode, rest = match.groups()
     instruction = Instruction(
         opcode, split_operands(rest), identifier(guard) if guard else None, negated == "!", line
     )

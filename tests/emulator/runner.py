@@ -113,7 +113,7 @@ def launched(launch: Callable[[], object], execute: Callable[[Launch], None]) ->
 
 def run(
     launch: Callable[[], object],
-    tensors: Sequence[torch.Tensor],
+    tensors: Sequence[torch.Tensor | None],
     *,
     schedules: Sequence[str] = SCHEDULES,
     seed: int = 0,
@@ -132,7 +132,8 @@ def run(
     """
     report, start = Report(), time.perf_counter()
     kernels = kernels or TRANSLATED[exact_fma]
-    views = list({view.ctypes.data: view for view in map(storage, tensors) if view.size}.values())
+    every = [storage(tensor) for tensor in tensors if tensor is not None]
+    views = list({view.ctypes.data: view for view in every if view.size}.values())
     memory = GlobalMemory(views)
     before = [view.copy() for view in views]
     first: list[np.ndarray] = []

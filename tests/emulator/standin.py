@@ -112,8 +112,8 @@ def decode(config: int, kernel: int, arguments: int) -> Launch:
 def cluster_of(shape: LaunchConfig) -> int:
     """How many CTAs, side by side along x, are a cluster."""
     room = Dimensions * shape.attribute_count
-    given = room.from_address(shape.attributes) if shape.attribute_count else ()
-    sizes = [tuple(x.size[:3]) for x in given if x.kind == CLUSTER_DIMENSION]
+    inputs = room.from_address(shape.attributes) if shape.attribute_count else ()
+    sizes = [tuple(x.size[:3]) for x in inputs if x.kind == CLUSTER_DIMENSION]
     (x, *others), *_ = sizes or [(1, 1, 1)]
     if others != [1, 1] or shape.grid[0] % x:
         raise NotImplementedError(f"clusters of {(x, *others)} CTAs")

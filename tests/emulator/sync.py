@@ -24,7 +24,7 @@ class MBarrier:
         self.address, self.count = address, count
         self.pending, self.bytes, self.phase = count, 0, 0
         self.gathered, self.published = clocks.fresh(), clocks.fresh()
-        self.made_by = (warp, int(clocks.clock[warp, warp]))
+        self.owner = (warp, int(clocks.clock[warp, warp]))
         self.fenced = False  # may copies and the tensor core signal it?
 
     def settle(self) -> None:
@@ -83,7 +83,7 @@ class Sync:
         self.cta.reach(int(address))
         if barrier is None:
             raise EmulatorError(f"no mbarrier was initialised at {shared_name(int(address))}")
-        maker, epoch = barrier.made_by
+        maker, epoch = barrier.owner
         if warp >= 0 and not self.clocks.knows(warp, maker, epoch):
             self.cta.report(f"{barrier}: used before its initialisation is visible to warp {warp}")
         return barrier
@@ -102,7 +102,7 @@ class Sync:
         """Barriers that these warps initialised are there for asynchronous work too."""
         warps = set(gang.active(mask).tolist())
         for barrier in self.barriers.values():
-            barrier.fenced |= barrier.made_by[0] in warps
+            barrier.fenced |= barrier.owner[0] in warps
 
     def groups(self, gang: Gang, address: Vector, mask: Vector):
         """(barrier, active lanes that name it, their warps)."""

@@ -6,12 +6,13 @@ in tensor memory holds two 16-bit elements a column. Products and commits comple
 issue.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .clocks import COLUMNS, QUARTERS, tensor_cells
-from .descriptors import Form, operand_granules, widened
+from .descriptors import Form, operand, operand_granules, widened
 from .faults import EmulatorError
 from .gangs import Gang, Vector, uniform
 
@@ -103,10 +104,8 @@ class Tensor:
         if len(warps) == 4 and (columns == columns[0]).all() and warps[0] % 4 == 0:
             return self.words[:, columns[0] : columns[0] + count].T.copy()
         out = np.zeros((count, gang.size), np.uint32)
-        place = {int(warp): i for i, warp in enumerate(gang.warps)}
-        for warp, column in zip(warps, columns, strict=True):
-            lane, slot = 32 * (warp % 4), 32 * place[int(warp)]
-            out[:, slot : slot + 32] = self.words[lane : lane + 32, column : column + count].T
+        for slot, part in self.parts(gang, warps, columns, count):
+            out[:, slot] = self.words[part].T
         return out
 
     def store(self, gang: Gang, address: Vector, data: tuple, mask: Vector) -> None:
@@ -120,10 +119,18 @@ class Tensor:
             if self.writes[part].any() or self.reads[part].any():
                 raise EmulatorError(f"race: tcgen05.st to column {column}, a product is in flight")
         rows = np.array(data).T
-        place = {int(warp): i for i, warp in enumerate(gang.warps)}
+        for slot, part in self.parts(gang, warps, columns, count):
+            self.words[part] = rows[slot]
+
+    def parts(
+        self, gang: Gang, warps: Vector, columns: Vector, count: int
+    ) -> Iterator[tuple[slice, tuple[slice, slice]]]:
+        """For each warp its lanes of the gang, and its part of tensor memory."""
+        place = {int(warp): 32 * i for i, warp in enumerate(gang.warps)}
         for warp, column in zip(warps, columns, strict=True):
-            lane, slot = 32 * (warp % 4), 32 * place[int(warp)]
-            self.words[lane : lane + 32, column : column + count] = rows[slot : slot + 32]
+            first, lane = place[int(warp)], 32 * (warp % 4)
+            part = slice(lane, lane + 32), slice(column, column + count)
+            yield slice(first, first + 32), part
 
     # Products.
     def multiply(
@@ -208,20 +215,15 @@ class Product:
         self.granules = [self.b] if self.a is None else [self.a, self.b]
 
     def run(self) -> None:
-        f, words = self.form, self.tensor.words
+        f, words, shared = self.form, self.tensor.words, self.tensor.cta.shared.granules
         if self.a is None:
             raw = np.ascontiguousarray(words[self.a_lanes, self.a_columns]).view(np.uint16)
             a = widened(raw, f.a_format)
         else:
-            a = self.operand(self.a, f.m, f.a_mn_major, f.a_format)
-        product = a @ self.operand(self.b, f.n, f.b_mn_major, f.b_format).T
+            a = operand(shared[self.a], f.m, f.a_mn_major, f.a_format)
+        product = a @ operand(shared[self.b], f.n, f.b_mn_major, f.b_format).T
         if f.negative:
             product = -product
         if self.accumulate:
             product += words[self.place].view(np.float32)
         words[self.place] = product.view(np.uint32)
-
-    def operand(self, granules: Vector, rows: int, mn_major: bool, name: str) -> Vector:
-        raw = self.tensor.cta.shared.granules[granules].view(np.uint16)  # [.., .., 8]
-        raw = raw.transpose(0, 2, 1) if mn_major else raw
-        return widened(np.ascontiguousarray(raw).reshape(rows, K), name)

@@ -78,7 +78,7 @@ class Shape:
             span = (have - 1) * step + (extent - 1) * stride
             dims[dim] = (span // common + 1 if common else 1, common)
         size = self.dtype.itemsize
-        made = TensorMap(
+        value = TensorMap(
             address=address,
             dtype=self.dtype,
             extents=tuple(extent for extent, _ in dims),
@@ -86,8 +86,8 @@ class Shape:
             box=self.box,
             swizzle=self.swizzle,
         )
-        made.check()
-        return made
+        value.check()
+        return value
 
 
 def box_of(offsets: np.ndarray, coordinates: np.ndarray) -> tuple[int, ...]:

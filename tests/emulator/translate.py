@@ -108,8 +108,8 @@ class Translator:
 
     def immediate(self, text: str) -> int:
         """The bits of a literal, or the address of a shared variable or a parameter."""
-        if found := re.fullmatch(r"0[fF]([0-9a-fA-F]{8})|0[dD]([0-9a-fA-F]{16})", text):
-            return int(found.group(1) or found.group(2), 16)
+        if match := re.fullmatch(r"0[fF]([0-9a-fA-F]{8})|0[dD]([0-9a-fA-F]{16})", text):
+            return int(match.group(1) or match.group(2), 16)
         if re.fullmatch(r"-?(\d+|0[xX][0-9a-fA-F]+)U?", text):
             return int(text.rstrip("U"), 0)
         for table in (self.kernel.shared, self.parameter_address):
@@ -119,10 +119,10 @@ class Translator:
 
     def address(self, text: str, kind: str) -> str:
         """[base+offset], as u32 or u64."""
-        found = re.fullmatch(r"\[\s*([$%\w]+)\s*\+?\s*(-?\w+)?\s*\]", text)
-        if found is None:
+        match = re.fullmatch(r"\[\s*([$%\w]+)\s*\+?\s*(-?\w+)?\s*\]", text)
+        if match is None:
             raise NotImplementedError(f"address {text}")
-        base, offset = found.groups()
+        base, offset = match.groups()
         if not self.home(base) and not base.startswith("%"):
             constant = self.constant(self.immediate(base) + int(offset or "0", 0), kind)
             return self.in_window(base, constant, kind)
@@ -141,13 +141,13 @@ class Translator:
 
     def write_all(self, texts: list[str], kind: str, expression: str) -> None:
         """Assigns the vectors of a sequence to registers."""
-        kept = [text for text in texts if text != "_"]
+        copies = [text for text in texts if text != "_"]
         targets = ", ".join("_" if t == "_" else f"t{i}" for i, t in enumerate(texts))
         self.line(f"{targets}, = {expression}")
         names = [(identifier(t), f"t{i}") for i, t in enumerate(texts) if t != "_"]
         seen = {n: kinds.seen_as(v, kind, self.homes[n]) for n, v in names}
         with self.indented("if m is ALL:"):
-            self.line("; ".join(f"{n} = {seen[n]}" for n, _ in names) if kept else "pass")
+            self.line("; ".join(f"{n} = {seen[n]}" for n, _ in names) if copies else "pass")
         with self.indented("else:"):
             self.line("; ".join(f"{n} = where(m, {seen[n]}, {n})" for n, _ in names) or "pass")
 

@@ -17,12 +17,20 @@ Emitter = Callable[["Translator", list[str], list[str]], None]
 EMITTERS: dict[str, Emitter] = {}
 
 
-def emits(name: str) -> Callable[[Emitter], Emitter]:
-    def register(function: Emitter) -> Emitter:
-        EMITTERS[name] = function
-        return function
+def registering(table: dict[str, Emitter]) -> Callable[..., Callable[[Emitter], Emitter]]:
+    """A decorator that puts what it decorates into the table, under the names it has."""
 
-    return register
+    def emits(*names: str) -> Callable[[Emitter], Emitter]:
+        def register(function: Emitter) -> Emitter:
+            table.update(dict.fromkeys(names, function))
+            return function
+
+        return register
+
+    return emits
+
+
+emits = registering(EMITTERS)
 
 
 def kind_of(t: "Translator", text: str, ptx_type: str) -> str:

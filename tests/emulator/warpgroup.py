@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .descriptors import operand_granules, widened
+from .descriptors import operand, operand_granules, widened
 from .faults import EmulatorError
 from .gangs import Gang, Vector, uniform, whole_warps
 from .shared import GRANULE
@@ -42,32 +42,27 @@ class Products:
         """d: the sums before, register by register; returns those after. a: a descriptor, or four
         registers; b: a descriptor. form: columns, format, whether A, and B, are MN-major."""
         n, name, a_mn_major, b_mn_major = form
-        whole, before = whole_warps(mask), np.stack(d)
+        whole, before, shared = whole_warps(mask), np.stack(d), self.cta.shared.granules
         after = before.copy()
         for slot in np.flatnonzero(whole):
             warp, lanes = int(gang.warps[slot]), np.arange(32 * slot, 32 * slot + 32)
             place, window = uniform(b, lanes, "a descriptor of wgmma"), int(gang.window) // GRANULE
             cells = [operand_granules(place, n, b_mn_major, VERSION) + window]
-            right = self.operand(cells[0], n, b_mn_major, name)
+            right = operand(shared[cells[0]], n, b_mn_major, name)
             if isinstance(a, tuple):
                 left = from_registers(np.stack(a)[:, lanes], name)
             else:
                 place = uniform(a, lanes, "a descriptor of wgmma")
                 rows = operand_granules(place, 64, a_mn_major, VERSION)
                 cells.append(own_rows(rows, warp) + window)
-                left = self.operand(cells[1], ROWS, a_mn_major, name)
+                left = operand(shared[cells[1]], ROWS, a_mn_major, name)
             self.read(warp, cells)
-            found = to_registers(left @ right.T)
+            result = to_registers(left @ right.T)
             if uniform(accumulate, lanes, "the predicate of wgmma"):
-                found += before[:, lanes]
-            after[:, lanes] = found
+                result += before[:, lanes]
+            after[:, lanes] = result
         self.cta.counts["wgmma"] += 1
         return after
-
-    def operand(self, cells: Vector, rows: int, mn_major: bool, name: str) -> Vector:
-        raw = self.cta.shared.granules[cells].view(np.uint16)  # [.., .., 8]
-        raw = raw.transpose(0, 2, 1) if mn_major else raw
-        return widened(np.ascontiguousarray(raw).reshape(rows, K), name)
 
     def read(self, warp: int, operands: list[Vector]) -> None:
         shared = self.cta.shared

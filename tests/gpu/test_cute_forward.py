@@ -114,7 +114,7 @@ THREE = (
 
 def forward(case: Case, o: Operands[torch.Tensor]) -> torch.Tensor:
     """O of a case, on the CPU, NaN where nothing was stored."""
-    out = torch.full_like(unwritten(case, o), torch.nan).cuda()
+    out = torch.full_like(unwritten(o), torch.nan).cuda()
     launch.forward(on_card(o), fast=case.fast, ctas=case.ctas, out=out)
     return out.cpu()
 

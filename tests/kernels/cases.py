@@ -69,7 +69,7 @@ class Case:
         return ScoreMod.parse(self.program)
 
     @property
-    def asked(self) -> list[bool]:
+    def needed(self) -> list[bool]:
         return [name in self.needs for name in ["q", "k", "v", *map(str, range(len(self.aux)))]]
 
     def tensors(self) -> list[torch.Tensor]:
@@ -80,10 +80,10 @@ class Case:
             (self.bk or self.b, self.hk or self.h, self.n, self.d),
             (self.bv or self.b, self.hv or self.h, self.n, self.dv),
         ]
-        made = [_laid_out(shape, self.view) for shape in shapes]
+        values = [_laid_out(shape, self.view) for shape in shapes]
         for shape, spec in zip(self.aux, self.mod.aux, strict=True):
-            made.append(self.aux_operand(spec, shape))
-        return made
+            values.append(self.aux_operand(spec, shape))
+        return values
 
     def aux_operand(self, spec: Aux, shape: Sequence[int]) -> torch.Tensor:
         drawn = torch.randn(shape)
@@ -100,44 +100,63 @@ class Case:
     def function(self) -> Callable:
         def run(grad_out, query, key, value, *aux):
             operands = (query, key, value, list(aux), list(self.scalars), self.program)
-            found = [] if self.spent else [torch.ops.gdpa.attention(*operands, self.options)]
+            result = [] if self.spent else [torch.ops.gdpa.attention(*operands, self.options)]
             if self.needs:
-                more = (self.asked, self.options)
-                found += torch.ops.gdpa.attention_backward(grad_out, *operands, *more)
-            return found
+                more = (self.needed, self.options)
+                result += torch.ops.gdpa.attention_backward(grad_out, *operands, *more)
+            return result
 
         return run
 
+    def source(self, tensors: Sequence[torch.Tensor], **options: Any) -> str:
+        """The code that Inductor writes for a call with these operands."""
+        fields = ("capability", "choice", "dynamic", "wide", "processors")
+        device = {name: getattr(self, name) for name in fields}
+        return render.wrapper(self.function(), tensors, **device | options)
+
+    def sources(self, dtype: torch.dtype | None = None, **options: Any) -> dict[str, str]:
+        """The kernels of that code: name to module text. dtype: of real operands."""
+        tensors = self.tensors() if dtype is None else in_dtype(self.tensors(), dtype)
+        return render.kernels(self.source(tensors, **options))
+
+    def templates(self, dtype: torch.dtype | None = None, **options: Any) -> dict[str, str]:
+        """Of these the ones of this package."""
+        every = self.sources(dtype, **options).items()
+        return {name: text for name, text in every if "triton_heuristics.template" in text}
+
     def expected(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        grad_out, query, key, value, *aux = (
-            t.double() if t.is_floating_point() else t for t in tensors
-        )
+        grad_out, query, key, value, *aux = in_dtype(tensors, torch.float64)
         operands = Operands(query, key, value, aux, self.scalars, self.mod)
         results = [] if self.spent else [reference(operands)]
         if self.needs:
-            results += reference_backward(grad_out, operands, self.asked)
+            results += reference_backward(grad_out, operands, self.needed)
         return results
 
     def check(self, call: Callable) -> str:
         """Render, run by `call(source, tensors)`, compare; "" or what is wrong."""
         torch.manual_seed(0)
-        tensors = [t.half() if self.half and t.is_floating_point() else t for t in self.tensors()]
-        how = (self.capability, self.choice, self.dynamic, self.wide, self.processors)
-        donated = [2] if self.spent else []
+        tensors = self.tensors()
+        if self.half:
+            tensors = in_dtype(tensors, torch.float16)
         with mock.patch.object(launch, "CACHED", launch.CACHED if self.cached else 0):
-            source = render.wrapper(self.function(), tensors, *how, donated=donated)
+            source = self.source(tensors, donated=[2] if self.spent else [])
         expected = self.expected(tensors)
-        found = call(source, tensors)
-        if self.spent and found[1].data_ptr() != tensors[2].data_ptr():
+        result = call(source, tensors)
+        if self.spent and result[1].data_ptr() != tensors[2].data_ptr():
             return "dK has memory of its own"
-        asked = [x for x, need in zip(tensors[1:], self.asked, strict=False) if need]
-        likes = [x if x.dim() == 4 else None for x in asked if self.needs]
+        requests = [x for x, need in zip(tensors[1:], self.needed, strict=False) if need]
+        likes = [x if x.dim() == 4 else None for x in requests if self.needs]
         likes = likes if self.spent else [None, *likes]
-        for i, (got, want) in enumerate(zip(found, expected, strict=True)):
+        for i, (got, want) in enumerate(zip(result, expected, strict=True)):
             fault = _fault(got, want, self.tolerance, likes[i])
             if fault:
                 return f"result {i}: {fault}"
         return ""
+
+
+def in_dtype(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    """The tensors, real ones in this dtype; with their strides."""
+    return [t.to(dtype) if t.is_floating_point() else t for t in tensors]
 
 
 def _laid_out(shape: tuple[int, ...], view: str) -> torch.Tensor:
@@ -232,51 +251,37 @@ ABSOLUTE = "a0:f[q_idx,kv_idx]; abs(minimum(s,div(a0,a0)))"
 ADDED = "deterministic=False,strict=True"
 ALL_AUX = ((32,), (48,), (), (2, 1, 1), (2, 32), (2, 2, 48), (2, 1, 1, 48), (32, 48))
 
+HSTU_TAIL: dict[str, Any] = {
+    "m": 37, "n": 37, "aux": ((2, 37, 37), (2, 1, 37, 37)), "scalars": (37,), "needs": "qkv01",
+}  # fmt: skip
+ADDED_BIAS = "a0:f[{}]; silu(add(s,a0))"
+HEAD_BIAS = "a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.25),a0))"
+CAUSAL_BIAS = "a0:f[q_idx,kv_idx]; where(ge(q_idx,kv_idx),silu(add(s,a0)),0.0)"
+NEIGHBOURS: dict[str, Any] = {"m": 150, "n": 140, "b": 3, "cached": False}
+GROUPED = {"h": 4, "hk": 2, "hv": 2}
+ELEMENT = {"b": 1, "h": 1, "m": 1, "n": 8}
+OPERANDS = "a0:f[h,q_idx,kv_idx]; a1:f[q_idx]; a2:f[kv_idx]; mul(silu(add(add(s,a0),a1)),a2)"
+INDICES = "mul(s,float(add(add(mul(b,3),h),mod(floordiv(sub(kv_idx,q_idx),4),3))))"
+INTEGERS = (
+    "a0:i[b,kv_idx]; a1:i[q_idx]; "
+    "where(lt(sub(a0,a1),0),s,where(lt(add(a1,2147483640),0),0.0,silu(s)))"
+)
+
 CASES = [
     Case("inference", SILU, needs=""),
-    Case(
-        "neighbours",
-        "a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.25),a0))",
-        m=150,
-        n=140,
-        b=3,
-        h=4,
-        hk=2,
-        hv=2,
-        aux=((4, 150, 140),),
-        needs="qkv0",
-        cached=False,
-    ),
-    Case(
-        "neighbours_causal",
-        "a0:f[q_idx,kv_idx]; where(ge(q_idx,kv_idx),silu(add(s,a0)),0.0)",
-        m=150,
-        n=140,
-        b=3,
-        aux=((150, 140),),
-        cached=False,
-    ),
+    Case("neighbours", HEAD_BIAS, aux=((4, 150, 140),), needs="qkv0", **NEIGHBOURS, **GROUPED),
+    Case("neighbours_causal", CAUSAL_BIAS, aux=((150, 140),), **NEIGHBOURS),
     *(Case(f"activation_{name}", program, tolerance=5e-5) for name, program in ACTIVATIONS.items()),
     *(Case(f"tail_{name}", ACTIVATIONS[name], m=19, n=37) for name in ("sigmoid", "silu", "exp")),
     Case("tail_short", SILU, m=3, n=5),
     Case("one_row", SILU, m=1, n=40),
     Case("one_key", "sigmoid(s)", m=40, n=1),
     Case("head_dims_odd", SILU, m=33, n=31, d=24, dv=40),
-    Case("one_element", SILU, b=1, h=1, m=1, n=8, d=3, dv=1),
-    Case("one_element_of_query", SILU, b=1, h=1, m=1, n=8, d=1, dv=3),
+    Case("one_element", SILU, d=3, dv=1, **ELEMENT),
+    Case("one_element_of_query", SILU, d=1, dv=3, **ELEMENT),
     Case("one_element_of_key", SILU, b=1, h=1, m=7, n=1, d=1, dv=1),
-    Case(
-        "one_element_of_operands",
-        "a0:f[h,q_idx,kv_idx]; a1:f[q_idx]; a2:f[kv_idx]; mul(silu(add(add(s,a0),a1)),a2)",
-        b=1,
-        h=1,
-        m=1,
-        n=1,
-        d=3,
-        dv=3,
-        aux=((1, 1, 1), (1,), (1,)),
-        needs="qkv012",
-    ),
+    Case("one_element_of_operands", OPERANDS, b=1, h=1, m=1, n=1, d=3, dv=3,
+         aux=((1, 1, 1), (1,), (1,)), needs="qkv012"),
     Case("head_dims_tiny", SILU, d=3, dv=5),
     Case("head_dims_wide", SILU, m=17, n=16, d=96, dv=160, b=1, h=1, choice=0, **HALF),
     Case("head_dims_256", SILU, m=17, n=33, d=256, dv=256, b=1, h=1, choice=0, **HALF),
@@ -284,84 +289,38 @@ CASES = [
     *(Case(f"table_{i}", SILU, m=150, n=140, d=64, dv=64, b=1, h=1, choice=i) for i in range(2)),
     Case("table_sm80", SILU, m=70, n=130, d=128, dv=128, b=1, h=1, choice=0, capability=80),
     Case("table_sm100", SILU, m=70, n=130, d=128, dv=128, b=1, h=1, choice=0, capability=100),
-    Case("gqa", SILU, h=4, hk=2, hv=2, m=19),
+    Case("gqa", SILU, m=19, **GROUPED),
     Case("mqa", SILU, h=4, hk=1, hv=1),
     Case("gqa_uneven", SILU, h=4, hk=2, hv=1),
-    Case(
-        "gqa_bias", "a0:f[h,kv_idx]; silu(add(s,a0))", h=4, hk=2, hv=2, aux=((4, 48),), needs="qkv0"
-    ),
-    Case(
-        "gqa_mask",
-        "a0:f[h,q_idx,kv_idx]; mul(silu(s),a0)",
-        h=4,
-        hk=2,
-        hv=2,
-        aux=((4, 32, 48),),
-        needs="qkv0",
-    ),
+    Case("gqa_bias", ADDED_BIAS.format("h,kv_idx"), aux=((4, 48),), needs="qkv0", **GROUPED),
+    Case("gqa_mask", "a0:f[h,q_idx,kv_idx]; mul(silu(s),a0)", aux=((4, 32, 48),), needs="qkv0",
+         **GROUPED),
     Case("seeds_shared", SILU, bq=1, b=3, m=19),
     Case("keys_shared", SILU, bk=1, b=3, n=37),
     Case("values_shared", SILU, bv=1, b=3, n=37),
     Case("keys_values_shared", SILU, bk=1, bv=1, b=3, hk=1, hv=1),
-    *(Case(f"only_{asked}", SILU, m=19, needs=asked) for asked in ("q", "k", "v", "kv", "qv")),
+    *(Case(f"only_{needed}", SILU, m=19, needs=needed) for needed in ("q", "k", "v", "kv", "qv")),
     Case("causal", CAUSAL, m=40, n=40),
     Case("causal_tail", CAUSAL, m=37, n=53),
     Case("window", "where(le(abs(sub(q_idx,kv_idx)),5),relu(s),0.0)", m=40, n=40),
-    Case(
-        "indices",
-        "mul(s,float(add(add(mul(b,3),h),mod(floordiv(sub(kv_idx,q_idx),4),3))))",
-        m=19,
-        n=21,
-    ),
+    Case("indices", INDICES, m=19, n=21),
     Case("mask_before", "a0:b[q_idx,kv_idx]; sigmoid(where(a0,s,-inf))", aux=((32, 48),)),
     Case("mask_int", "a0:i[b,-,q_idx,kv_idx]; mul(silu(s),float(a0))", aux=((2, 1, 32, 48),)),
     *(
-        Case(
-            f"integers_{dtype}".replace("torch.", ""),
-            "a0:i[b,kv_idx]; a1:i[q_idx]; "
-            "where(lt(sub(a0,a1),0),s,where(lt(add(a1,2147483640),0),0.0,silu(s)))",
-            aux=((2, 48), (32,)),
-            integers=dtype,
-        )
-        for dtype in (torch.uint8, torch.int32)
+        Case(f"integers_{name}", INTEGERS, aux=((2, 48), (32,)), integers=getattr(torch, name))
+        for name in ("uint8", "int32")
     ),
     Case("lengths", "a0:i[b]; where(lt(kv_idx,a0),silu(s),0.0)", aux=((2,),)),
     Case("hstu", HSTU, m=40, n=40, aux=((2, 40, 40), (2, 1, 40, 40)), scalars=(40,), needs="qkv01"),
-    Case(
-        "hstu_tail",
-        HSTU,
-        m=37,
-        n=37,
-        aux=((2, 37, 37), (2, 1, 37, 37)),
-        scalars=(37,),
-        needs="qkv01",
-    ),
-    Case(
-        "bias_only", "a0:f[q_idx,kv_idx]; silu(add(s,a0))", m=37, n=19, aux=((37, 19),), needs="0"
-    ),
-    Case(
-        "bias_full",
-        "a0:f[b,h,q_idx,kv_idx]; silu(add(s,a0))",
-        m=37,
-        n=19,
-        aux=((2, 2, 37, 19),),
-        needs="0",
-    ),
-    Case(
-        "bias_batch",
-        "a0:f[b,-,q_idx,kv_idx]; silu(add(s,a0))",
-        m=37,
-        n=19,
-        aux=((2, 1, 37, 19),),
-        needs="q0",
-    ),
-    Case(
-        "bias_reversed",
-        "a0:f[kv_idx,q_idx]; silu(add(s,a0))",
-        m=37,
-        n=19,
-        aux=((19, 37),),
-        needs="0",
+    Case("hstu_tail", HSTU, **HSTU_TAIL),
+    *(
+        Case(f"bias_{name}", ADDED_BIAS.format(access), m=37, n=19, aux=(shape,), needs=needs)
+        for name, access, shape, needs in (
+            ("only", "q_idx,kv_idx", (37, 19), "0"),
+            ("full", "b,h,q_idx,kv_idx", (2, 2, 37, 19), "0"),
+            ("batch", "b,-,q_idx,kv_idx", (2, 1, 37, 19), "q0"),
+            ("reversed", "kv_idx,q_idx", (19, 37), "0"),
+        )
     ),
     Case("scale", "a0:f[]; silu(mul(s,a0))", aux=((),), needs="0"),
     Case("scale_one", "a0:f[-,-]; mul(silu(s),a0)", aux=((1, 1),), needs="qkv0"),
@@ -378,14 +337,14 @@ CASES = [
     Case("causal_flat", "where(ge(q_idx,kv_idx),1.0,0.0)", m=70, n=70),
     Case("causal_dynamic", CAUSAL, m=137, n=153, dynamic=True),
     Case("causal_wide", CAUSAL, m=137, n=153, wide=True),
-    Case("causal_gqa", CAUSAL, m=70, n=70, h=4, hk=2, hv=2),
-    Case("heads_apart", HEADS, m=100, n=100, h=4, hk=2, hv=2),
+    Case("causal_gqa", CAUSAL, m=70, n=70, **GROUPED),
+    Case("heads_apart", HEADS, m=100, n=100, **GROUPED),
     Case("segments", SEGMENTS, m=100, n=100, aux=((2,),), needs="qkv"),
     Case("mask_read", TARGETS, m=100, n=100, aux=((2,), (2, 100), (100, 100)), needs="qkv12"),
     Case("mask_learned", LEARNED, m=100, n=100, aux=((100, 100),), needs="qkv0"),
     Case("nothing", "where(gt(kv_idx,1000),silu(s),0.0)", m=40, n=40),
     Case("added", SILU, m=37, n=53, d=24, options=ADDED),
-    Case("added_gqa", SILU, m=37, n=53, h=4, hk=2, hv=2, options=ADDED),
+    Case("added_gqa", SILU, m=37, n=53, options=ADDED, **GROUPED),
     Case("added_gqa_uneven", SILU, m=37, n=53, h=4, hk=2, hv=1, options=ADDED),
     Case("added_causal", CAUSAL, m=137, n=153, options=ADDED, dynamic=True),
     Case("added_to_seeds", SILU, bq=1, b=3, m=19, options=ADDED),
@@ -400,27 +359,9 @@ CASES = [
     Case("sign_of_nan", ABSOLUTE, m=70, n=70, aux=((70, 70),), needs="q", blocks=40),
     Case("no_keys", "sigmoid(s)", n=0),
     Case("no_rows", "sigmoid(s)", m=0),
-    Case("wide", SILU, m=37, n=53, h=4, hk=2, hv=2, wide=True),
-    Case(
-        "wide_hstu",
-        HSTU,
-        m=37,
-        n=37,
-        aux=((2, 37, 37), (2, 1, 37, 37)),
-        scalars=(37,),
-        needs="qkv01",
-        wide=True,
-    ),
+    Case("wide", SILU, m=37, n=53, wide=True, **GROUPED),
+    Case("wide_hstu", HSTU, wide=True, **HSTU_TAIL),
     Case("dynamic", SILU, m=37, n=53, dynamic=True),
     Case("dynamic_even", SILU, m=64, n=64, dynamic=True),
-    Case(
-        "dynamic_hstu",
-        HSTU,
-        m=37,
-        n=37,
-        aux=((2, 37, 37), (2, 1, 37, 37)),
-        scalars=(37,),
-        needs="qkv01",
-        dynamic=True,
-    ),
-]
+    Case("dynamic_hstu", HSTU, dynamic=True, **HSTU_TAIL),
+]  # fmt: skip

@@ -1,17 +1,18 @@
 """`python -m tests.kernels.cute_account`: what the machine code of the Blackwell kernels says.
 
-Two tables for docs/blackwell.md (`--write` puts them there). The first: tensor-core and TMA
-instructions, registers, stack, shared memory. The second: cycles that one key block of two query
-tiles costs each unit, the greatest of which bounds the kernel. It is arithmetic on counted
-instructions, not a measurement: nothing here has run on hardware.
+Two tables for docs/blackwell.md (`--write` puts them there), for the forward and for each side of
+the backward. The first: tensor-core and TMA instructions, registers, stack, shared memory. The
+second: cycles that a step costs each unit, the greatest of which bounds the kernel. A step is one
+key block of two query tiles; in the backward, 128 resident rows against 128 streamed ones, and the
+rate is of both sides together. It is arithmetic on counted instructions, not a measurement: nothing
+here has run on hardware.
 """
 
 import argparse
 import re
-import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,11 @@ import torch
 from gdpa_inductor.kernels.cute import launch
 from gdpa_inductor.kernels.cute.compiler import compile_kernel, example
 from gdpa_inductor.kernels.cute.config import KernelConfig
-from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, Sm100Config
+from gdpa_inductor.kernels.cute.sm100.backward.shapes import Shapes
+from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, SIDES, Sm100Config
 from tests.emulator.recording import linked
+
+from .fake_cuda import tool
 
 DOCS = Path(__file__).parents[2] / "docs" / "blackwell.md"
 SILU, GELU = "silu(mul(s,0.088))", "gelu_tanh(mul(s,0.088))"
@@ -61,18 +65,39 @@ SCHEDULERS = 4  # each issues one instruction of a warp
 CLOCK, PROCESSORS = 1.85e9, 148
 PACKED = ("FFMA2", "FMUL2", "FADD2")
 SCALAR = ("FFMA", "FMUL", "FADD", "IMAD")
+WARPS = 8  # that activate
+LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+ )?([A-Z][\w.]*)([^;]*);")
+SKIPPED = 8  # a branch over more instructions than this goes around code for tails
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of machine code."""
+
+    address: int
+    guarded: bool
+    opcode: str
+    operands: str
 
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled kernel: its machine code, shared memory in bytes."""
+    """A compiled kernel: its machine code, registers and stack, shared memory in bytes."""
 
-    sass: list[str]
+    code: list[Instruction]
     usage: dict[str, int]
     shared: int
 
+    @property
+    def opcodes(self) -> list[str]:
+        return [x.opcode for x in self.code]
+
     def count(self, opcode: str) -> int:
-        return sum(x.startswith(opcode) for x in self.sass)
+        return sum(x.opcode.startswith(opcode) for x in self.code)
+
+    @property
+    def stack(self) -> int:
+        return self.usage["STACK"] + self.usage["LOCAL"]
 
     @property
     def spills(self) -> int:
@@ -81,109 +106,173 @@ class Binary:
 
     def before(self, opcode: str) -> "Binary":
         """The same up to the first instruction of that kind."""
-        first = next(i for i, x in enumerate(self.sass) if x.startswith(opcode))
-        return replace(self, sass=self.sass[:first])
-
-
-def tool(name: str, *arguments: str) -> str:
-    import triton
-
-    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
-    return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
+        first = next(i for i, x in enumerate(self.code) if x.opcode.startswith(opcode))
+        return replace(self, code=self.code[:first])
 
 
 def binary(config: KernelConfig) -> Binary:
     """Compiled for its architecture; needs no GPU."""
     kernel, arguments = launch.kernel_of(config), example(config)
 
-    def compiled(more: str) -> Any:
-        return compile_kernel(kernel, arguments, config.arch, more)
+    def compile_with(options: str) -> Any:
+        return compile_kernel(kernel, arguments, config.arch, options)
 
-    return disassembled(compiled, lambda: kernel.memory.size_in_bytes())
+    return disassembled(compile_with, lambda: kernel.memory.size_in_bytes())
 
 
-def disassembled(compiled: Callable[[str], Any], shared: Callable[[], int] = lambda: 0) -> Binary:
+def backward_binary(config: Sm100Config, side: str) -> Binary:
+    """A side of the backward of Blackwell; needs no GPU."""
+    kernel = replace(config, kernel=side)
+    return disassembled(lambda options: launch.compiled(kernel, options))
+
+
+def disassembled(
+    compile_with: Callable[[str], Any], shared: Callable[[], int] = lambda: 0
+) -> Binary:
     """Of a kernel as a function of compiler options. shared: its bytes, once it is compiled."""
     # A folder of its own: names of dumped files are cut, and other tests dump at the same time.
     # Linked as the emulator's kernels are: else none of these could run in this process.
     with tempfile.TemporaryDirectory() as folder, linked():
-        made = compiled(f"--keep-cubin --dump-dir={folder}")
         path = Path(folder) / "kernel.cubin"
-        path.write_bytes(made.__cubin__)
-        listing, usage = (
-            tool("cuobjdump", "-sass", str(path)),
-            tool("cuobjdump", "-res-usage", str(path)),
-        )
-    opcodes = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+ )?([A-Z][\w.]*)", listing)
+        path.write_bytes(compile_with(f"--keep-cubin --dump-dir={folder}").__cubin__)
+        listing = tool("cuobjdump", "-sass", str(path))
+        usage = tool("cuobjdump", "-res-usage", str(path))
+    code = [
+        Instruction(int(address, 16), bool(guard), opcode, operands)
+        for address, guard, opcode, operands in LINE.findall(listing)
+    ]
     numbers = {name: int(n) for name, n in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
-    return Binary(opcodes, numbers, shared())
+    return Binary(code, numbers, shared())
 
 
-def block(sass: list[str]) -> Counter[str]:
+def block(opcodes: list[str]) -> Counter[str]:
     """Instructions of one warp for one key block without masks: from the first load of scores to
     the last store of weights in the variant that comes first and is the shorter one."""
-    loads = [i for i, x in enumerate(sass) if x.startswith("LDTM")]
-    stores = [i for i, x in enumerate(sass) if x.startswith("STTM")]
-    spans = [sass[loads[4 * i] : stores[4 * i + 3] + 1] for i in range(len(stores) // 4)]
+    loads = [i for i, x in enumerate(opcodes) if x.startswith("LDTM")]
+    stores = [i for i, x in enumerate(opcodes) if x.startswith("STTM")]
+    spans = [opcodes[loads[4 * i] : stores[4 * i + 3] + 1] for i in range(len(stores) // 4)]
     return Counter(x.split(".")[0] for x in min(spans, key=len))
 
 
-def cycles(config: Sm100Config, made: Binary) -> dict[str, float]:
-    """What one key block of both query tiles costs each unit."""
-    d, dv = config.padded_head_dim, config.padded_value_dim
-    ops, warps = block(made.sass), 8
-    lanes = 32 * warps
+def step(code: list[Instruction]) -> Counter[str]:
+    """Instructions of one warp for a step of the backward without tails: from the first load of
+    scores to the last store of dS, less what a forward branch may skip."""
+    first = next(i for i, x in enumerate(code) if x.opcode.startswith("LDTM"))
+    last = max(i for i, x in enumerate(code) if x.opcode.startswith("STTM"))
+    counts, skip = Counter(), 0
+    for one in code[first : last + 1]:
+        if one.address < skip:
+            continue
+        counts[one.opcode.split(".")[0]] += 1
+        target = re.search(r"0x([0-9a-f]+)\s*$", one.operands)
+        conditional = one.guarded or "UP" in one.operands
+        if one.opcode.startswith("BRA") and conditional and target:
+            place = int(target[1], 16)
+            if one.address + 16 * SKIPPED < place <= code[last].address:
+                skip = place
+    return counts
+
+
+def cycles(operations: Counter[str], products: int, shared: float) -> dict[str, float]:
+    """What a step costs each unit. products: sum of the widths of its products. shared: the bytes
+    that it moves through shared memory."""
+    lanes = 32 * WARPS
+    scalar, packed = (sum(operations[x] for x in kind) for kind in (SCALAR, PACKED))
     return {
-        "tensor": 2 * 2 * ROWS * COLS * (d + dv) / TENSOR,
-        "MUFU": ops["MUFU"] * lanes / MUFU,
-        "FMA": (2 * sum(ops[x] for x in PACKED) + sum(ops[x] for x in SCALAR)) * lanes / FMA,
-        "issue": sum(ops.values()) * warps / SCHEDULERS,
-        # Each query tile reads both operands of S = Q Kᵀ, and V; K and V are written once.
-        "shared": (2 * 2 * (ROWS * d + COLS * d + COLS * dv) + 2 * COLS * (d + dv)) / BYTES,
+        "tensor": 2 * ROWS * COLS * products / TENSOR,
+        "MUFU": operations["MUFU"] * lanes / MUFU,
+        "FMA": (2 * packed + scalar) * lanes / FMA,
+        "issue": sum(operations.values()) * WARPS / SCHEDULERS,
+        "shared": shared / BYTES,
     }
 
 
-def tables() -> str:
-    """Both, as Markdown."""
-    code = [
-        "| kernel | tcgen05.mma | TMA loads | registers | stack | shared memory |",
-        "|" + "---|" * 6,
-    ]
-    unit = [
-        "| kernel | tensor | MUFU | FMA | issue | shared | bound | TFLOP/s at most |",
-        "|" + "---|" * 8,
-    ]
-    for name, config in CONFIGS.items():
-        made = binary(config)
+def forward_cycles(config: Sm100Config, kernel: Binary) -> dict[str, float]:
+    """Of one key block of both query tiles."""
+    d, dv = config.padded_head_dim, config.padded_value_dim
+    # Each query tile reads both operands of S = Q Kᵀ, and V; K and V are written once.
+    moved = 2 * 2 * (ROWS * d + COLS * d + COLS * dv) + 2 * COLS * (d + dv)
+    return cycles(block(kernel.opcodes), 2 * (d + dv), moved)
+
+
+def backward_cycles(config: Sm100Config, side: str, kernel: Binary) -> dict[str, float]:
+    a, b = config.padded_head_dim, config.padded_value_dim
+    sums = a + b if side == "keys" else a
+    # Both score products read both operands, a sum one of them; TMA writes the streamed ones.
+    moved = 2 * ((ROWS + COLS) * (a + b) + COLS * sums + COLS * (a + b))
+    return cycles(step(kernel.code), a + b + sums, moved)
+
+
+def shared_memory(config: Sm100Config) -> int:
+    """Bytes of tiles of the backward."""
+    shapes = Shapes(config, keys=True)
+    return sum(2 * ROWS * (1 + shapes.rings[x]) * shapes.widths[x] for x in "AB")
+
+
+Row = tuple[str, Binary, dict[str, float], str]
+
+
+def table(first: str, rows: Iterable[Row]) -> str:
+    """Two tables in Markdown. first: the head of their first column."""
+    code = [f"| {first} | tcgen05.mma | TMA loads | registers | stack | shared memory |"]
+    unit = [f"| {first} | tensor | MUFU | FMA | issue | shared | bound | TFLOP/s at most |"]
+    code.append("|" + "---|" * 6)
+    unit.append("|" + "---|" * 8)
+    for name, kernel, costs, rate in rows:
         code.append(
-            f"| {name} | {made.count('UTCHMMA')} | {made.count('UTMALDG')} | {made.usage['REG']} "
-            f"| {made.usage['STACK'] + made.usage['LOCAL']} | {made.shared / 1024:.1f} KiB |"
+            f"| {name} | {kernel.count('UTCHMMA')} | {kernel.count('UTMALDG')} "
+            f"| {kernel.usage['REG']} | {kernel.stack} | {kernel.shared / 1024:g} KiB |"
         )
-        found = cycles(config, made)
-        bound = max(found, key=lambda x: found[x])
-        flops = 2 * 2 * ROWS * COLS * (config.head_dim + config.value_dim)
-        rate = flops / found[bound] * PROCESSORS * CLOCK / 1e12
-        numbers = " | ".join(f"{x:.0f}" for x in found.values())
-        unit.append(f"| {name} | {numbers} | {bound} | {rate:.0f} |")
+        numbers = " | ".join(f"{x:.0f}" for x in costs.values())
+        unit.append(f"| {name} | {numbers} | {max(costs, key=lambda x: costs[x])} | {rate} |")
         print(code[-1], unit[-1], sep="\n", flush=True)
     return "\n".join([*code, "", *unit])
 
 
+def rate(flops: int, cycles: float) -> str:
+    return f"{flops / cycles * PROCESSORS * CLOCK / 1e12:.0f}"
+
+
+def forward_rows() -> Iterator[Row]:
+    for name, config in CONFIGS.items():
+        kernel = binary(config)
+        costs = forward_cycles(config, kernel)
+        flops = 2 * 2 * ROWS * COLS * (config.head_dim + config.value_dim)
+        yield name, kernel, costs, rate(flops, max(costs.values()))
+
+
+def backward_rows() -> Iterator[Row]:
+    for name, config in CONFIGS.items():
+        total = 0.0
+        for side in SIDES:
+            kernel = replace(backward_binary(config, side), shared=shared_memory(config))
+            costs = backward_cycles(config, side, kernel)
+            total += max(costs.values())
+            # Five products, as published figures count a backward.
+            flops = 2 * ROWS * COLS * (3 * config.head_dim + 2 * config.value_dim)
+            yield f"{name}, {side}", kernel, costs, rate(flops, total) if side == "rows" else ""
+
+
 def publish(
-    tables: Callable[[], str], name: str, description: str | None, page: Path = DOCS
+    tables: Mapping[str, Callable[[], str]], description: str | None, page: Path = DOCS
 ) -> None:
-    """The command line: makes the tables, and puts them between the marks of this name."""
+    """The command line: makes the tables, and puts each between the marks of its name."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--write", action="store_true", help=f"put the tables into {page.name}")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    made = tables()
-    if arguments.write:
-        text = page.read_text()
-        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        head, rest = text.split(begin)
-        page.write_text(head + begin + made + "\n" + end + rest.split(end)[1])
+    for name, make in tables.items():
+        lines = make()
+        if arguments.write:
+            begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+            before, rest = page.read_text().split(begin)
+            page.write_text(before + begin + lines + "\n" + end + rest.split(end)[1])
 
+
+TABLES = {
+    "account": lambda: table("kernel", forward_rows()),
+    "backward account": lambda: table("kernel, side", backward_rows()),
+}
 
 if __name__ == "__main__":
-    publish(tables, "account", __doc__)
+    publish(TABLES, __doc__)

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 import torch
 
 from gdpa_inductor.operands import Operands
-from gdpa_inductor.program.expr import fold, torch_apply
 from gdpa_inductor.program.score_mod import ScoreMod
-from gdpa_inductor.reference import program_leaves
+from gdpa_inductor.reference import reference_backward
 from tests.tolerances import error_of
+
+from .cute_cases import formula
 
 SILU = "silu(mul(s,0.125))"
 CAUSAL = "where(le(kv_idx,q_idx),sigmoid(mul(s,0.125)),0.0)"
 BIASED = "a0:f[b,h,q_idx,kv_idx]; a1:b[b,-,-,kv_idx]; where(a1,silu(add(mul(s,0.125),a0)),0.0)"
+CAUSAL_BIAS = "a0:f[h,q_idx,kv_idx]; where(ge(q_idx,kv_idx),sigmoid(add(mul(s,0.125),a0)),0.0)"
 PER_HEAD = "a0:i[h]; where(lt(kv_idx,a0),silu(mul(s,0.125)),0.0)"
 POLE = "where(eq(s,0.0),div(1.0,s),silu(mul(s,0.125)))"  # scores past the end are 0
 TOKENS = "a0:f[q]; a1:f[k]; mul(silu(mul(s,0.125)),mul(a0,a1))"
@@ -68,8 +70,16 @@ class Problem:
         return self.operands.lengths[:2]
 
 
-def make_call(case: Case, integers: bool = False) -> Problem:
-    """Operands of a case; what lies past the last jagged sequence is NaN."""
+def few(shape: Sequence[int]) -> torch.Tensor:
+    """Integers from -2 to 2."""
+    return torch.randint(-2, 3, shape).float()
+
+
+def make_call(
+    case: Case, integers: bool = False, draw: Callable[..., torch.Tensor] = torch.randn
+) -> Problem:
+    """Operands of a case; what lies past the last jagged sequence is NaN. draw: matrices of a
+    shape; integers: a few."""
     torch.manual_seed(0)
     (batch, rows, cols), (dim, value_dim) = case.sizes, case.dims
     cu_q, cu_k = (_offsets(side, case.offsets) for side in (case.rows, case.keys))
@@ -79,7 +89,7 @@ def make_call(case: Case, integers: bool = False) -> Problem:
             shape = (1 if name in case.shared else batch, heads, side, width)
         else:
             shape = (int(cu[-1]) + 9, heads, width)
-        values = torch.randint(-2, 3, shape).double() if integers else torch.randn(shape)
+        values = few(shape) if integers else draw(shape)
         if cu is not None:
             values[int(cu[-1]) :] = float("nan")
         return values.to(case.dtype)
@@ -91,13 +101,13 @@ def make_call(case: Case, integers: bool = False) -> Problem:
     sizes = {"b": batch, "h": case.heads, "q_idx": rows, "kv_idx": cols, "-": 1, "q": 0, "k": 0}
     sizes |= {"q": q.shape[0]} if cu_q is not None else {}
     sizes |= {"k": k.shape[0]} if cu_k is not None else {}
-    draw = {
+    kinds = {
         "f": torch.randn,
         "b": lambda shape: torch.rand(shape) < 0.7,
         "i": lambda shape: torch.randint(0, cols, shape),
     }
     program = ScoreMod.parse(case.program)
-    aux = [draw[spec.kind]([sizes[x] for x in spec.access]) for spec in program.aux]
+    aux = [kinds[spec.kind]([sizes[x] for x in spec.access]) for spec in program.aux]
     order = None if cu_q is None and cu_k is None else torch.arange(batch).flip(0)
     operands = Operands(q, k, v, aux, (64,), program, cu_q, cu_k, rows, cols)
     return Problem(operands, grad, order, batch, rows, cols)
@@ -109,59 +119,18 @@ def _offsets(lengths: object, dtype: torch.dtype) -> torch.Tensor | None:
     return torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=dtype)
 
 
+def exact(
+    grad_out: torch.Tensor, o: Operands[torch.Tensor], needs: Sequence[bool]
+) -> list[torch.Tensor]:
+    """The gradients that are needed, of matrices and operands, by the definition in fp64."""
+    query, key, value, *aux = (x.double() for x in o.differentiable)
+    wide = dataclasses.replace(o, query=query, key=key, value=value, aux=aux)
+    return reference_backward(grad_out.double(), wide, needs)
+
+
 def unfused(case: Case, call: Problem, dtype: torch.dtype) -> list[torch.Tensor]:
-    """The gradients by autograd of the plain formula, sequence by sequence, in `dtype`."""
-    cu_q, cu_k = call.offsets
-    leaves = [t.detach().to(dtype).requires_grad_() for t in call.matrices[:3]]
-    total = [torch.zeros_like(leaf) for leaf in leaves]
-    for b in range(call.batch):
-        q, k, v = (
-            _sequence(leaf, cu, b, most)
-            for leaf, cu, most in zip(leaves, (cu_q, cu_k, cu_k), (call.rows, call.cols, call.cols))
-        )
-        if 0 in (q.shape[1], k.shape[1]):
-            continue
-        k, v = (x.repeat_interleave(case.heads // case.key_heads, 0) for x in (k, v))
-        out = _weights(case, call, b, q @ k.mT) @ v
-        grad = _sequence(call.grad_out.to(dtype), cu_q, b, call.rows)
-        parts = torch.autograd.grad(out, leaves, grad)
-        total = [sum_ + part for sum_, part in zip(total, parts)]
-    return total
-
-
-def _sequence(tensor: torch.Tensor, cu, b: int, most: int) -> torch.Tensor:
-    """[H, n, D] of one sequence."""
-    if cu is None:
-        return tensor[b % tensor.shape[0]]
-    start, end = int(cu[b]), int(cu[b + 1])
-    return tensor[start : min(end, start + most)].transpose(0, 1)
-
-
-def _weights(case: Case, call: Problem, b: int, score: torch.Tensor) -> torch.Tensor:
-    """The program of one sequence, [H, n, m]."""
-    program = ScoreMod.parse(case.program)
-    (heads, n, m), aux = score.shape, []
-    for tensor, spec in zip(call.operands.aux, program.aux):
-        for axis, letter in enumerate(spec.access):
-            size, start = {"q_idx": (n, 0), "kv_idx": (m, 0), "b": (1, b)}.get(letter, (None, 0))
-            if letter in "qk":
-                cu, size = (call.offsets[0], n) if letter == "q" else (call.offsets[1], m)
-                start = int(cu[b])
-            if size is not None:
-                tensor = tensor.narrow(axis, start, size)
-        aux.append(tensor)
-    dense = dataclasses.replace(
-        program,
-        aux=tuple(
-            dataclasses.replace(
-                x, access=tuple({"q": "q_idx", "k": "kv_idx"}.get(a, a) for a in x.access)
-            )
-            for x in program.aux
-        ),
-    )
-    leaf = program_leaves(score[None], aux, call.operands.scalars, dense)
-    (weight,) = fold([dense.weight], leaf, torch_apply(score.dtype))
-    return weight.expand(1, heads, n, m)[0]
+    """The gradients of the plain formula in `dtype`."""
+    return formula(call.operands, dtype, call.grad_out)[1:]
 
 
 Backward = Callable[[Case, Problem], list[torch.Tensor]]
@@ -233,6 +202,14 @@ CASES = {
     "a mask per head, grouped heads": Case(PER_HEAD, heads=4, rows=130, keys=400),
     "shared seeds": Case(
         "div(silu(mul(s,0.125)),float(i0))", rows=32, keys=(150, 40, 0, 200), shared="q"
+    ),
+    "jagged, fp16, head dim 128, causal bias": Case(
+        CAUSAL_BIAS, rows=(200, 0, 130, 1), keys=(200, 0, 130, 1), dims=(128, 128),
+        dtype=torch.float16,
+    ),
+    "jagged, fp16, squared relu": Case(
+        "pow(relu(mul(s,0.125)),2.0)", rows=(200, 0, 130, 1), keys=(200, 0, 130, 1),
+        dtype=torch.float16,
     ),
     "shared keys": Case(batch=3, rows=100, keys=140, shared="kv"),
 }  # fmt: skip

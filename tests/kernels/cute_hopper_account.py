@@ -50,4 +50,4 @@ def tables() -> str:
 
 
 if __name__ == "__main__":
-    publish(tables, NAME, __doc__, DOCS)
+    publish({NAME: tables}, __doc__, DOCS)

@@ -23,15 +23,15 @@ compiled, launched = [], []
 export = disk.exported
 
 
-def counted(made) -> bytes:
-    compiled.append(next(kind for kind in KINDS if kind in made.function_name))
-    return export(made)
+def counted(value) -> bytes:
+    compiled.append(next(kind for kind in KINDS if kind in value.function_name))
+    return export(value)
 
 
-def noted(found: standin.Launch) -> None:
-    plain = any(name in found.kernel for name in WORDS)
-    given = [int.from_bytes(found.argument(i, 4), "little") for i in range(3 if plain else 0)]
-    launched.append([found.kernel, found.grid, found.block, found.shared_bytes, given])
+def noted(event: standin.Launch) -> None:
+    plain = any(name in event.kernel for name in WORDS)
+    arguments = [int.from_bytes(event.argument(i, 4), "little") for i in range(3 if plain else 0)]
+    launched.append([event.kernel, event.grid, event.block, event.shared_bytes, arguments])
 
 
 def attention() -> None:
@@ -39,17 +39,23 @@ def attention() -> None:
     offsets = torch.tensor([0, 100, 300], dtype=torch.int32)
     matrices = [torch.zeros(300, 2, 64, dtype=torch.bfloat16) for _ in range(3)]
     o = operands_of(*matrices, [], [], "silu(s)", offsets, offsets, 200, 200)
-    given = {"ctas": 4, "stream": 0, "kind": Sm90Config}
-    backward(launch.forward(o, **given), o, (True,) * 3, **given)
+    options = {"ctas": 4, "stream": 0, "kind": Sm90Config}
+    backward(launch.forward(o, **options), o, (True,) * 3, **options)
+
+
+def ranking() -> None:
+    word_launcher("ranking", 4, "int32", ARCH)(16, 32, 3, 0)
 
 
 def words() -> None:
-    word_launcher("ranking", 4, "int32", ARCH)(16, 32, 3, 0)
+    ranking()
     summation = ("float32", "bfloat16", 0.5, ARCH, False)
     word_launcher("backward.summation", 8, *summation)(48, 64, 8, 1, 1, 1, 1, 0)
     tiles = ("tiles", (1.0, True, True, StoredTiling(64, 64, True)), "bfloat16", "float32", ARCH)
     word_launcher("backward.jagged_sums", 14, *tiles)(80, 96, 112, *[1] * 10, 0)
 
+
+PARTS = {"attention": attention, "ranking": ranking, "words": words}
 
 if __name__ == "__main__":
     disk.exported = counted
@@ -57,7 +63,7 @@ if __name__ == "__main__":
     inductor.cache_folder()  # whoever calls the kernels has imported Inductor
     with standin.launches(noted) as failures:
         for part in sys.argv[1:]:
-            {"attention": attention, "words": words}[part]()
+            PARTS[part]()
     assert not failures, failures
     cutlass = "cutlass" in sys.modules
     print(json.dumps({"compiled": compiled, "launched": launched, "cutlass": cutlass}))

@@ -6,8 +6,10 @@ all that is faked.
 """
 
 import contextlib
+import subprocess
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -85,3 +87,11 @@ def fake_cuda(capability: int, processors: int = 0) -> Iterator[None]:
         DeviceProperties.create.cache_clear()
         with contextlib.suppress(Exception):  # a machine with no GPU has no driver to go back to
             triton.runtime.driver.reset_active()
+
+
+def tool(name: str, *arguments: str) -> str:
+    """What one of NVIDIA's tools in Triton's package prints."""
+    import triton
+
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout

@@ -122,12 +122,12 @@ def _reduce_by_slices() -> None:
 
     def reduced(self: interpreter.ReduceOps, values: tuple) -> list:
         assert self.axis is not None and not self.keep_dims
-        found: tuple = ()
+        result: tuple = ()
         for i in range(values[0].handle.data.shape[self.axis]):
             part = [self.to_tensor(x.handle.data.take(i, self.axis), x.dtype) for x in values]
-            made = self.combine_fn.fn(*found, *part) if found else part
-            found = tuple(made) if isinstance(made, (list, tuple)) else (made,)
-        return list(found)
+            made = self.combine_fn.fn(*result, *part) if result else part
+            result = tuple(made) if isinstance(made, (list, tuple)) else (made,)
+        return list(result)
 
     interpreter.ReduceOps.generic_reduce = reduced
 
@@ -157,10 +157,10 @@ class _Addresses:
             # A comparison of numbers has their dtype here. Triton 3.9 refuses such a mask.
             assert args[mask].data.dtype == bool, "a mask is made of a number, not of a block"
             places = args[pointers].data.astype(np.int64)
-            taken = places[np.broadcast_to(args[mask].data, places.shape)]
-            inside = np.zeros(taken.shape, bool)
+            result = places[np.broadcast_to(args[mask].data, places.shape)]
+            inside = np.zeros(result.shape, bool)
             for begin, end in self.known:
-                inside |= (begin <= taken) & (taken < end)
+                inside |= (begin <= result) & (result < end)
             assert inside.all(), f"{(~inside).sum()} addresses are in no operand"
             return touch(builder, *args, **kwargs)
 

@@ -11,7 +11,7 @@ import torch
 from gdpa_inductor.ops import operands_of
 from gdpa_inductor.reference import reference, reference_backward
 
-from .cases import ADDED, CAUSAL, HSTU, SILU, Case
+from .cases import ADDED, CAUSAL, HSTU, SILU, Case, in_dtype
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ class JaggedCase(Case):
 
     def lengths(self, offsets: list[torch.Tensor]) -> tuple:
         """The last four arguments of the ops."""
-        given = iter(offsets)
-        cu_q = next(given) if self.lengths_q is not None else None
-        cu_k = cu_q if self.same else next(given) if self.lengths_k is not None else None
+        arguments = iter(offsets)
+        cu_q = next(arguments) if self.lengths_q is not None else None
+        cu_k = cu_q if self.same else next(arguments) if self.lengths_k is not None else None
         max_q, max_k = self.longest
         if self.read:
             max_q = max_k = cu_q.diff().max().item()
@@ -119,21 +119,19 @@ class JaggedCase(Case):
             if not self.needs:
                 return [out]
             grads = torch.ops.gdpa.attention_backward(
-                grad_out, *leading, self.asked, self.options, *lengths
+                grad_out, *leading, self.needed, self.options, *lengths
             )
             return [out, *grads]
 
         return run
 
     def expected(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        grad_out, query, key, value, *rest = (
-            t.double() if t.is_floating_point() else t for t in tensors
-        )
+        grad_out, query, key, value, *rest = in_dtype(tensors, torch.float64)
         count = len(self.aux)
         leading = (query, key, value, rest[:count], self.scalars, self.program)
         operands = operands_of(*leading, *self.lengths(rest[count:]))
         results = [reference(operands)]
-        return results + (reference_backward(grad_out, operands, self.asked) if self.needs else [])
+        return results + (reference_backward(grad_out, operands, self.needed) if self.needs else [])
 
 
 @dataclass(frozen=True)
@@ -146,9 +144,9 @@ class FollowedCase(JaggedCase):
     def function(self) -> Callable:
         attention = super().function()
 
-        def run(*given):
-            out, *grads = attention(*given[:-1])
-            return [out.flatten(1) + given[-1], *grads]
+        def run(*arguments):
+            out, *grads = attention(*arguments[:-1])
+            return [out.flatten(1) + arguments[-1], *grads]
 
         return run
 

@@ -2,21 +2,23 @@
 
 Every operand is a view into a larger storage of NaN and infinities. Rows that no sequence owns are
 poison too: those before the first sequence, behind the last, and past the most rows of one. The
-judge holds O and the gradients against a formula of its own, in padded form, by the error rule.
+judge holds O and the gradients against the unfused formula by the error rule.
 
 `draw(kind, seed)` gives a problem, the same everywhere; `fault(problem, found)` says what is wrong.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from gdpa_inductor.operands import Operands
 from gdpa_inductor.program.score_mod import ScoreMod
 from tests.tolerances import error_of
+
+from .cute_cases import formula
 
 GUARD = 3  # rows of poison before and behind an operand
 LENGTHS = (0, 0, 1, 2, 63, 64, 65, 127, 128, 129, 191, 200, 257, 300)  # ends of tiles, and around
@@ -27,12 +29,10 @@ NAMES = ("O", "dQ", "dK", "dV")
 
 @dataclass(frozen=True)
 class Kind:
-    """What kernels are compiled for. weights: the program in torch, of scores, rows, columns and
-    operands. tokens: the operands that the program has, a number for each query or key. sides:
-    which are jagged."""
+    """What kernels are compiled for. tokens: the operands that the program has, a number for each
+    query or key. sides: which are jagged."""
 
     program: str
-    weights: Callable[..., torch.Tensor]
     dims: tuple[int, int] = (64, 64)
     heads: tuple[int, int] = (2, 2)
     dtype: torch.dtype = torch.bfloat16
@@ -41,36 +41,20 @@ class Kind:
     sides: str = "qk"
 
 
-def _silu(s, i, j):
-    return F.silu(s * 0.125)
-
-
-def _causal(s, i, j):
-    return torch.sigmoid(s * 0.125).masked_fill(j > i, 0.0)
-
-
-def _gelu(s, i, j):
-    return F.gelu(s * 0.125, approximate="tanh")
-
-
-def _gates(s, i, j, query, key):
-    return F.silu(s * 0.125) * (query * key)
-
-
 SILU, GELU = "silu(mul(s,0.125))", "gelu_tanh(mul(s,0.125))"
 CAUSAL = "where(le(kv_idx,q_idx),sigmoid(mul(s,0.125)),0.0)"
 GATES = "a0:f[q]; a1:f[k]; mul(silu(mul(s,0.125)),mul(a0,a1))"
 KINDS = {
-    "silu": Kind(SILU, _silu),
-    "silu, wide": Kind(SILU, _silu, (128, 128)),
-    "silu, grouped heads": Kind(SILU, _silu, (128, 64), (4, 2)),
-    "causal": Kind(CAUSAL, _causal),
-    "causal, wide": Kind(CAUSAL, _causal, (128, 128), (4, 1)),
-    "gelu, fp16, odd dims": Kind(GELU, _gelu, (96, 40), dtype=torch.float16),
-    "64-bit offsets": Kind(SILU, _silu, (72, 128), offsets=torch.int64),
-    "gates of tokens": Kind(GATES, _gates, (64, 128), tokens="qk"),
-    "jagged keys": Kind(SILU, _silu, (64, 64), sides="k"),
-    "jagged queries": Kind(SILU, _silu, (128, 128), sides="q"),
+    "silu": Kind(SILU),
+    "silu, wide": Kind(SILU, (128, 128)),
+    "silu, grouped heads": Kind(SILU, (128, 64), (4, 2)),
+    "causal": Kind(CAUSAL),
+    "causal, wide": Kind(CAUSAL, (128, 128), (4, 1)),
+    "gelu, fp16, odd dims": Kind(GELU, (96, 40), dtype=torch.float16),
+    "64-bit offsets": Kind(SILU, (72, 128), offsets=torch.int64),
+    "gates of tokens": Kind(GATES, (64, 128), tokens="qk"),
+    "jagged keys": Kind(SILU, (64, 64), sides="k"),
+    "jagged queries": Kind(SILU, (128, 128), sides="q"),
 }
 
 
@@ -103,9 +87,9 @@ class JaggedProblem:
         """Of each row of a jagged side, whether a sequence has it."""
         numbers, there = self.rows(side)
         total = (self.operands.query if side == "q" else self.operands.key).shape[0]
-        found = torch.zeros(total, dtype=torch.bool, device=numbers.device)
-        found[numbers[there]] = True
-        return found
+        result = torch.zeros(total, dtype=torch.bool, device=numbers.device)
+        result[numbers[there]] = True
+        return result
 
 
 def storage(view: torch.Tensor) -> torch.Tensor:
@@ -149,12 +133,12 @@ def draw(kind: Kind, seed: int) -> JaggedProblem:
     aux = [surrounded(torch.randn(total[x], generator=random), poison) for x in kind.tokens]
     offsets = [surrounded(cu[x].to(kind.offsets), 1 << 30) if x in cu else None for x in "qk"]
     o = Operands(q, k, v, aux, (), ScoreMod.parse(kind.program), *offsets, most["q"], most["k"])
-    made = JaggedProblem(kind, o, grad, pick((0, 0, 1, 3, 17)))
+    result = JaggedProblem(kind, o, grad, pick((0, 0, 1, 3, 17)))
     for side, tensors in (("q", (q, grad)), ("k", (k, v))):
         if side in kind.sides:
             for x in (*tensors, *(a for a, letter in zip(aux, kind.tokens) if letter == side)):
-                x[~made.owned(side)] = poison
-    return made
+                x[~result.owned(side)] = poison
+    return result
 
 
 def surrounded(values: torch.Tensor, poison: float, pad: int = 0) -> torch.Tensor:
@@ -174,89 +158,50 @@ def surrounded(values: torch.Tensor, poison: float, pad: int = 0) -> torch.Tenso
     return view.copy_(values)
 
 
-def formula(problem: JaggedProblem, dtype: torch.dtype, eps: float = 0.0) -> list[torch.Tensor]:
-    """O, dQ, dK and dV of the padded formula in `dtype`. eps: every element is moved by so much of
-    itself, up or down."""
-    o, kind = problem.operands, problem.kind
-    leaves = [_moved_by(x, eps).to(dtype).requires_grad_() for x in (o.query, o.key, o.value)]
-    q, k, v = (_padded(problem, x, side) for x, side in zip(leaves, "qkk", strict=True))
-    groups = kind.heads[0] // kind.heads[1]
-    k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
-    there = _there(problem, "q")[:, None, :, None] & _there(problem, "k")[:, None, None, :]
-    i, j = (torch.arange(x.shape[2], device=x.device) for x in (q, k))
-    gates = [
-        _padded(problem, x.to(dtype)[:, None, None], side)[..., 0]
-        for x, side in zip(o.aux, kind.tokens, strict=True)
-    ]
-    gates = [x.unsqueeze(3 if s == "q" else 2) for x, s in zip(gates, kind.tokens, strict=True)]
-    weights = torch.where(there, kind.weights(q @ k.mT, i[:, None], j, *gates), 0.0)
-    out = weights.to(dtype) @ v
-    grad = _padded(problem, problem.grad_out.to(dtype), "q")
-    found = torch.autograd.grad(out, leaves, grad)
-    return [_unpadded(problem, out.detach()), *found]
+def perturbed(matrix: torch.Tensor, eps: float) -> torch.Tensor:
+    """Every element is moved by so much of itself, up or down."""
+    sign = torch.randint(0, 2, matrix.shape, device=matrix.device) * 2 - 1
+    return matrix * (1 + eps * sign)
 
 
-def _moved_by(tensor: torch.Tensor, eps: float) -> torch.Tensor:
-    if not eps:
-        return tensor.detach().clone()
-    sign = torch.randint(0, 2, tensor.shape, device=tensor.device) * 2 - 1
-    return tensor * (1 + eps * sign)
+class Judge:
+    """Holds results of a problem against the formula, by the error rule."""
+
+    def __init__(self, problem: JaggedProblem) -> None:
+        self.problem = problem
+        self.dtypes = (problem.kind.dtype, torch.float64)
+        self.eager, self.exact = self.results_of(problem.operands)
+
+    def results_of(self, o: Operands[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """O, dQ, dK and dV in the dtype of the problem, and in fp64."""
+        return [formula(o, dtype, self.problem.grad_out) for dtype in self.dtypes]
+
+    @functools.cached_property
+    def noise(self) -> list[float]:
+        """The largest error of the unfused formula over a few draws of operands a rounding away."""
+        worst = [0.0] * len(NAMES)
+        o, eps = self.problem.operands, torch.finfo(self.dtypes[0]).eps
+        for _ in range(DRAWS):
+            query, key, value = (perturbed(x, eps) for x in (o.query, o.key, o.value))
+            other = dataclasses.replace(o, query=query, key=key, value=value)
+            for place, (rounded, truth) in enumerate(zip(*self.results_of(other), strict=True)):
+                worst[place] = max(worst[place], (rounded.double() - truth).abs().max().item())
+        return worst
+
+    def fault(self, results: Sequence[torch.Tensor]) -> str | None:
+        """What is wrong with O, dQ, dK and dV. Rows of no sequence are zero."""
+        for place, each in enumerate(zip(results, self.eager, self.exact, strict=True)):
+            side, direction = "qqkk"[place], "backward" if place else "forward"
+            if side in self.problem.kind.sides and each[0][~self.problem.owned(side)].any():
+                return f"{NAMES[place]}: rows that no sequence has are not zero"
+            wrong = error_of(*each, direction=direction)
+            if wrong is not None:
+                wrong = error_of(*each, direction=direction, noise=self.noise[place])
+            if wrong is not None:
+                return f"{NAMES[place]}: {wrong}"
+        return None
 
 
-def _there(problem: JaggedProblem, side: str) -> torch.Tensor:
-    """[B, most], whether a row takes part; of a dense side, all."""
-    if side in problem.kind.sides:
-        return problem.rows(side)[1]
-    operand = problem.operands.query if side == "q" else problem.operands.key
-    return torch.ones(operand.shape[0], operand.shape[2], dtype=torch.bool, device=operand.device)
-
-
-def _padded(problem: JaggedProblem, tensor: torch.Tensor, side: str) -> torch.Tensor:
-    """[B, H, most, D], zeros where no row is."""
-    if side not in problem.kind.sides:
-        return tensor
-    numbers, there = problem.rows(side)
-    rows = tensor[numbers.clamp(max=len(tensor) - 1)]
-    return torch.where(there[..., None, None], rows, 0.0).transpose(1, 2)
-
-
-def _unpadded(problem: JaggedProblem, out: torch.Tensor) -> torch.Tensor:
-    if "q" not in problem.kind.sides:
-        return out
-    numbers, there = problem.rows("q")
-    found = out.new_zeros(len(problem.operands.query), *out.shape[1::2])
-    found[numbers[there]] = out.transpose(1, 2)[there]
-    return found
-
-
-def fault(problem: JaggedProblem, found: Sequence[torch.Tensor]) -> str | None:
-    """What is wrong with O, dQ, dK and dV, by the error rule. Rows of no sequence are zero."""
-    exact, eager = (formula(problem, x) for x in (torch.float64, problem.kind.dtype))
-    noise: list[float] | None = None
-    for place, each in enumerate(zip(found, eager, exact, strict=True)):
-        side, direction = "qqkk"[place], "backward" if place else "forward"
-        if side in problem.kind.sides and each[0][~problem.owned(side)].any():
-            return f"{NAMES[place]}: rows that no sequence has are not zero"
-        wrong = error_of(*each, direction=direction)
-        if wrong is not None:
-            noise = noise or luck(problem)
-            wrong = error_of(*each, direction=direction, noise=noise[place])
-        if wrong is not None:
-            return f"{NAMES[place]}: {wrong}"
-    return None
-
-
-def luck(problem: JaggedProblem) -> list[float]:
-    """The largest error of the unfused formula over a few draws of operands a rounding away."""
-    worst = [0.0] * len(NAMES)
-    o, dtype = problem.operands, problem.kind.dtype
-    for _ in range(DRAWS):
-        matrices = [_moved_by(x, torch.finfo(dtype).eps) for x in (o.query, o.key, o.value)]
-        query, key, value = matrices
-        other = dataclasses.replace(
-            problem, operands=dataclasses.replace(o, query=query, key=key, value=value)
-        )
-        pairs = zip(formula(other, dtype), formula(other, torch.float64), strict=True)
-        for place, (mine, truth) in enumerate(pairs):
-            worst[place] = max(worst[place], (mine.double() - truth).abs().max().item())
-    return worst
+def fault(problem: JaggedProblem, results: Sequence[torch.Tensor]) -> str | None:
+    """What is wrong with results of a problem, which are judged once."""
+    return Judge(problem).fault(results)

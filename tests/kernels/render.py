@@ -123,19 +123,19 @@ class _Indexing(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is not torch.Tensor.__getitem__:
             return function(*args, **(kwargs or {}))
-        found, index = args
+        result, index = args
         if isinstance(index, torch.Tensor):
-            return torch.ops.aten.index.Tensor(found, [index])
+            return torch.ops.aten.index.Tensor(result, [index])
         dim = 0
         for part in index if isinstance(index, tuple) else (index,):
             if part is None:
-                found = found.unsqueeze(dim)
+                result = result.unsqueeze(dim)
             elif isinstance(part, slice):
-                found = torch.ops.aten.slice.Tensor(found, dim, part.start, part.stop)
+                result = torch.ops.aten.slice.Tensor(result, dim, part.start, part.stop)
             else:
-                found, dim = found.select(dim, part), dim - 1
+                result, dim = result.select(dim, part), dim - 1
             dim += 1
-        return found
+        return result
 
 
 class _one_configuration:

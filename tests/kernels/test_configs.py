@@ -24,19 +24,19 @@ def test_every_shape_has_configurations_that_fit(kernel: str, itemsize: int, sha
     widths = (16, 32, 64, 128, 256)
     for head_dim, value_dim, loop in itertools.product(widths, widths, LOOPS):
         shape = Shape(head_dim, value_dim, itemsize, loop=loop)
-        found = configs(kernel, shape, shared, thorough=False)
-        assert 1 <= len(found) <= 4
-        assert all(shared_memory(kernel, config, shape) <= shared for config in found)
+        result = configs(kernel, shape, shared, thorough=False)
+        assert 1 <= len(result) <= 4
+        assert all(shared_memory(kernel, config, shape) <= shared for config in result)
         assert all(
-            n & (n - 1) == 0 and n >= 16 for config in found for n in (config.rows, config.keys)
+            n & (n - 1) == 0 and n >= 16 for config in result for n in (config.rows, config.keys)
         )
 
 
 def test_five_matmul_have_configurations_for_what_they_are_taken_for():
     shape = Shape(128, 128, 2)
-    found = configs("five_matmul", shape, 227 << 10, thorough=False)
-    assert len(found) == 2
-    assert all(shared_memory("five_matmul", config, shape) <= 227 << 10 for config in found)
+    result = configs("five_matmul", shape, 227 << 10, thorough=False)
+    assert len(result) == 2
+    assert all(shared_memory("five_matmul", config, shape) <= 227 << 10 for config in result)
 
 
 @pytest.mark.parametrize("thorough", [False, True])
@@ -47,10 +47,10 @@ def test_one_tile_has_all_rows(dim: int, most: int, loop: str, thorough: bool):
     device chose fewer rows."""
     for rows, shared in itertools.product((16, 32, 64, 128), DEVICES):
         shape = Shape(dim, dim, 2, loop=frozenset(loop.split()), rows=rows)
-        found = configs("one_tile", shape, shared, thorough) if rows <= most else []
-        assert all(config.rows >= rows for config in found)
-        assert all(shared_memory("one_tile", config, shape) <= shared for config in found)
-        assert len(found) == len(set(found)) and bool(found) == (rows <= most)
+        result = configs("one_tile", shape, shared, thorough) if rows <= most else []
+        assert all(config.rows >= rows for config in result)
+        assert all(shared_memory("one_tile", config, shape) <= shared for config in result)
+        assert len(result) == len(set(result)) and bool(result) == (rows <= most)
 
 
 def test_the_wide_search_begins_with_the_best_known():
@@ -62,15 +62,15 @@ def test_the_wide_search_begins_with_the_best_known():
 
 
 def test_special_loops_have_configurations_of_their_own():
-    def found(*loop: str, capability: int = 90) -> list[Config]:
+    def chosen(*loop: str, capability: int = 90) -> list[Config]:
         shape = Shape(128, 128, 2, loop=frozenset(loop))
         return configs("forward", shape, 163 << 10, False, capability)
 
     kinds = [(), ("short",), ("short", "jagged"), ("skips",), ("skips", "short")]
-    assert len({tuple(found(*kind)) for kind in kinds}) == len(kinds)
-    assert found("jagged") == found()
-    assert found("skips", "short", "jagged") == found("skips", "short")
-    assert len({tuple(found(*kind, capability=80)) for kind in kinds}) == 1
+    assert len({tuple(chosen(*kind)) for kind in kinds}) == len(kinds)
+    assert chosen("jagged") == chosen()
+    assert chosen("skips", "short", "jagged") == chosen("skips", "short")
+    assert len({tuple(chosen(*kind, capability=80)) for kind in kinds}) == 1
 
 
 LARGE, SMALL = 1 << 34, 1 << 30
@@ -98,9 +98,9 @@ def test_settled_is_what_was_measured_or_ends_soon(kernel, shape, operations, ca
 
 def step(query, key, value, bias):
     program = "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))"
-    given = (query, key, value, [bias], [], program)
-    out = torch.ops.gdpa.attention(*given, "kernel=triton")
-    return out, *torch.ops.gdpa.attention_backward(out, *given, [True] * 4, "kernel=triton")
+    arguments = (query, key, value, [bias], [], program)
+    out = torch.ops.gdpa.attention(*arguments, "kernel=triton")
+    return out, *torch.ops.gdpa.attention_backward(out, *arguments, [True] * 4, "kernel=triton")
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ def test_a_lowering_compares_what_is_not_settled(monkeypatch, rows, width, capab
     compared: dict[str, int] = {}
     best_of = launch.templates.best_of
 
-    def first(template, name, choices, *given):
+    def first(template, name, choices, *arguments):
         compared[name.removeprefix("gdpa_")] = len(choices)
-        return best_of(template, name, choices[:1], *given)
+        return best_of(template, name, choices[:1], *arguments)
 
     monkeypatch.setattr(launch.templates, "best_of", first)
     monkeypatch.setattr(render, "_one_configuration", lambda choice: contextlib.nullcontext())

@@ -24,26 +24,26 @@ FORMS = {
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list:
     """(configuration, sums of dQ, counters) of each launch; memory that nobody clears is NaN."""
-    found: list = []
+    results: list = []
 
     def poisoned(size, dtype, device):
-        made = torch.empty(size, dtype=dtype, device=device)
-        return made.fill_(float("nan") if dtype.is_floating_point else -7)
+        tensor = torch.empty(size, dtype=dtype, device=device)
+        return tensor.fill_(float("nan") if dtype.is_floating_point else -7)
 
     def noted(call, launcher, others, stored):
-        found.append((launcher, others[1].clone(), others[5].clone()))
+        results.append((launcher, others[1].clone(), others[5].clone()))
 
     monkeypatch.setattr(backward_launch, "empty", poisoned)
     monkeypatch.setattr(launch, "launcher", lambda config: config)
     monkeypatch.setattr(plan, "PLANS", {})
     monkeypatch.setattr(backward_launch.BackwardCall, "launch", noted)
-    return found
+    return results
 
 
-def backward(case: Case, **given) -> list[torch.Tensor]:
+def backward(case: Case, **options) -> list[torch.Tensor]:
     call = make_call(case)
     return backward_launch.backward(
-        call.grad_out, call.operands, (True,) * 3, ctas=3, stream=0, kind=Sm90Config, **given
+        call.grad_out, call.operands, (True,) * 3, ctas=3, stream=0, kind=Sm90Config, **options
     )
 
 

@@ -1,6 +1,7 @@
 """The Blackwell backward on the emulator: the error rule, exact integers, poison, determinism."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import pytest
@@ -30,23 +31,24 @@ from .cute_backward_cases import (
     make_call,
     unfused,
 )
-from .cute_bounds import tables
+from .cute_memory import tables
+from .marks import slow_but
 
 
 def emulated(
-    case: Case, call: Problem, schedules=("random",), sides: Sequence[str] = tuple(SIDES)
+    case: Case, call: Problem, schedules=("lazy",), sides: Sequence[str] = tuple(SIDES)
 ) -> list[torch.Tensor]:
     """dQ, dK, dV by the kernels, or those of some sides; what they write holds NaN before."""
-    o, found = call.operands, {}
+    o, results = call.operands, {}
     plan = plan_of(o, case.fast, True, Sm100Config)
-    given = BackwardCall(
+    backward = BackwardCall(
         plan, o, o, call.grad_out, call.order, case.ctas, 0, True, Record(fails=True)
     )
     for side in sides:
         letters = SIDES[side]
         with recording():
             start = launcher(plan.config.side(side, None))
-        outputs = [given.room(letter) for letter in letters]
+        outputs = [backward.room(letter) for letter in letters]
         for letter, tensor in zip(letters, outputs):
             _owned(call, letter, tensor, float("nan"))
         others = (call.grad_out, *outputs)
@@ -54,13 +56,13 @@ def emulated(
 
             def step(start=start, others=others, room=room) -> None:
                 room.used = 0
-                given.tables.clear()
-                given.launch(start, others)
+                backward.tables.clear()
+                backward.launch(start, others)
 
             read = [*call.matrices, *o.aux, *call.offsets, call.order, *outputs, room.bytes]
             run(step, [x for x in read if x is not None], schedules=schedules)
-        found |= dict(zip(letters, outputs))
-    return [biases.like(found[x], given.operand(x)) for x in "qkv" if x in found]
+        results |= dict(zip(letters, outputs))
+    return [biases.like(results[x], backward.operand(x)) for x in "qkv" if x in results]
 
 
 def _owned(call: Problem, letter: str, tensor: torch.Tensor, value: float) -> None:
@@ -80,9 +82,7 @@ FAST = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", [x if x in FAST else pytest.param(x, marks=pytest.mark.slow) for x in CASES]
-)
+@pytest.mark.parametrize("name", slow_but(FAST, CASES))
 def test_gradients_obey_the_error_rule(name):
     case = CASES[name]
     call = make_call(case)
@@ -97,7 +97,7 @@ def test_every_schedule_of_the_emulator_gives_the_same_bits(name):
 
 
 def test_integers_come_out_exactly():
-    check_integers(emulated)
+    check_integers(functools.partial(emulated, schedules=("random",)))
 
 
 def test_neighbours_do_not_leak():
@@ -109,9 +109,9 @@ def test_infinity_stays_outside_a_mask():
     case = Case(CAUSAL, heads=1, key_heads=1, rows=130, keys=130)
     call = make_call(case)
     call.operands.value[..., 100, :] = float("inf")
-    found, eager = emulated(case, call), unfused(case, call, case.dtype)
-    assert found[0][..., :100, :].isfinite().all()
-    for mine, theirs in zip(found, eager, strict=True):
+    results, eager = emulated(case, call), unfused(case, call, case.dtype)
+    assert results[0][..., :100, :].isfinite().all()
+    for mine, theirs in zip(results, eager, strict=True):
         assert torch.equal(mine.isfinite(), theirs.isfinite())
 
 
@@ -145,16 +145,16 @@ def test_only_what_is_asked_for_is_launched(needs, monkeypatch):
     monkeypatch.setattr(BackwardCall, "room", lambda self, letter: outputs[letter])
     with recording():
         for side in SIDES:
-            launcher(plan.config, side)
-    found = []
+            launcher(plan.config.side(side, None))
+    results = []
     run(
-        lambda: found.append(
+        lambda: results.append(
             backward_launch.backward(call.grad_out, o, needs, ctas=1, stream=0, kind=Sm100Config)
         ),
         [*call.matrices, *outputs.values()],
         schedules=("lazy",),
     )
-    (grad,) = found[-1]
+    (grad,) = results[-1]
     (letter,) = [letter for letter, need in zip("qkv", needs) if need]
     eager, exact = (
         unfused(case, call, x)["qkv".index(letter)] for x in (case.dtype, torch.float64)

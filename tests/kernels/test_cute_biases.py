@@ -40,8 +40,8 @@ def test_other_value_heads_are_refused():
     ],
 )
 def test_refusals_say_why(program, needs, dtype, reason):
-    found = no_such_biases(program, needs, dtype)
-    assert reason in found and bool(reason) == bool(found)
+    result = no_such_biases(program, needs, dtype)
+    assert reason in result and bool(reason) == bool(result)
 
 
 HALVED = "where(le(kv_idx,q_idx),mul(sigmoid(add(s,mul(a0,4.0))),0.5),0.0)"
@@ -101,8 +101,8 @@ def test_sums_of_what_the_kernel_stores(axes, cols, shared, spare, cuts, room, m
     maps = [access.split(",") for access in AXES[axes]]
     aux = [torch.randn([sizes[x] for x in access], dtype=torch.float64) for access in maps]
     added = "add(add(mul(s,0.3),a0),mul(a1,0.5))" if len(aux) > 1 else "add(mul(s,0.3),a0)"
-    given = "; ".join(f"a{i}:f[{access}]" for i, access in enumerate(AXES[axes]))
-    program = ScoreMod.parse(f"{given}; silu({added})")
+    arguments = "; ".join(f"a{i}:f[{access}]" for i, access in enumerate(AXES[axes]))
+    program = ScoreMod.parse(f"{arguments}; silu({added})")
     q, grad = (torch.randn(3, 4, 6, 5, dtype=torch.float64) for _ in range(2))
     k, v = (torch.randn(1 if x in shared else 3, 2, cols, 5, dtype=torch.float64) for x in "kv")
     o = Operands(q, k, v, aux, (), program, None, None, 0, 0)
@@ -114,21 +114,21 @@ def test_sums_of_what_the_kernel_stores(axes, cols, shared, spare, cuts, room, m
         if share.part in ("middle", "last"):
             grads[0] += sums
         sums.resize_(grads[0].shape).copy_(grads[0])
-        for letter, found in zip("qkv", grads):
-            rooms[letter].copy_(found)
+        for letter, result in zip("qkv", grads):
+            rooms[letter].copy_(result)
         stored.copy_(scores)
 
     division = biases.Division(o, range(len(aux)), 8, 1, cuts)
     needs = (True,) * (3 + len(aux))
-    wanted, kept = plain(o, grad)[0], [x.clone() for x in aux]
+    wanted, copies = plain(o, grad)[0], [x.clone() for x in aux]
     numbers = range(len(aux)) if spare else ()
     record: Any = types.SimpleNamespace(add_buffer=lambda x: x, fails=False)
-    given = (division, launch, lambda *_: False, record, numbers)
-    found = biases.gradients(grad, o, needs, *given)
-    for x, before, mine in zip(aux, kept, found[3:], strict=True):
+    arguments = (division, launch, lambda *_: False, record, numbers)
+    results = biases.gradients(grad, o, needs, *arguments)
+    for x, before, mine in zip(aux, copies, results[3:], strict=True):
         assert torch.equal(x, before) or mine.data_ptr() == x.data_ptr()
         assert spare or torch.equal(x, before)
-    for mine, exact in zip(found, wanted, strict=True):
+    for mine, exact in zip(results, wanted, strict=True):
         assert mine.is_contiguous()
         torch.testing.assert_close(mine, exact, rtol=1e-5, atol=1e-5)
     whole = axes == "of each score" and cols % biases.ALIGNED == 0
@@ -146,8 +146,8 @@ def plain(o: Operands[torch.Tensor], grad: torch.Tensor) -> tuple[list, list]:
     scores = spread[0].expand(batch, heads, q.shape[2], k.shape[2])
     rest = 0.5 * spread[1] if len(spread) > 1 else 0.0
     out = torch.nn.functional.silu(q @ key.mT * 0.3 + scores + rest) @ value
-    found = torch.autograd.grad(out, [*leaves, scores], grad)
-    return list(found[:-1]), [*found[:3], found[-1]]
+    result = torch.autograd.grad(out, [*leaves, scores], grad)
+    return list(result[:-1]), [*result[:3], result[-1]]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from gdpa_inductor.program.expr import AXES
 from gdpa_inductor.program.score_mod import Aux
 from tests.emulator import recording, run
 
-from .cute_bounds import tables
+from .cute_memory import tables
 
 ARCH = "sm_100a"  # that of the emulator
 SIZE = TileSize(16, 24)
@@ -34,22 +34,22 @@ def drawn(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return wide.abs().to(dtype) if dtype == torch.uint8 else wide.to(dtype)
 
 
-def made(operand: torch.Tensor, access: tuple[str, ...], size: TileSize = SIZE) -> bounds.Table:
+def table_of(operand: torch.Tensor, access: tuple[str, ...], size: TileSize = SIZE) -> bounds.Table:
     """The table, in memory that begins as something else."""
-    found = []
+    results = []
     with recording(), tables() as room:
         spec = Aux(KINDS[operand.dtype], access)
         form = TableForm.of(operand, spec, size, ARCH)
 
         def start() -> None:
             room.used = 0
-            found.append(form.build(operand, 0, 0, Record(fails=True)))
+            results.append(form.build(operand, 0, 0, Record(fails=True)))
 
         run(start, [operand, room.bytes])
-    assert found[-1].room.dtype == getattr(
+    assert results[-1].room.dtype == getattr(
         torch, table_dtype(KINDS[operand.dtype], str(operand.dtype).removeprefix("torch."))
     )
-    return found[-1]
+    return results[-1]
 
 
 def expected(operand: torch.Tensor, access: tuple[str, ...], size: TileSize) -> torch.Tensor:
@@ -62,19 +62,19 @@ def expected(operand: torch.Tensor, access: tuple[str, ...], size: TileSize) -> 
     whole = whole.to(torch.int64) if not whole.is_floating_point() else whole.double()
     heights = [size.rows if "q_idx" in access else 1, size.cols if "kv_idx" in access else 1]
     counts = [-(-extent // height) for extent, height in zip(whole.shape[2:], heights)]
-    found = whole.new_empty(*whole.shape[:2], *counts, 2)
+    result = whole.new_empty(*whole.shape[:2], *counts, 2)
     for i, j in itertools.product(*map(range, counts)):
         tile = whole[:, :, i * heights[0] : (i + 1) * heights[0]]
         tile = tile[..., j * heights[1] : (j + 1) * heights[1]].flatten(2)
-        found[:, :, i, j, 0], found[:, :, i, j, 1] = tile.amin(2), tile.amax(2)
-    return found
+        result[:, :, i, j, 0], result[:, :, i, j, 1] = tile.amin(2), tile.amax(2)
+    return result
 
 
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
 def test_bounds_are_those_of_the_elements(dtype: torch.dtype) -> None:
     operand = drawn((2, 3, 40, 50), dtype)
     truth = expected(operand, WHOLE, SIZE)
-    assert torch.equal(made(operand, WHOLE).room.to(truth.dtype), truth)
+    assert torch.equal(table_of(operand, WHOLE).room.to(truth.dtype), truth)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_bounds_are_those_of_the_elements(dtype: torch.dtype) -> None:
 )
 def test_any_access(shape: tuple[int, ...], access: tuple[str, ...]) -> None:
     operand = drawn(shape, torch.float32)
-    found = made(operand, access)
+    result = table_of(operand, access)
     truth = expected(operand, access, SIZE)
-    assert torch.equal(found.room.double(), truth)
-    for letter, step in zip(AXES, found.strides):
+    assert torch.equal(result.room.double(), truth)
+    for letter, step in zip(AXES, result.strides):
         assert bool(step) == (letter in access and truth.shape[AXES.index(letter)] > 1)
 
 
@@ -103,7 +103,8 @@ def test_any_access(shape: tuple[int, ...], access: tuple[str, ...]) -> None:
 def test_tiles_of_kernels(size: TileSize) -> None:
     operand = drawn((200, 300), torch.bfloat16)
     access = ("q_idx", "kv_idx")
-    assert torch.equal(made(operand, access, size).room.double(), expected(operand, access, size))
+    table = table_of(operand, access, size)
+    assert torch.equal(table.room.double(), expected(operand, access, size))
 
 
 def test_parts_of_an_operand() -> None:
@@ -112,19 +113,19 @@ def test_parts_of_an_operand() -> None:
     whole[7:57, 3:83:2] = drawn((50, 40), torch.float32)
     part = whole[7:57, 3:83:2]
     access = ("q_idx", "kv_idx")
-    assert torch.equal(made(part, access).room.double(), expected(part, access, SIZE))
+    assert torch.equal(table_of(part, access).room.double(), expected(part, access, SIZE))
 
 
 def test_what_an_operand_is_expanded_along_its_table_lacks() -> None:
     operand = drawn((3, 1, 50), torch.bool).expand(3, 40, 50)
-    found = made(operand, ("b", "q_idx", "kv_idx"))
-    assert found.room.shape == (3, 1, 1, 3, 2)
-    assert found.strides[2] == 0
+    result = table_of(operand, ("b", "q_idx", "kv_idx"))
+    assert result.room.shape == (3, 1, 1, 3, 2)
+    assert result.strides[2] == 0
 
 
 def test_a_nan_makes_its_tile_nan() -> None:
     operand = torch.zeros(40, 50)
     operand[20, 30] = torch.nan
-    found = made(operand, ("q_idx", "kv_idx")).room[0, 0]
-    assert found[1, 1].isnan().all()
-    assert found.isnan().sum() == 2
+    result = table_of(operand, ("q_idx", "kv_idx")).room[0, 0]
+    assert result[1, 1].isnan().all()
+    assert result.isnan().sum() == 2

@@ -10,37 +10,30 @@ pytest.importorskip("triton")  # its package has the disassembler
 
 from gdpa_inductor.kernels.cute.config import SHARED_MEMORY
 
-from .cute_account import CONFIGS, binary, block, cycles
+from .cute_account import CONFIGS, binary, block, forward_cycles
+from .marks import slow_but
 
-ONCE = "silu, D 64"
 
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name == ONCE else pytest.mark.slow) for name in CONFIGS],
-)
+@pytest.mark.parametrize("name", slow_but(["silu, D 64"], CONFIGS))
 def test_machine_code(name: str):
     config = CONFIGS[name]
-    made = binary(config)
+    kernel = binary(config)
     # Per query tile: 16 of the head dim a step of S = Q Kᵀ, 16 keys a step of O += P V.
-    assert made.count("UTCHMMA") == 2 * (config.padded_head_dim // 16 + 8)
-    assert made.count("UTMALDG") >= 4
-    assert made.usage["STACK"] + made.usage["LOCAL"] == 0, "registers spill"
-    assert made.usage["REG"] * 512 <= 65536
-    assert made.shared <= SHARED_MEMORY
+    assert kernel.count("UTCHMMA") == 2 * (config.padded_head_dim // 16 + 8)
+    assert kernel.count("UTMALDG") >= 4
+    assert kernel.stack == 0, "registers spill"
+    assert kernel.usage["REG"] * 512 <= 65536
+    assert kernel.shared <= SHARED_MEMORY
     if "silu" in name or "gelu" in name:
-        assert block(made.sass)["MUFU"] == 128, "more than one special function for a score"
-    assert cycles(config, made)["issue"] <= 4096
+        assert block(kernel.opcodes)["MUFU"] == 128, "more than one special function for a score"
+    assert forward_cycles(config, kernel)["issue"] <= 4096
 
 
-EMULATED = f"""
-from tests.kernels.cute_account import CONFIGS, binary
-from tests.kernels.cute_cases import Case
-from tests.kernels.test_cute_forward import forward
+EMULATED = """
+from tests.kernels import test_cute_hopper, test_cute_sequences
 
-binary(CONFIGS["{ONCE}"])
-case = Case("after", d=64, m=64, n=64)
-assert forward(case, case.operands()).isfinite().all()
+test_cute_hopper.test_machine_code_of_the_sums_of_jagged_biases("of rows")
+test_cute_sequences.test_the_longest_come_first((5, 7), "int32")
 """
 
 

@@ -63,11 +63,11 @@ def objects(caches: Path) -> list[Path]:
 def test_a_second_process_loads_what_the_first_compiled(caches: Path, first: dict):
     assert sorted(first["compiled"]) == KERNELS
     assert len(objects(caches)) == len(first["launched"]) == 5
-    words = [given for *_, given in first["launched"]]
+    words = [inputs for *_, inputs in first["launched"]]
     assert words == [[], [], [16, 32, 3], [48, 64, 8], [80, 96, 112]]
     later = [run(caches, PYTHONHASHSEED=seed) for seed in "12"]
-    assert all(found["compiled"] == [] and not found["cutlass"] for found in later)
-    assert all(found["launched"] == first["launched"] for found in later)
+    assert all(result["compiled"] == [] and not result["cutlass"] for result in later)
+    assert all(result["launched"] == first["launched"] for result in later)
 
 
 def test_damaged_files_are_compiled_again(caches: Path, first: dict):
@@ -78,12 +78,12 @@ def test_damaged_files_are_compiled_again(caches: Path, first: dict):
     changed.write_bytes(whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:])
     empty.write_bytes(b"")
     gone.unlink()
-    found = run(caches)
-    assert len(set(found["compiled"])) == 4
-    assert found["launched"] == first["launched"]
+    result = run(caches)
+    assert len(set(result["compiled"])) == 4
+    assert result["launched"] == first["launched"]
     for path in (short, changed, empty, gone):
-        (kept,) = path.parent.iterdir()
-        assert kept.stem == disk._name(kept.read_bytes())
+        (stored,) = path.parent.iterdir()
+        assert stored.stem == disk._name(stored.read_bytes())
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_damaged_files_are_compiled_again(caches: Path, first: dict):
     ],
 )
 def test_switches_of_caches_hold(switch: str, tmp_path: Path):
-    found = run(tmp_path, "words", **{switch: "0" if switch.endswith("GRAPH_CACHE") else "1"})
-    assert len(found["compiled"]) == 3
+    result = run(tmp_path, "ranking", **{switch: "0" if switch.endswith("GRAPH_CACHE") else "1"})
+    assert result["compiled"] == ["Ranking"]
     assert objects(tmp_path) == []
 
 
@@ -161,8 +161,8 @@ def test_the_version_says_for_which_cuda_the_compiler_is(monkeypatch: pytest.Mon
         return "4.8.1"
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    found = disk._versions.__wrapped__()
-    assert found == tuple(
+    result = disk._versions.__wrapped__()
+    assert result == tuple(
         f"{part} 4.8.1" for part in ("", "-libs-base", "-libs-core", "-libs-cu12")
     )
 
@@ -200,7 +200,7 @@ def test_what_cannot_be_kept_is_compiled_each_time(folder: Path, exports: None):
     (folder / disk.FOLDER).write_text("a file")
     kernels = [b"one", b"another"]
     assert [
-        disk.object_file(lambda made=made: made, "forward", CONFIG) for made in kernels
+        disk.object_file(lambda kernel=kernel: kernel, "forward", CONFIG) for kernel in kernels
     ] == kernels
     assert objects(folder) == []
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import pytest
 
@@ -15,13 +16,15 @@ from gdpa_inductor.kernels.cute.backward import jagged_sums
 from gdpa_inductor.kernels.cute.backward.roots import masked
 from gdpa_inductor.kernels.cute.backward.stored import StoredTiling
 from gdpa_inductor.kernels.cute.config import SHARED_MEMORY
+from gdpa_inductor.kernels.cute.sm90 import wgmma
 from gdpa_inductor.kernels.cute.sm90.config import COLS, HALF, ROWS, Sm90Config
 from gdpa_inductor.kernels.cute.sm90.forward.bias import CHUNK, CHUNKS, HopperBias
 from gdpa_inductor.kernels.cute.sm90.forward.roles import OWN, Roles
-from gdpa_inductor.kernels.cute.sm90.wgmma import WARPGROUP, K, tiled
+from gdpa_inductor.kernels.cute.sm90.wgmma import WARPGROUP, K
 from tests.emulator.recording import linked
 
 from .cute_account import BIAS, CONFIGS, Binary, binary, disassembled
+from .marks import slow_but
 
 ONCE = ("silu, D 128, fp16", "silu, D 64")
 BACKWARD_SPILLS = 24  # instructions
@@ -30,28 +33,28 @@ CAUSAL_BIAS = "a0:f[b,-,q_idx,kv_idx]; where(ge(q_idx,kv_idx),gelu_tanh(add(s,a0
 TWO = "a0:f[h,q_idx,kv_idx]; a1:f[b,h,q_idx,kv_idx]; silu(add(add(mul(s,0.1),a0),a1))"
 ROW = "a0:f[q_idx,h]; silu(add(s,a0))"
 KEYS = "a0:f[k,h]; silu(add(s,a0))"
+
+
+def tiled(
+    dim: int, program: str = BIAS, aux: tuple[str, ...] = ("bfloat16",), jagged: bool = False,
+    **fields: Any,
+) -> Sm90Config:  # fmt: skip
+    """With operands that are read in vectors, the first of them in tiles."""
+    vectors = frozenset(range(len(aux)))
+    return Sm90Config(aux[0], dim, dim, program, aux, jagged, jagged, vectors=vectors, **fields)
+
+
 TILED = {
-    "silu, D 128": Sm90Config("bfloat16", 128, 128, BIAS, ("bfloat16",), vectors=frozenset([0])),
-    "silu, D 64": Sm90Config("bfloat16", 64, 64, BIAS, ("bfloat16",), vectors=frozenset([0])),
-    "silu, D 64, jagged": Sm90Config(
-        "bfloat16", 64, 64, BIAS, ("bfloat16",), True, True, vectors=frozenset([0])
-    ),
-    "causal gelu, D 96, jagged fp16": Sm90Config(
-        "float16", 96, 96, CAUSAL_BIAS, ("float16",), True, True, vectors=frozenset([0])
-    ),
-    "two biases, D 128": Sm90Config(
-        "bfloat16", 128, 128, TWO, ("bfloat16", "float32"), vectors=frozenset([0, 1])
-    ),
-    "two biases, D 64": Sm90Config(
-        "bfloat16", 64, 64, TWO, ("bfloat16", "float32"), vectors=frozenset([0, 1])
-    ),
-}  # of the bias
+    "silu, D 128": tiled(128),
+    "silu, D 64": tiled(64),
+    "silu, D 64, jagged": tiled(64, jagged=True),
+    "causal gelu, D 96, jagged fp16": tiled(96, CAUSAL_BIAS, ("float16",), jagged=True),
+    "two biases, D 128": tiled(128, TWO, ("bfloat16", "float32")),
+    "two biases, D 64": tiled(64, TWO, ("bfloat16", "float32")),
+}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in ONCE else pytest.mark.slow) for name in CONFIGS],
-)
+@pytest.mark.parametrize("name", slow_but(ONCE, CONFIGS))
 def test_machine_code(name: str):
     config = hopper(name)
     in_flight(config, binary(config), 2 * SPILLS if config.aux else 0)
@@ -62,24 +65,25 @@ def test_machine_code_where_queries_have_the_scale():
     other = hopper("silu, D 64")
     config = dataclasses.replace(other, program="silu(mul(s,0.125))")
     assert (config.query_factor, other.query_factor) == (0.0625, 1.0)
-    made = binary(config)
-    in_flight(config, made, 0)
+    kernel = binary(config)
+    in_flight(config, kernel, 0)
     # A tile's first block and the block of a step, each with and without a mask.
-    assert binary(other).count("FMUL") - made.count("FMUL") == 2 * 2 * COLS // 2
+    assert binary(other).count("FMUL") - kernel.count("FMUL") == 2 * 2 * COLS // 2
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in TILED])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TILED)
 def test_machine_code_with_a_tiled_bias(name: str):
     config = TILED[name]
-    made = binary(config)
-    in_flight(config, made, SPILLS * (2 * len(config.aux) - 1))
+    kernel = binary(config)
+    in_flight(config, kernel, SPILLS * (2 * len(config.aux) - 1))
     # A tile's first block and the block of a step, each with and without a mask.
-    assert made.count("LDSM") == 2 * 2 * COLS // 16
-    assert made.count("UTMALDG") >= config.tiles + 2 + config.tiles * COLS // HALF
-    elements = made.before("USETMAXREG.DEALLOC").count("LDG")
+    assert kernel.count("LDSM") == 2 * 2 * COLS // 16
+    assert kernel.count("UTMALDG") >= config.tiles + 2 + config.tiles * COLS // HALF
+    elements = kernel.before("USETMAXREG.DEALLOC").count("LDG")
     assert bool(elements) == (len(config.aux) > 1), "the bias is read by elements"
     # What frees a half tile depends on all that was read from it.
-    order = [x for x in made.sass if x.startswith(("LDSM", "POPC", "SYNCS.ARRIVE"))]
+    order = [x for x in kernel.opcodes if x.startswith(("LDSM", "POPC", "SYNCS.ARRIVE"))]
     halves = [i for i, x in enumerate(order) if x.startswith("POPC") and "LDSM" in order[i - 1]]
     assert len(halves) == 2 * 2 * COLS // HALF
     for i in halves:
@@ -105,7 +109,7 @@ def test_a_bias_lies_in_registers_as_the_scores_do():
 
     def note(thread: int) -> None:
         whole, half = (cute.make_identity_tensor(x) for x in ((ROWS, COLS), (ROWS, HALF, 1)))
-        own = tiled(BFloat16, COLS, K).get_slice(thread).partition_C(whole)
+        own = wgmma.tiled(BFloat16, COLS, K).get_slice(thread).partition_C(whole)
         bias = HopperBias(0, None, half, 0, thread, BFloat16, 1, COLS // HALF)
         scores.update({(thread, r): own[r] for r in range(CHUNK * CHUNKS)})
         for chunk in range(CHUNKS):
@@ -123,56 +127,48 @@ def test_a_bias_lies_in_registers_as_the_scores_do():
         assert place == (row, column + 2 * (lane % 4) + number % 2)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in ONCE else pytest.mark.slow) for name in CONFIGS],
-)
+@pytest.mark.parametrize("name", slow_but(ONCE, CONFIGS))
 def test_machine_code_of_the_backward(name: str):
     config = hopper(name)
-    made = binary(dataclasses.replace(config, kernel="backward"))
+    kernel = binary(dataclasses.replace(config, kernel="backward"))
     products, waits = expected_of_the_backward(config)
-    assert made.count("HGMMA") == products
-    assert made.count("WARPGROUP.DEPBAR") == waits, "the products are serialized"
-    assert made.count("USETMAXREG") == 2
-    assert made.count("UTMALDG") >= 4
-    assert made.count("UTMAREDG") >= 1
+    assert kernel.count("HGMMA") == products
+    assert kernel.count("WARPGROUP.DEPBAR") == waits, "the products are serialized"
+    assert kernel.count("USETMAXREG") == 2
+    assert kernel.count("UTMALDG") >= 4
+    assert kernel.count("UTMAREDG") >= 1
     # Whole lines of the cache are dropped where sums of dQ were converted.
-    assert (made.count("CCTL.E.RML2") > 0) == (config.converts and config.head_dim % 32 == 0)
+    assert (kernel.count("CCTL.E.RML2") > 0) == (config.converts and config.head_dim % 32 == 0)
     # What the next tile begins with is asked for ahead where tiles are alike.
     backward = dataclasses.replace(config, kernel="backward")
     alike = config.lags and not (config.jagged_q or config.jagged_k or masked(backward))
-    assert (made.count("CCTL.E.PF2") > 0) == alike
+    assert (kernel.count("CCTL.E.PF2") > 0) == alike
     # dQ in 16 bits leaves the cache first.
-    assert (made.count("STG.E.EF.128") > 0) == config.converts
+    assert (kernel.count("STG.E.EF.128") > 0) == config.converts
     # The roles with few registers stand behind the products. They have time.
-    before = made.before("USETMAXREG.DEALLOC")
+    before = kernel.before("USETMAXREG.DEALLOC")
     assert before.spills <= BACKWARD_SPILLS * (4 if config.aux else 1), "registers spill"
-    in_bounds(made, before.spills + BACKWARD_SPILLS)
+    in_bounds(kernel, before.spills + BACKWARD_SPILLS)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "silu, D 128",
-        pytest.param("causal sigmoid, D 64", marks=pytest.mark.slow),
-        pytest.param("jagged silu, D 128", marks=pytest.mark.slow),
-        pytest.param("seeds, silu, D 128", marks=pytest.mark.slow),
-    ],
-)
+FREE = ("silu, D 128", "causal sigmoid, D 64", "jagged silu, D 128", "seeds, silu, D 128")
+
+
+@pytest.mark.parametrize("name", slow_but(FREE[:1], FREE))
 def test_machine_code_where_dq_is_added_in_any_order(name: str):
     """Nobody waits for a turn, and nobody stores a sum."""
     ordered, free = (dataclasses.replace(hopper(name), ordered=x) for x in (True, False))
-    before, made = (binary(dataclasses.replace(c, kernel="backward")) for c in (ordered, free))
-    assert (before.count("RED"), made.count("RED")) == (0, 1)
-    waits, left = (x.count("LDG.E.STRONG.GPU") for x in (before, made))
+    before, after = (binary(dataclasses.replace(c, kernel="backward")) for c in (ordered, free))
+    assert (before.count("RED"), after.count("RED")) == (0, 1)
+    waits, left = (x.count("LDG.E.STRONG.GPU") for x in (before, after))
     assert waits - left == 2, "the first look at a counter, and those of the loop"
     adds = -(-free.head_dim // 64)
-    assert made.count("UTMASTG") == before.count("UTMASTG") - before.count("UTMAREDG")
-    assert made.count("UTMAREDG") == before.count("UTMAREDG") >= adds
+    assert after.count("UTMASTG") == before.count("UTMASTG") - before.count("UTMAREDG")
+    assert after.count("UTMAREDG") == before.count("UTMAREDG") >= adds
     for opcode in ("HGMMA", "WARPGROUP.DEPBAR", "UTMALDG"):
-        assert made.count(opcode) == before.count(opcode)
-    assert made.spills <= before.spills
-    in_bounds(made, before.spills)
+        assert after.count(opcode) == before.count(opcode)
+    assert after.spills <= before.spills
+    in_bounds(after, before.spills)
 
 
 @pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.slow), 128])
@@ -182,17 +178,17 @@ def test_machine_code_where_the_gradient_of_a_bias_is_stored(head_dim: int, jagg
     changes = {"stored": 0, "head_dim": head_dim, "value_dim": head_dim}
     changes |= {"jagged_q": jagged, "jagged_k": jagged}
     config = dataclasses.replace(hopper("silu + bias (bf16), D 128"), **changes)
-    made = binary(dataclasses.replace(config, kernel="backward"))
-    products = made.before("USETMAXREG.DEALLOC")
+    kernel = binary(dataclasses.replace(config, kernel="backward"))
+    products = kernel.before("USETMAXREG.DEALLOC")
     waits = expected_of_the_backward(config)[1]
-    assert made.count("WARPGROUP.DEPBAR") == waits, "the products are serialized"
+    assert kernel.count("WARPGROUP.DEPBAR") == waits, "the products are serialized"
     # Two steps, each with a program for whole tiles and one for the ends: 8 scores a load.
     assert products.count("LDSM") == 4 * config.query_rows // 16
     # Of a tile: its sequence, and where that begins and ends on either side.
     assert products.count("LDG") == (5 if jagged else 0)
     # What the walk of a jagged side needs: three words.
     assert products.spills <= (6 if jagged else 0)
-    in_bounds(made, BACKWARD_SPILLS)
+    in_bounds(kernel, BACKWARD_SPILLS)
 
 
 MASKED = "a0:b[q_idx,kv_idx]; a1:f[h,q_idx,kv_idx]; where(a0,0.0,silu(add(mul(s,0.1),a1)))"
@@ -202,9 +198,7 @@ FETCHED = {  # program, dtypes, loads in a step, spills
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["fp32 bias", pytest.param("mask and fp32 bias", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", slow_but(["fp32 bias"], FETCHED))
 def test_machine_code_where_operands_are_fetched_for_a_step(name: str):
     """Two steps, each with loads for whole query tiles and for those that end early."""
     program, dtypes, loads, spills = FETCHED[name]
@@ -212,9 +206,9 @@ def test_machine_code_where_operands_are_fetched_for_a_step(name: str):
     config = Sm90Config(
         "bfloat16", 128, 128, program, dtypes, vectors=vectors, stored=len(dtypes) - 1
     )
-    made = binary(dataclasses.replace(config, kernel="backward"))
-    products = made.before("USETMAXREG.DEALLOC")
-    assert made.count("WARPGROUP.DEPBAR") == 7, "the products are serialized"
+    kernel = binary(dataclasses.replace(config, kernel="backward"))
+    products = kernel.before("USETMAXREG.DEALLOC")
+    assert kernel.count("WARPGROUP.DEPBAR") == 7, "the products are serialized"
     assert products.count("LDG") == 2 * 2 * loads
     assert products.spills <= spills
 
@@ -224,9 +218,9 @@ def test_machine_code_where_a_table_tells_tiles_apart():
     program, dtypes, loads, spills = FETCHED["mask and fp32 bias"]
     config = Sm90Config("bfloat16", 128, 128, program, dtypes, vectors=frozenset([0, 1]), stored=1)
     config = dataclasses.replace(config, bounded=frozenset([0]), kernel="backward")
-    made = disassembled(functools.partial(launch.compiled.__wrapped__, config))
-    products = made.before("USETMAXREG.DEALLOC")
-    assert made.count("WARPGROUP.DEPBAR") == 7, "the products are serialized"
+    kernel = disassembled(functools.partial(launch.compiled.__wrapped__, config))
+    products = kernel.before("USETMAXREG.DEALLOC")
+    assert kernel.count("WARPGROUP.DEPBAR") == 7, "the products are serialized"
     # Which query tiles a tile meets, and in either step whether its own is whole.
     assert products.count("LDG") == 2 * 2 * loads + 3
     assert products.spills <= spills
@@ -243,11 +237,11 @@ SUMS = {
 @pytest.mark.parametrize("name", SUMS)
 def test_machine_code_of_the_sums_of_jagged_biases(name: str):
     """Scores come 16 bytes at a time, and threads enough fit to hide how long they take."""
-    given = (*SUMS[name], "bfloat16", "float32", Sm90Config.arch)
-    made = disassembled(functools.partial(jagged_sums.compiled, *given))
-    assert made.count("LDG.E.128") >= 1
-    assert made.spills == 0
-    assert made.usage["REG"] <= 64
+    arguments = (*SUMS[name], "bfloat16", "float32", Sm90Config.arch)
+    kernel = disassembled(functools.partial(jagged_sums.compiled, *arguments))
+    assert kernel.count("LDG.E.128") >= 1
+    assert kernel.spills == 0
+    assert kernel.usage["REG"] <= 64
 
 
 @pytest.mark.parametrize(
@@ -299,23 +293,23 @@ def expected_of_the_backward(config: Sm90Config) -> tuple[int, int]:
 
 def hopper(name: str) -> Sm90Config:
     """The configuration of this name, for Hopper."""
-    given = CONFIGS[name]
-    return Sm90Config(**{x.name: getattr(given, x.name) for x in dataclasses.fields(given)})
+    config = CONFIGS[name]
+    return Sm90Config(**{x.name: getattr(config, x.name) for x in dataclasses.fields(config)})
 
 
-def in_flight(config: Sm90Config, made: Binary, spills: int) -> None:
+def in_flight(config: Sm90Config, kernel: Binary, spills: int) -> None:
     """The products of a forward are not waited for too early. spills: as `in_bounds` has it."""
     # S of a tile's first block; S and P V of a step; P V of the last block.
-    assert made.count("HGMMA") == 2 * (config.padded_head_dim // 16 + config.cols // 16)
-    assert made.count("WARPGROUP.DEPBAR") == 4, "the products are serialized"
-    assert made.count("USETMAXREG") == 2
-    assert made.count("UTMALDG") >= config.tiles + 2
-    assert made.count("UTMASTG") >= 1
-    in_bounds(made, spills, 32 * Roles(config.tiles).warps)
+    assert kernel.count("HGMMA") == 2 * (config.padded_head_dim // 16 + config.cols // 16)
+    assert kernel.count("WARPGROUP.DEPBAR") == 4, "the products are serialized"
+    assert kernel.count("USETMAXREG") == 2
+    assert kernel.count("UTMALDG") >= config.tiles + 2
+    assert kernel.count("UTMASTG") >= 1
+    in_bounds(kernel, spills, 32 * Roles(config.tiles).warps)
 
 
-def in_bounds(made: Binary, spills: int, threads: int = 384) -> None:
+def in_bounds(kernel: Binary, spills: int, threads: int = 384) -> None:
     """spills: the most instructions that move a register to memory, or back."""
-    assert made.spills <= spills, "registers spill"
-    assert made.usage["REG"] * threads <= 65536
-    assert made.shared <= SHARED_MEMORY
+    assert kernel.spills <= spills, "registers spill"
+    assert kernel.usage["REG"] * threads <= 65536
+    assert kernel.shared <= SHARED_MEMORY

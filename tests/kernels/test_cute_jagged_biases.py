@@ -1,7 +1,7 @@
 """Gradients of biases where a side is jagged: how sequences are dealt, and what is summed.
 
 With the formula in place of the kernels, on integers, so that every sum is exact. The sums run on
-the emulator in test_cute_jagged_totals.py, all of it on the card in tests/gpu.
+the emulator in test_cute_totals.py, all of it on the card in tests/gpu.
 """
 
 import dataclasses
@@ -26,8 +26,9 @@ from gdpa_inductor.kernels.cute.launcher import SIZES, TOTALS
 from gdpa_inductor.kernels.cute.sm90.config import COLS, Sm90Config
 from gdpa_inductor.operands import Operands, score_shape
 from gdpa_inductor.program.score_mod import ScoreMod
-from gdpa_inductor.reference import reference_backward
 from gdpa_inductor.sequences import Padding
+
+from .cute_backward_cases import exact
 
 CU = {"q": (0, 30, 30, 47, 48, 70), "k": (2, 30, 41, 47, 47, 60)}
 BATCH, HEADS, KEY_HEADS, MOST = 5, 4, 2, {"q": 25, "k": 28}
@@ -83,12 +84,6 @@ def declared(access: Sequence[str], body: str) -> str:
     return "; ".join([*(f"a{i}:f[{each}]" for i, each in enumerate(access)), body])
 
 
-def exact(grad: Tensor, o: Operands[Tensor], needs: Sequence[bool]) -> list[Tensor]:
-    query, key, value, *aux = (x.double() for x in o.differentiable)
-    wide = dataclasses.replace(o, query=query, key=key, value=value, aux=aux)
-    return reference_backward(grad.double(), wide, needs)
-
-
 class Formula:
     """In place of the kernels of an architecture. deals: the sequences of each launch. What it has
     not stored is NaN."""
@@ -101,7 +96,7 @@ class Formula:
 
     def gradients(self, call: BackwardCall, asked: str) -> dict[str, Tensor]:
         o = call.operands
-        found = exact(call.grad_out, o, (True,) * 3 + (False,) * len(o.aux))
+        result = exact(call.grad_out, o, (True,) * 3 + (False,) * len(o.aux))
         scores, there = flow(call.grad_out, o), valid(o)
         scores /= factor_of(str(o.program), call.stored)  # the gradient of the operand
         for each in call.launches:
@@ -116,7 +111,7 @@ class Formula:
                 part = each.scores[slot, :, : high * 16]
                 part.zero_()
                 part[..., : scores.shape[3]] = scores[b, :, : high * 16]
-        return {letter: x.to(o.query.dtype) for letter, x in zip("qkv", found)}
+        return {letter: x.to(o.query.dtype) for letter, x in zip("qkv", result)}
 
 
 def flow(grad: Tensor, o: Operands[Tensor]) -> Tensor:
@@ -170,12 +165,12 @@ def stored_scores(stored: StoredScores) -> Tensor:
 
 @pytest.fixture
 def formula(monkeypatch: pytest.MonkeyPatch) -> Formula:
-    found = Formula()
+    result = Formula()
     monkeypatch.setattr(plan, "PLANS", {})
-    monkeypatch.setattr(backward_launch, "_kernels", lambda _: found)
+    monkeypatch.setattr(backward_launch, "_kernels", lambda _: result)
     monkeypatch.setattr(jagged_biases, "add_tiles", tiles)
     monkeypatch.setattr(jagged_biases, "add_rows", rows)
-    return found
+    return result
 
 
 def gradients(grad: Tensor, o: Operands[Tensor], needs: Sequence[bool]) -> list[Tensor]:
@@ -190,9 +185,9 @@ ROOMS = {"one by one": 1, "two launches": 3 * HEADS * 25 * 32 * 2, "at once": ja
 def test_sums_of_what_the_kernel_stores(name, room, formula, monkeypatch):
     monkeypatch.setattr(jagged_biases, "ROOM", ROOMS[room])
     grad, o = make((AXES[name],))
-    found = gradients(grad, o, (True,) * 4)
+    results = gradients(grad, o, (True,) * 4)
     assert len(formula.deals) == {"one by one": 5, "two launches": 2, "at once": 1}[room]
-    check(found, exact(grad, o, (True,) * 4), o)
+    check(results, exact(grad, o, (True,) * 4), o)
 
 
 def check(found: list[Tensor], wanted: list[Tensor], o: Operands[Tensor]) -> None:
@@ -234,8 +229,8 @@ def test_without_rows_or_keys_all_is_zero(side):
     grad, o = make(("h,q_idx,kv_idx",))
     bias = o.aux[0][:, :0] if side == "q" else o.aux[0][..., :0]
     none = dataclasses.replace(o, aux=[bias], **{f"max_seqlen_{side}": 0})
-    *matrices, found = gradients(grad, none, (True,) * 4)
-    assert found.shape == bias.shape
+    *matrices, result = gradients(grad, none, (True,) * 4)
+    assert result.shape == bias.shape
     assert not any(x.any() for x in matrices)
 
 
@@ -253,18 +248,20 @@ def test_what_the_launches_of_hopper_are_given(program, monkeypatch):
     """All share matrices, counters and the memory of scores; each has sequences of its own."""
     monkeypatch.setattr(plan, "PLANS", {})
     monkeypatch.setattr(jagged_biases, "ROOM", ROOMS["two launches"])
-    given, summed = [], []
+    arguments, summed = [], []
 
     def launcher(config):
-        found = mock.Mock(tables=())
-        found.side_effect = lambda *words: given.append((config, *words))
-        return found
+        result = mock.Mock(tables=())
+        result.side_effect = lambda *words: arguments.append((config, *words))
+        return result
 
     monkeypatch.setattr(launch, "launcher", launcher)
-    monkeypatch.setattr(jagged_biases, "add_tiles", lambda *x, **_: summed.append((len(given), x)))
+    monkeypatch.setattr(
+        jagged_biases, "add_tiles", lambda *x, **_: summed.append((len(arguments), x))
+    )
     grad, o = make(("h,q_idx,kv_idx",), program=program)
     gradients(grad, o, (True,) * 4)
-    (config, first, form), (other, second, rest) = given
+    (config, first, form), (other, second, rest) = arguments
     assert config is other and config.stored == 0
     assert len(config.matrices) == 8
     dealt = [struct.unpack(f"{SIZES + 1}q", x[: 8 * (SIZES + 1)])[SIZES] for x in (form, rest)]

@@ -13,13 +13,12 @@ from gdpa_inductor.kernels.cute.classes import classes
 from gdpa_inductor.kernels.cute.plan import plan_of
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
-from tests.tolerances import error_of
 
 from . import test_cute_backward, test_cute_forward, test_cute_hopper_backward
 from .cute_backward_cases import Case, Problem, check_errors
-from .cute_cases import Case as ForwardCase
-from .cute_cases import eager, exact
+from .cute_cases import check_output
 from .cute_mask_cases import CASES, masked, short
+from .marks import slow_but
 
 emulated = test_cute_hopper_backward.emulated  # the fixture
 KINDS = {"Hopper": Sm90Config, "Blackwell": Sm100Config}
@@ -29,7 +28,7 @@ QUICK = {
     "holes", "a mask for each head, grouped", "causal, with a bias", "causal, fewer rows",
     "segments", "factors", "jagged keys",
 }  # fmt: skip
-NAMES = [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in CASES]
+NAMES = slow_but(QUICK, CASES)
 
 
 def problem(name: str) -> tuple[Case, Problem]:
@@ -41,21 +40,16 @@ def test_every_case_has_a_table() -> None:
     for name in CASES:
         _, call = problem(name)
         for kind in KINDS.values():
-            found = classes(plan_of(call.operands, True, True, kind).config)
-            assert found.skips and found.bounds, name
+            result = classes(plan_of(call.operands, True, True, kind).config)
+            assert result.skips and result.bounds, name
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_output_obeys_the_error_rule(name: str, kind: str) -> None:
     case, call = problem(name)
-    o = call.operands
-    batch, rows, _ = case.sizes
-    lengths = {"q_lengths": case.rows} if o.cu_seqlens_q is not None else {}
-    like = ForwardCase(name, h=case.heads, m=rows, b=batch, dv=case.dims[1], **lengths)
-    found = test_cute_forward.forward(like, o, ("random",), KINDS[kind])
-    wrong = error_of(found, eager(o), exact(o), direction="forward")
-    assert wrong is None, wrong
+    out = test_cute_forward.forward(case, call.operands, kind=KINDS[kind])
+    check_output(out, call.operands)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -83,12 +77,11 @@ def test_hidden_keys_at_an_end_are_not_read(kind: str) -> None:
     """They are NaN. Between others they would be computed: a query tile meets a range of keys."""
     case, _ = CASES["holes"]
     o = masked(case, (short,)).operands
-    like = ForwardCase("short", m=case.sizes[1], d=64)
-    clean = test_cute_forward.forward(like, o, ("random",), KINDS[kind])
+    clean = test_cute_forward.forward(case, o, kind=KINDS[kind])
     for matrix in (o.key, o.value):
         matrix[:, :, 128:] = torch.nan
     assert clean.isfinite().all() and clean.any()
-    assert torch.equal(test_cute_forward.forward(like, o, ("random",), KINDS[kind]), clean)
+    assert torch.equal(test_cute_forward.forward(case, o, kind=KINDS[kind]), clean)
 
 
 def test_keys_that_no_query_sees_have_no_gradient(emulated) -> None:

@@ -41,16 +41,16 @@ class Recorder:
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> dict:
     """Recorders by configuration; no plan is left of another test."""
-    made: dict = {}
+    entries: dict = {}
 
     def compiled(config):
-        return made.setdefault(config, Recorder())
+        return entries.setdefault(config, Recorder())
 
     monkeypatch.setattr(launch, "compiled", compiled)
     launcher = functools.cache(lambda config: Launcher(compiled(config), config))
     monkeypatch.setattr(launch, "launcher", launcher)
     monkeypatch.setattr(plan, "PLANS", {})
-    return made
+    return entries
 
 
 forward = functools.partial(launch.forward, ctas=3, stream=5)
@@ -79,7 +79,7 @@ def last(kernels: dict) -> list[int]:
     return kernel.launches[-1]
 
 
-def taken(o: Given, out: torch.Tensor, order: torch.Tensor | None = None) -> list[int]:
+def words_of(o: Given, out: torch.Tensor, order: torch.Tensor | None = None) -> list[int]:
     """What a kernel takes, in the order of `compiler.example`, of operands that need no copy and
     have no extent of one."""
     read = (o.query, o.key, o.value, out)
@@ -101,20 +101,11 @@ def taken(o: Given, out: torch.Tensor, order: torch.Tensor | None = None) -> lis
     ]
 
 
-@pytest.mark.parametrize("make", [dense, biased])
-def test_a_kernel_takes_what_it_took_when_the_plan_was_made(make, kernels):
-    for _ in range(3):
-        o = make()
-        out = forward(o)
-        assert last(kernels) == taken(o, out)
-    assert len(plan.PLANS) == 1
-
-
 def test_jagged_sequences_are_dealt_longest_first_each_time(kernels):
     for _ in range(2):
         o, order = jagged(), torch.tensor([1, 0])
         out = forward(o, order=order)
-        assert last(kernels) == taken(o, out, order)
+        assert last(kernels) == words_of(o, out, order)
     (config,) = kernels
     assert longest_first(o, config, 0, Record(fails=True)).tolist() == [1, 0, 0]
 
@@ -127,18 +118,31 @@ def test_scalars_and_ctas_and_streams_are_of_the_call(kernels):
     assert len(plan.PLANS) == 1
 
 
-def test_two_forms_of_one_configuration_alternate(kernels):
-    """They share a launcher, which holds the words of one."""
-    short, long = dense(40), dense(70)
-    for o in (short, long, long, short, long):
-        out = forward(o)
-        assert last(kernels) == taken(o, out)
-    assert (len(plan.PLANS), len(kernels)) == (2, 1)
+OTHER = torch.empty(2, 40, 4, 64, dtype=BF16).transpose(1, 2)  # an output of other strides
+CALLS = {  # operands and outputs of calls, how many plans there are then
+    "alike": ([(dense(), None) for _ in range(3)], 1),
+    "alike, with a bias": ([(biased(), None) for _ in range(3)], 1),
+    "two forms of one configuration": ([(dense(n), None) for n in (40, 70, 70, 40, 70)], 2),
+    "outputs anywhere": ([(dense(), out) for out in (None, OTHER, None)], 1),
+    "more forms than are kept": ([(dense(n), None) for n in (8, 16, 24, 32, 40, 8, 40)], 3),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_kernel_takes_what_is_of_its_call(name: str, monkeypatch, kernels):
+    """Whether or not there is a plan. Forms of one configuration share a launcher, which holds the
+    words of one."""
+    monkeypatch.setattr(plan, "MOST", 3)
+    each, plans = CALLS[name]
+    for o, out in each:
+        stored = forward(o, out=out)
+        assert last(kernels) == words_of(o, stored) and len(plan.PLANS) <= 3
+    assert (len(plan.PLANS), len(kernels)) == (plans, 1)
 
 
 def test_threads_do_not_mix_their_words(kernels):
-    given, failed = [dense(40), dense(70)], []
-    outs = [torch.empty_like(o.query) for o in given]
+    arguments, failed = [dense(40), dense(70)], []
+    outs = [torch.empty_like(o.query) for o in arguments]
 
     def work(o: Given, out: torch.Tensor) -> None:
         try:
@@ -147,13 +151,13 @@ def test_threads_do_not_mix_their_words(kernels):
         except Exception as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=work, args=x) for x in zip(given, outs)]
+    threads = [threading.Thread(target=work, args=x) for x in zip(arguments, outs)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     (kernel,) = kernels.values()
-    expected = [taken(*x) for x in zip(given, outs)]
+    expected = [words_of(*x) for x in zip(arguments, outs)]
     assert not failed and len(kernel.launches) == 400
     assert all(kernel.launches.count(x) == 200 for x in expected)
 
@@ -168,16 +172,7 @@ def test_a_thread_may_clear_the_words_that_another_asks_for(kernels):
     o = dense()
     object.__setattr__(plan.plan_of(o, True, True, None), "words", Cleared())
     out = forward(o)
-    assert last(kernels) == taken(o, out)
-
-
-def test_an_output_may_lie_anywhere(kernels):
-    """Its strides are those of the tensor that is given, plan or not."""
-    o = dense()
-    other = torch.empty(2, 40, 4, 64, dtype=BF16).transpose(1, 2)
-    for out in (None, other, None):
-        stored = forward(o, out=out)
-        assert last(kernels) == taken(o, stored)
+    assert last(kernels) == words_of(o, out)
 
 
 def moved(x: torch.Tensor, elements: int) -> torch.Tensor:
@@ -263,14 +258,14 @@ def test_a_plan_says_of_a_form_what_holds_for_the_call(name: str):
     """It is built from meta tensors. Whatever is read of the tensors of the call is the same."""
     base, changes = CHANGES[name]
     o = dataclasses.replace(base, **changes)
-    found = plan.plan_of(o, *OPTIONS)
-    assert found.config == plan.config_for(o, Sm90Config, True, True)
-    assert found.copied == tuple(not plan.fits(x) for x in (o.query, o.key, o.value))
-    pairs = zip((o.query, o.key, o.value), found.copied, strict=True)
+    result = plan.plan_of(o, *OPTIONS)
+    assert result.config == plan.config_for(o, Sm90Config, True, True)
+    assert result.copied == tuple(not plan.fits(x) for x in (o.query, o.key, o.value))
+    pairs = zip((o.query, o.key, o.value), result.copied, strict=True)
     read = [torch.empty(x.shape) if copied else x for x, copied in pairs]
-    assert found.strides == tuple(step for x in read for step in plan.strides(x))
-    assert found.output_of(o) == output_shape(o)
-    assert found.sizes == (
+    assert result.strides == tuple(step for x in read for step in plan.strides(x))
+    assert result.output_of(o) == output_shape(o)
+    assert result.sizes == (
         *score_shape(o)[:2],
         o.key.shape[1],
         o.value.shape[1],
@@ -281,11 +276,11 @@ def test_a_plan_says_of_a_form_what_holds_for_the_call(name: str):
 @pytest.mark.parametrize("name", CHANGES)
 def test_the_example_of_a_form_has_the_form(name: str):
     base, changes = CHANGES[name]
-    found = form_of(dataclasses.replace(base, **changes), *OPTIONS)
-    again = form_of(form.example_of(found), *OPTIONS)
-    assert again._replace(tensors=found.tensors) == found
+    result = form_of(dataclasses.replace(base, **changes), *OPTIONS)
+    again = form_of(form.example_of(result), *OPTIONS)
+    assert again._replace(tensors=result.tensors) == result
     for field in (0, 2):  # all but the device
-        assert again.tensors[field::3] == found.tensors[field::3]
+        assert again.tensors[field::3] == result.tensors[field::3]
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 40, 50])
@@ -293,8 +288,8 @@ def test_the_example_of_a_form_has_the_form(name: str):
 def test_a_form_tells_rows_apart_that_equal_a_size(rows: int, sizes: tuple[int, ...]):
     """Of the others it tells 0, 1 and several. Those of the values are compared with the keys'."""
     o = dataclasses.replace(rows_of(JAGGED, rows), aux=[torch.randn(sizes)])
-    found = form.example_of(form_of(o, *OPTIONS))
-    query, key, value = found.query, found.key, found.value
+    result = form.example_of(form_of(o, *OPTIONS))
+    query, key, value = result.query, result.key, result.value
     shorter = dataclasses.replace(o, value=torch.randn(rows + 1, 4, 64).to(BF16))
     assert [size == rows for size in sizes] == [size == key.shape[0] for size in sizes]
     assert min(rows, 2) == min(query.shape[0], 2) and query.shape == key.shape == value.shape
@@ -309,16 +304,16 @@ def test_a_plan_is_built_from_its_key_alone(monkeypatch):
         parts = value if isinstance(value, (tuple, list)) else ()
         return isinstance(value, (torch.Tensor, Operands)) or any(map(tensors, parts))
 
-    given, build = [], plan.build_plan
-    monkeypatch.setattr(plan, "build_plan", lambda *x: given.append(x) or build(*x))
-    found = plan.plan_of(biased(), *OPTIONS)
-    ((key,),) = given
+    arguments, build = [], plan.build_plan
+    monkeypatch.setattr(plan, "build_plan", lambda *x: arguments.append(x) or build(*x))
+    result = plan.plan_of(biased(), *OPTIONS)
+    ((key,),) = arguments
     assert hash(key) == hash(next(iter(plan.PLANS))) and not tensors(key)
-    meta = [x for x in found.example.flat() if isinstance(x, torch.Tensor)]
+    meta = [x for x in result.example.flat() if isinstance(x, torch.Tensor)]
     assert meta and all(x.is_meta for x in meta)
-    assert found.once(lambda own, number: (own, number), 3) == (found, 3)
+    assert result.once(lambda own, number: (own, number), 3) == (result, 3)
     with pytest.raises(TypeError, match="unhashable"):
-        found.once(len, [3])
+        result.once(len, [3])
 
 
 def test_no_check_or_plan_can_depend_on_rows_that_the_key_lacks(monkeypatch):
@@ -347,7 +342,7 @@ def test_batches_of_other_rows_share_a_plan(kernels):
     for count in (50, 7, 2, 1000):
         o, order = rows_of(JAGGED, count), torch.tensor([1, 0])
         out = forward(o, order=order)
-        assert out.shape == (count, 4, 64) and last(kernels) == taken(o, out, order)
+        assert out.shape == (count, 4, 64) and last(kernels) == words_of(o, out, order)
     assert len(plan.PLANS) == 1
 
 
@@ -400,18 +395,9 @@ def test_a_wrong_call_raises_after_a_good_one(name: str, kernels):
     assert len(last(kernels)) and len(plan.PLANS) == 1
 
 
-def test_plans_are_bounded(monkeypatch, kernels):
-    monkeypatch.setattr(plan, "MOST", 3)
-    for rows in (8, 16, 24, 32, 40, 8, 40):
-        o = dense(rows)
-        out = forward(o)
-        assert last(kernels) == taken(o, out)
-        assert len(plan.PLANS) <= 3
-
-
 def test_a_plan_holds_no_tensor():
-    found = plan.plan_of(biased(), *OPTIONS)
-    assert not any(isinstance(x, torch.Tensor) for x in facts(found).values())
+    result = plan.plan_of(biased(), *OPTIONS)
+    assert not any(isinstance(x, torch.Tensor) for x in facts(result).values())
 
 
 @pytest.mark.parametrize("far", [0, 1])
@@ -422,11 +408,11 @@ def test_offsets_of_two_dtypes_are_read_in_one(far: int):
     for last_row in (50, 49):
         cu_q = torch.tensor([0, 10, last_row], dtype=dtypes[1 - far])
         o = jagged(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
-        found = plan.plan_of(o, *OPTIONS)
-        read = found.readable(o)
+        result = plan.plan_of(o, *OPTIONS)
+        read = result.readable(o)
         assert read.cu_seqlens_q.dtype == cu_k.dtype
         assert read.cu_seqlens_q.tolist() == [0, 10, last_row]
-        assert read.cu_seqlens_k is cu_k and found.config.offsets == plan.name(cu_k.dtype)
+        assert read.cu_seqlens_k is cu_k and result.config.offsets == plan.name(cu_k.dtype)
     assert len(plan.PLANS) == 1
 
 
@@ -434,12 +420,12 @@ def test_what_cannot_be_read_in_place_is_copied_each_time():
     for _ in range(2):
         o = dense()
         o = dataclasses.replace(o, key=moved(o.key, 3), value=o.value[:1].expand(2, -1, -1, -1))
-        found = plan.plan_of(o, *OPTIONS)
-        read = found.readable(o)
-        assert found.copied == (False, True, True) and read.query is o.query
+        result = plan.plan_of(o, *OPTIONS)
+        read = result.readable(o)
+        assert result.copied == (False, True, True) and read.query is o.query
         assert torch.equal(read.key, o.key) and torch.equal(read.value, o.value)
         assert all(plan.fits(x) for x in (read.key, read.value))
-        assert found.strides[3:] == (*plan.strides(read.key), *plan.strides(read.value))
+        assert result.strides[3:] == (*plan.strides(read.key), *plan.strides(read.value))
     assert len(plan.PLANS) == 1
 
 

@@ -25,6 +25,7 @@ from gdpa_inductor.operands import output_shape
 from gdpa_inductor.ops import operands_of
 from tests.kernels import fake_cuda, render
 from tests.kernels.test_cute_plan import BIAS, Given, biased, dense, jagged, matrices
+from tests.lowerings.test_cute_calls import BIASED, step
 
 BF16 = torch.bfloat16
 
@@ -52,77 +53,61 @@ def shared() -> Given:
 @pytest.mark.parametrize("kind", [Sm90Config, Sm100Config])
 @pytest.mark.parametrize("make", [dense, biased, tiled, expanded, copied, shared, jagged])
 def test_the_guess_is_what_the_first_call_uses(make, kind) -> None:
-    given = make()
+    inputs = make()
     with FakeTensorMode() as mode:
-        fakes = [mode.from_tensor(x) if torch.is_tensor(x) else x for x in given.flat()]
-    guessed = precompile.guess(given.filled(fakes), kind, True, True)
-    assert guessed == plan.plan_of(given, True, True, kind).config
+        fakes = [mode.from_tensor(x) if torch.is_tensor(x) else x for x in inputs.flat()]
+    guessed = precompile.guess(inputs.filled(fakes), kind, True, True)
+    assert guessed == plan.plan_of(inputs, True, True, kind).config
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """What goes to other processes, in place of them."""
-    found: list[tuple] = []
+    results: list[tuple] = []
 
-    def in_background(task, *given) -> Future:
-        found.append(given)
+    def in_background(task, *arguments) -> Future:
+        results.append(arguments)
         return Future()
 
     monkeypatch.setattr(precompile, "_FUTURES", {})
     monkeypatch.setattr(disk, "keeps", lambda: True)
     monkeypatch.setattr(disk, "has", lambda *_: False)
     monkeypatch.setattr(inductor, "in_background", in_background)
-    return found
+    return results
 
 
-def step(bias: bool):
-    def run(query, key, value, *aux):
-        program = "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))" if bias else "silu(mul(s,0.125))"
-        out = torch.ops.gdpa.attention(query, key, value, aux, [], program, "kernel=cute")
-        needs = [True, True, True, *(True for _ in aux)]
-        return out, *torch.ops.gdpa.attention_backward(
-            out, query, key, value, aux, [], program, needs, "kernel=cute"
-        )
-
-    return run
+SHAPES, BIAS_SHAPE = ((2, 4, 256, 64),) * 3, (4, 256, 256)
 
 
-@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
-def test_lowering_asks_for_the_kernels_of_the_call(monkeypatch, asked, bias: bool) -> None:
+@pytest.mark.parametrize(
+    ("program", "shapes"),
+    [("silu(mul(s,0.125))", SHAPES), (BIASED, (*SHAPES, BIAS_SHAPE))],
+    ids=["plain", "bias"],
+)
+def test_kernels_of_a_call_are_asked_for(monkeypatch, requests, program: str, shapes) -> None:
+    """By its lowering; by a rewritten graph before it is lowered, for the backward too."""
     monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
-    tensors = [torch.zeros(2, 4, 256, 64, dtype=BF16) for _ in range(3)]
-    aux = [torch.zeros(4, 256, 256, dtype=BF16)] * bias
-    render.wrapper(step(bias), [*tensors, *aux], capability=90)
-    program = "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))" if bias else "silu(mul(s,0.125))"
-    operands = operands_of(*tensors, aux, [], program)
+    tensors = [torch.zeros(shape, dtype=BF16) for shape in shapes]
+    render.wrapper(step("kernel=cute", program), tensors, capability=90)
+    operands = operands_of(*tensors[:3], tensors[3:], [], program)
     config = plan.plan_of(operands, True, True, Sm90Config).config
-    stored = 0 if bias else None
+    stored = 0 if tensors[3:] else None
     gradients = dataclasses.replace(config, kernel="backward", ordered=True, stored=stored)
-    assert asked == [("launch", config), ("launch", gradients)]
-
-
-@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
-def test_a_rewritten_graph_asks_for_what_its_lowering_would(monkeypatch, asked, bias) -> None:
-    """Before it is lowered, for the backward too."""
-    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
-    tensors = [torch.zeros(2, 4, 256, 64, dtype=BF16) for _ in range(3)]
-    tensors += [torch.zeros(4, 256, 256, dtype=BF16)] * bias
-    render.wrapper(step(bias), tensors, capability=90)
-    lowered = list(asked)
-    asked.clear()
+    kernels = [("launch", config), ("launch", gradients)]
+    assert requests == kernels
+    requests.clear()
     precompile._FUTURES.clear()
-    graph, program = torch.fx.Graph(), "silu(add(s,a0))" if bias else "silu(mul(s,0.125))"
+    graph = torch.fx.Graph()
+    nodes = [graph.placeholder(f"x{i}") for i in range(len(shapes))]
     with fake_cuda.fake_cuda(90), FakeTensorMode():
-        given = [graph.placeholder(f"x{i}") for i in range(len(tensors))]
-        for node, x in zip(given, tensors, strict=True):
-            fake = torch.empty(x.shape, dtype=BF16, device="cuda").requires_grad_()
+        for node, shape in zip(nodes, shapes, strict=True):
+            fake = torch.empty(shape, dtype=BF16, device="cuda").requires_grad_()
             node.meta["example_value"] = fake
-    program = f"a0:f[h,q_idx,kv_idx]; {program}" if bias else program
-    call = (*given[:3], given[3:], [], program, "kernel=cute")
+    call = (*nodes[:3], nodes[3:], [], program, "kernel=cute")
     graph.output(graph.call_function(torch.ops.gdpa.attention.default, call))
     with fake_cuda.fake_cuda(90):
         early.begin(torch.fx.GraphModule({}, graph))
-    assert asked == lowered
+    assert requests == kernels
 
 
 class Launched(Exception):
@@ -154,55 +139,55 @@ def jagged_biased() -> Given:
      (jagged_biased, 0)],
 )  # fmt: skip
 def test_the_kernel_of_a_gradient_of_a_bias_is_what_the_first_call_launches(
-    monkeypatch, asked, folder: str, make, learned: int
+    monkeypatch, requests, folder: str, make, learned: int
 ) -> None:
     kind = {"sm90": Sm90Config, "sm100": Sm100Config}[folder]
-    given = make()
-    needs = [True, True, True, *(i == learned for i in range(len(given.aux)))]
-    precompile.backward(plan.plan_of(given, True, True, kind).config, needs, True)
+    inputs = make()
+    needs = [True, True, True, *(i == learned for i in range(len(inputs.aux)))]
+    precompile.backward(plan.plan_of(inputs, True, True, kind).config, needs, True)
 
     def launched(*form) -> None:
         raise Launched(*form)
 
     monkeypatch.setattr(launch, "launcher", launched)
     with pytest.raises(Launched) as first:
-        grad_out = torch.zeros(output_shape(given), dtype=BF16)
-        backward.backward(grad_out, given, needs, ctas=1, stream=0, kind=kind)
-    assert ("launch", *first.value.args) == asked[0]
-    assert asked[-1][1].stored == learned
+        grad_out = torch.zeros(output_shape(inputs), dtype=BF16)
+        backward.backward(grad_out, inputs, needs, ctas=1, stream=0, kind=kind)
+    assert ("launch", *first.value.args) == requests[0]
+    assert requests[-1][1].stored == learned
 
 
 def gradients_of(config: Sm90Config) -> Sm90Config:
     return dataclasses.replace(config, kernel="backward")
 
 
-def test_what_was_asked_for_is_not_asked_for_again(asked) -> None:
+def test_what_was_asked_for_is_not_asked_for_again(requests) -> None:
     config = plan.plan_of(dense(), True, True, Sm90Config).config
     for _ in range(2):
         precompile.forward(config)
         precompile.backward(config, [True] * 3, True)
-    assert asked == [("launch", config), ("launch", gradients_of(config))]
+    assert requests == [("launch", config), ("launch", gradients_of(config))]
 
 
-def test_what_lies_on_disk_is_not_asked_for(monkeypatch, asked) -> None:
+def test_what_lies_on_disk_is_not_asked_for(monkeypatch, requests) -> None:
     config = plan.plan_of(dense(), True, True, Sm90Config).config
     monkeypatch.setattr(disk, "has", lambda _, config: config.kernel == "forward")
     precompile.forward(config)
     precompile.backward(config, [True] * 3, True)
-    assert asked == [("launch", gradients_of(config))]
+    assert requests == [("launch", gradients_of(config))]
 
 
-def test_on_blackwell_each_side_has_a_kernel(asked) -> None:
+def test_on_blackwell_each_side_has_a_kernel(requests) -> None:
     config = plan.plan_of(dense(), True, True, Sm100Config).config
     precompile.backward(config, [True] * 3, True)
-    assert [given[1].kernel for given in asked] == ["keys", "rows"]
-    assert [dataclasses.replace(given[1], kernel="forward") for given in asked] == [config] * 2
+    assert [inputs[1].kernel for inputs in requests] == ["keys", "rows"]
+    assert [dataclasses.replace(inputs[1], kernel="forward") for inputs in requests] == [config] * 2
 
 
-def test_without_a_place_on_disk_nothing_is_asked_for(monkeypatch, asked) -> None:
+def test_without_a_place_on_disk_nothing_is_asked_for(monkeypatch, requests) -> None:
     monkeypatch.setattr(disk, "keeps", lambda: False)
     precompile.forward(plan.plan_of(dense(), True, True, Sm90Config).config)
-    assert not asked
+    assert not requests
 
 
 def failed() -> Future:
@@ -212,7 +197,7 @@ def failed() -> Future:
 
 
 @pytest.mark.parametrize("make", [failed, Future], ids=["failed", "late"])
-def test_a_process_that_fails_is_in_nobodys_way(monkeypatch, asked, make) -> None:
+def test_a_process_that_fails_is_in_nobodys_way(monkeypatch, requests, make) -> None:
     monkeypatch.setattr(inductor, "in_background", lambda *_: make())
     monkeypatch.setattr(precompile, "PATIENCE", 0.01)
     config = plan.plan_of(dense(), True, True, Sm90Config).config
@@ -227,7 +212,7 @@ def test_lowering_goes_on_where_asking_fails(monkeypatch) -> None:
     monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
     monkeypatch.setattr(precompile, "_request", broken)
     tensors = [torch.zeros(2, 4, 256, 64, dtype=BF16) for _ in range(3)]
-    assert "calls_forward_site(True)" in render.wrapper(step(False), tensors, capability=90)
+    assert "calls_forward_site(True)" in render.wrapper(step("kernel=cute"), tensors, capability=90)
 
 
 def test_the_process_that_compiles_searches_no_old_objects(monkeypatch) -> None:
@@ -268,8 +253,8 @@ def test_a_process_of_inductor_compiles(tmp_path: Path) -> None:
     """A real one. The process that asked loads what was kept."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHINDUCTOR_", "CUTE_"))}
     clean["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=clean, capture_output=True, text=True, timeout=300
     )
-    assert found.returncode == 0, found.stderr
+    assert result.returncode == 0, result.stderr
     assert len(list((tmp_path / disk.FOLDER).glob("*/*.o"))) == 1

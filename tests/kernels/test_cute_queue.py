@@ -81,19 +81,19 @@ class Deal:
 def arguments(out, cu_q, cu_k, order, sizes, ctas):
     """As the kernel takes them."""
     kinds = ("int32", "int32", "int32", "int64")
-    given = [
+    inputs = [
         None if x is None else pointer(kind, 8, x.data_ptr())
         for kind, x in zip(kinds, (out, cu_q, cu_k, order))
     ]
-    return *given, tuple(map(Int32, sizes)), Int32(ctas), cuda.CUstream(0)
+    return *inputs, tuple(map(Int32, sizes)), Int32(ctas), cuda.CUstream(0)
 
 
 @functools.cache
 def compiled(sides: str):
     room = torch.zeros(1, dtype=torch.int64)
     offsets = [room if side in sides else None for side in "qk"]
-    given = arguments(room, *offsets, room, [1] * 9, 1)
-    return cute.compile(Deal(CONFIG[sides]), *given, options=f"--gpu-arch={ARCH}")
+    inputs = arguments(room, *offsets, room, [1] * 9, 1)
+    return cute.compile(Deal(CONFIG[sides]), *inputs, options=f"--gpu-arch={ARCH}")
 
 
 def dealt(sides: str, lengths: tuple[int, ...], ctas: int) -> tuple[list[list[dict]], int]:
@@ -107,10 +107,10 @@ def dealt(sides: str, lengths: tuple[int, ...], ctas: int) -> tuple[list[list[di
     offsets = [cu if side in sides else None for side in "qk"]
     with recording():
         kernel = compiled(sides)
-        memory = [x for x in (out, *offsets, order) if x is not None]
-        run(lambda: kernel(*arguments(out, *offsets, order, sizes, ctas)), memory)
-    found = [[dict(zip(FIELDS, line)) for line in own.tolist()] for own in out]
-    return [own[: [x["head"] for x in own].index(-1)] for own in found], int(order[-1])
+        call = lambda: kernel(*arguments(out, *offsets, order, sizes, ctas))
+        run(call, [out, *offsets, order], schedules=("lazy",))  # of one warp
+    results = [[dict(zip(FIELDS, line)) for line in own.tolist()] for own in out]
+    return [own[: [x["head"] for x in own].index(-1)] for own in results], int(order[-1])
 
 
 class Place(Deal):
@@ -127,10 +127,10 @@ class Place(Deal):
 def test_the_counter_lies_behind_any_number_of_sequences(batch: int) -> None:
     """An offset of 32 bits led in front of the order."""
     out, order = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
-    given = arguments(out, order, None, order, [batch, *[1] * 8], 1)
+    inputs = arguments(out, order, None, order, [batch, *[1] * 8], 1)
     with recording():
-        kernel = cute.compile(Place(CONFIG["q"]), *given, options=f"--gpu-arch={ARCH}")
-        run(lambda: kernel(*given), [out, order])
+        kernel = cute.compile(Place(CONFIG["q"]), *inputs, options=f"--gpu-arch={ARCH}")
+        run(lambda: kernel(*inputs), [out, order])
     assert out[0] == batch
 
 
@@ -139,8 +139,8 @@ def test_the_counter_lies_behind_any_number_of_sequences(batch: int) -> None:
 @pytest.mark.parametrize("ctas", [1, 3, 40])
 def test_each_tile_is_taken_once(sides: str, name: str, ctas: int) -> None:
     lengths = LENGTHS[name]
-    tiles, taken = dealt(sides, lengths, ctas)
-    found = [(x["batch"], x["head"], x["row"]) for own in tiles for x in own]
+    tiles, result = dealt(sides, lengths, ctas)
+    results = [(x["batch"], x["head"], x["row"]) for own in tiles for x in own]
     rows = lengths if "q" in sides else (max(lengths),) * len(lengths)
     wanted = [
         (batch, head, row)
@@ -148,8 +148,8 @@ def test_each_tile_is_taken_once(sides: str, name: str, ctas: int) -> None:
         for head in range(HEADS)
         for row in range(0, count, HEIGHT)
     ]
-    assert sorted(found) == wanted
-    assert taken == 0, "the next launch would not begin with the first tile"
+    assert sorted(results) == wanted
+    assert result == 0, "the next launch would not begin with the first tile"
     for x in (x for own in tiles for x in own):
         assert x["valid"] == 1 and x["key_head"] == x["head"] // (HEADS // KEY_HEADS)
         assert x["q_rows"] == rows[x["batch"]]
@@ -161,8 +161,8 @@ def test_the_longest_come_first_and_of_a_head_the_last_rows() -> None:
     """A CTA alone takes them in their order."""
     lengths = LENGTHS["many"]
     (tiles,), _ = dealt("qk", lengths, 1)
-    found = [(x["q_rows"], x["batch"], x["head"], x["row"]) for x in tiles]
-    assert found == sorted(found, key=lambda x: (-x[0], x[1], x[2], -x[3]))
+    results = [(x["q_rows"], x["batch"], x["head"], x["row"]) for x in tiles]
+    assert results == sorted(results, key=lambda x: (-x[0], x[1], x[2], -x[3]))
 
 
 def test_the_first_tiles_are_those_of_the_ctas() -> None:

@@ -49,9 +49,9 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
 
 def clears(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     """Those of replays: address, words, stream."""
-    found: list[tuple[int, int, int]] = []
-    monkeypatch.setattr(replay, "clear", lambda *call: found.append(call))
-    return found
+    outputs: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(replay, "clear", lambda *call: outputs.append(call))
+    return outputs
 
 
 kernels = pytest.fixture(autouse=True)(recorders)
@@ -71,36 +71,27 @@ def dense() -> list:
     return [*(matrix(2, 4, 40, 64) for _ in range(3)), [], [], "silu(s)"]
 
 
-def masked() -> list:
-    return [*dense()[:5], CAUSAL]
-
-
 def biased(scalar: int = 7) -> list:
     return [*dense()[:3], [torch.zeros(4, 40, 40)], [scalar], BIAS]
 
 
-def grouped() -> list:
-    return [matrix(2, 4, 40, 64), matrix(2, 2, 24, 64), matrix(2, 2, 24, 64), [], [], "silu(s)"]
+# Replayed. A projection leaves rows side by side, which are read in place.
+FORMS: dict[str, Callable[[], list]] = {
+    "dense": dense,
+    "masked": lambda: [*dense()[:5], CAUSAL],
+    "biased": biased,
+    "grouped": lambda: [dense()[0], *(matrix(2, 2, 24, 64) for _ in range(2)), [], [], "silu(s)"],
+    "transposed": lambda: [matrix(2, 40, 4, 64).transpose(1, 2), *dense()[1:]],
+}
+# Run as the first one.
+OTHERS: dict[str, Callable[[], list]] = {
+    "expanded": lambda: [dense()[0], matrix(2, 4, 1, 64).expand(2, 4, 40, 64), *dense()[2:]],
+    "empty": lambda: [matrix(2, 4, 0, 64), *dense()[1:]],
+    "shared": lambda: [matrix(1, 4, 40, 64), *dense()[1:]],
+}
 
 
-def transposed() -> list:
-    """Rows side by side, as a projection leaves them: read in place."""
-    return [matrix(2, 40, 4, 64).transpose(1, 2), *dense()[1:]]
-
-
-def shared() -> list:
-    return [matrix(1, 4, 40, 64), *dense()[1:]]
-
-
-def expanded() -> list:
-    return [dense()[0], matrix(2, 4, 1, 64).expand(2, 4, 40, 64), *dense()[2:]]
-
-
-def empty() -> list:
-    return [matrix(2, 4, 0, 64), *dense()[1:]]
-
-
-def of_backward(args: list, asked: str = "qkv", wanted: bool = False) -> list:
+def of_backward(args: list, letters: str = "qkv", wanted: bool = False) -> list:
     """The arguments of a backward from those of a forward. wanted: also gradients of operands."""
     query, value = args[0], args[2]
     grad = torch.zeros(
@@ -108,7 +99,7 @@ def of_backward(args: list, asked: str = "qkv", wanted: bool = False) -> list:
         value.shape[-1],
         dtype=BF16,
     )
-    needs = [letter in asked for letter in "qkv"] + [wanted] * len(args[3])
+    needs = [letter in letters for letter in "qkv"] + [wanted] * len(args[3])
     return [grad, *args[:6], needs, *args[6:]]
 
 
@@ -116,23 +107,23 @@ def words(recorder: Recorder) -> list[int]:
     return recorder.launches[-1]
 
 
-def form(found: list[int], matrices: int, aux: Sequence[torch.Tensor]) -> list[int]:
+def without_places(found: list[int], matrices: int, aux: Sequence[torch.Tensor]) -> list[int]:
     """Without the addresses of matrices and operands of the program."""
     places = [x.data_ptr() for x in aux]
     return [word for word in found[matrices:] if word not in places]
 
 
-@pytest.mark.parametrize("make", [dense, masked, biased, grouped, transposed])
-def test_a_forward_is_replayed_with_the_words_of_a_first_run(make: Callable[[], list], kernels):
+@pytest.mark.parametrize("form", FORMS)
+def test_a_forward_is_replayed_with_the_words_of_a_first_run(form: str, kernels):
     site = calls.forward_site(True)
     for later in range(3):
-        args = make()
+        args = FORMS[form]()
         out = site(*args)
         assert recorded(site) and len(kernels[0].launches) == later + 1
-        found = words(kernels[0])
-        assert found[:4] == [x.data_ptr() for x in (*args[:3], out)]
+        result = words(kernels[0])
+        assert result[:4] == [x.data_ptr() for x in (*args[:3], out)]
         fresh = launch.forward(operands_of(*args), out=out, kind=Sm90Config)
-        assert words(kernels[0]) == found and fresh is out
+        assert words(kernels[0]) == result and fresh is out
         kernels[0].launches.pop()
 
 
@@ -143,42 +134,42 @@ def test_slices_of_the_values_are_replayed_with_the_words_of_a_first_run(kernels
         out = site(*args)
         query, key, value = args[:3]
         places = [value.data_ptr(), out.data_ptr()]
-        found = [*kernels[0].launches]
+        outputs = [*kernels[0].launches]
         kernels[0].launches.clear()
-        assert [call[:2] for call in found] == [[query.data_ptr(), key.data_ptr()]] * 3
-        assert [call[2:4] for call in found] == [[x + 400 * i for x in places] for i in range(3)]
-        seen.append([call[4:] for call in found])
+        assert [call[:2] for call in outputs] == [[query.data_ptr(), key.data_ptr()]] * 3
+        assert [call[2:4] for call in outputs] == [[x + 400 * i for x in places] for i in range(3)]
+        seen.append([call[4:] for call in outputs])
     assert recorded(site) and seen[0] == seen[1]
 
 
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "in any order"])
-@pytest.mark.parametrize("asked", ["qkv", "kv", "q"])
-@pytest.mark.parametrize("make", [dense, masked, biased, grouped, transposed])
+@pytest.mark.parametrize("letters", ["qkv", "kv", "q"])
+@pytest.mark.parametrize("form", FORMS)
 def test_a_backward_is_replayed_with_the_words_of_a_first_run(
-    make: Callable[[], list], asked: str, ordered: bool, kernels, cleared
+    form: str, letters: str, ordered: bool, kernels, cleared
 ):
     site = calls.backward_site(True)
-    before = of_backward(make(), asked)
+    before = of_backward(FORMS[form](), letters)
     first = site(*before, ordered=ordered)
     settled = words(kernels[1])
-    args = of_backward(make(), asked)
+    args = of_backward(FORMS[form](), letters)
     grad, query, key, value = args[:4]
-    found = site(*args, ordered=ordered)
+    result = site(*args, ordered=ordered)
     again = words(kernels[1])
     assert len(kernels[1].launches) == 2
-    assert [(x.shape, x.stride(), x.dtype) for x in found] == [
+    assert [(x.shape, x.stride(), x.dtype) for x in result] == [
         (x.shape, x.stride(), x.dtype) for x in first
     ]
     # Query, key, value, the gradient of O, sums, gradients of key, value and query, counters.
     addresses = dict(zip("qkvosKVQc", again, strict=False))
     assert [addresses[x] for x in "qkvo"] == [x.data_ptr() for x in (query, key, value, grad)]
-    assert [addresses[x.upper()] for x in asked] == [x.data_ptr() for x in found]
-    assert form(again, 9, args[4]) == form(settled, 9, before[4])
+    assert [addresses[x.upper()] for x in letters] == [x.data_ptr() for x in result]
+    assert without_places(again, 9, args[4]) == without_places(settled, 9, before[4])
     counters, sums = 4 * 2 * 1, query.numel() // 2
     expected = [(addresses["c"], counters, STREAM)]
     if not ordered:  # nobody is the first to add
         expected.append((addresses["s"], 2 * sums, STREAM))
-    if make is masked:  # query tiles that meet no key are left out
+    if form == "masked":  # query tiles that meet no key are left out
         expected.append((addresses["Q"], sums, STREAM))
     assert sorted(cleared) == sorted(expected)
 
@@ -190,18 +181,15 @@ def test_scalars_are_of_the_call(kernels):
         assert words(kernels[0])[-3:] == [scalar, CTAS, STREAM]
 
 
-@pytest.mark.parametrize("make", [expanded, empty])
-def test_other_forwards_are_run_as_the_first_one(make: Callable[[], list]):
-    site = calls.forward_site(True)
-    site(*make())
-    assert not recorded(site)
-
-
-@pytest.mark.parametrize("make", [shared, expanded, empty])
-def test_other_backwards_are_run_as_the_first_one(make: Callable[[], list]):
-    site = calls.backward_site(True)
-    site(*of_backward(make()))
-    assert not recorded(site)
+@pytest.mark.parametrize("form", OTHERS)
+def test_other_calls_are_run_as_the_first_one(form: str):
+    args = OTHERS[form]()
+    sites = calls.forward_site(True), calls.backward_site(True)
+    sites[1](*of_backward(args))
+    assert not recorded(sites[1])
+    if form != "shared":
+        sites[0](*args)
+        assert not recorded(sites[0])
 
 
 def test_a_gradient_of_the_output_that_is_copied_is_not_replayed(kernels):
@@ -296,44 +284,36 @@ def test_gradients_of_biases_are_replayed_with_the_words_of_a_first_run(
     parts = 1 if room > 1 or name == "of each score" else {"of batches": 2}.get(name, 4)
     for args, results, launches, summed in runs:
         assert len(launches) == parts and len(summed) == parts * (name != "of each score")
-        held = [*args[1:4], args[0], results[1], results[2], results[0], args[4][0]]
-        for found in launches:
-            matrices = [*found[:4], *found[5:8], found[MATRICES + NUMBERS + 3 * MATRICES]]
-            offsets = [x - y.data_ptr() for x, y in zip(matrices, held, strict=True)]
-            assert all(0 <= x < y.nbytes for x, y in zip(offsets, held, strict=True))
+        tensors = [*args[1:4], args[0], results[1], results[2], results[0], args[4][0]]
+        for result in launches:
+            matrices = [*result[:4], *result[5:8], result[MATRICES + NUMBERS + 3 * MATRICES]]
+            offsets = [x - y.data_ptr() for x, y in zip(matrices, tensors, strict=True)]
+            assert all(0 <= x < y.nbytes for x, y in zip(offsets, tensors, strict=True))
     first, again = (
         [
-            [x - held.data_ptr() for x, held in zip(found, [*args[1:4], args[0]])]
-            for found in launches
+            [x - tensors.data_ptr() for x, tensors in zip(result, [*args[1:4], args[0]])]
+            for result in launches
         ]
         for args, _, launches, _ in runs
     )
     assert first == again
     _, results, launches, summed = runs[1]
-    stored = [found[MATRICES - 1] for found in launches]
-    assert not summed or stored == [found[0] for found in summed]
-    targets = [found[1] - results[3].data_ptr() for found in summed]
+    stored = [result[MATRICES - 1] for result in launches]
+    assert not summed or stored == [result[0] for result in summed]
+    targets = [result[1] - results[3].data_ptr() for result in summed]
     assert targets == [i * (results[3].nbytes // parts) for i in range(len(summed))]
 
 
 def test_a_form_that_is_not_replayed_is_not_recorded_again(kernels, monkeypatch):
     """Recording takes longer than the run."""
-    given: list = []
-    monkeypatch.setattr(calls, "Record", lambda: given.append(replay.Record()) or given[-1])
-    for make, static in ((expanded, True), (expanded, False), (empty, False)):
-        given.clear()
+    arguments: list = []
+    monkeypatch.setattr(calls, "Record", lambda: arguments.append(replay.Record()) or arguments[-1])
+    for form, static in (("expanded", True), ("expanded", False), ("empty", False)):
+        arguments.clear()
         site = calls.forward_site(static)
         for _ in range(3):
-            site(*make())
-        assert len(given) == 1 and not recorded(site)
-
-
-def test_a_first_call_off_16_bytes_is_no_reason_to_give_up(kernels):
-    site, args = calls.forward_site(True), dense()
-    site(moved(args[0], 1), *args[1:])
-    assert not site.replays
-    site(*args)
-    assert recorded(site)
+            site(*OTHERS[form]())
+        assert len(arguments) == 1 and not recorded(site)
 
 
 def test_sums_by_torch_are_not_replayed(kernels, monkeypatch):
@@ -352,9 +332,9 @@ def test_a_gradient_takes_the_memory_of_a_spare_operand(name: str, kernels, sums
     for once[0] in (True, False, True, False):
         args = learned(name)
         bias = args[4][0]
-        found = site(*args)[3]
-        assert found is not bias and found.shape == bias.shape
-        assert (found.data_ptr() == bias.data_ptr()) == once[0]
+        result = site(*args)[3]
+        assert result is not bias and result.shape == bias.shape
+        assert (result.data_ptr() == bias.data_ptr()) == once[0]
     assert set(site.replays) == {True, False}
 
 
@@ -362,31 +342,31 @@ def test_a_masked_gradient_that_is_stored_directly_has_its_own_memory(kernels, s
     monkeypatch.setattr(calls, "last_use", lambda: True)
     masked = "a0:f[b,h,q_idx,kv_idx]; where(ge(q_idx,kv_idx),silu(add(s,a0)),0.0)"
     args = of_backward([*dense()[:3], [matrix(2, 4, 40, 40)], [], masked], wanted=True)
-    found = calls.backward_site(True, (0,))(*args)[3]
-    assert found.data_ptr() != args[4][0].data_ptr()
+    result = calls.backward_site(True, (0,))(*args)[3]
+    assert result.data_ptr() != args[4][0].data_ptr()
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_matrix_off_16_bytes_is_copied_and_the_next_call_replayed(number: int, kernels):
+    """Whether or not it is the first call."""
     site = calls.forward_site(True)
-    site(*dense())
-    args = dense()
-    room = torch.zeros(args[number].numel() + 1, dtype=BF16)
-    moved = room[1:].view(args[number].shape)
-    assert moved.data_ptr() % 16 == 2
-    args[number] = moved
-    out = site(*args)
-    addresses = words(kernels[0])
-    assert addresses[number] != moved.data_ptr() and addresses[number] % 16 == 0
-    assert addresses[3] == out.data_ptr()
-    args = dense()
-    site(*args)
-    assert words(kernels[0])[:3] == [x.data_ptr() for x in args[:3]]
+    for first in (True, False):
+        args = dense()
+        args[number] = moved(args[number], 1)
+        assert args[number].data_ptr() % 16 == 2
+        out = site(*args)
+        addresses = words(kernels[0])
+        assert addresses[number] != args[number].data_ptr() and addresses[number] % 16 == 0
+        assert addresses[3] == out.data_ptr()
+        assert bool(site.replays) is not first
+        args = dense()
+        site(*args)
+        assert words(kernels[0])[:3] == [x.data_ptr() for x in args[:3]] and recorded(site)
 
 
 def test_the_operators_find_their_plan_each_time(kernels):
     """They serve calls of any form."""
-    given: Arguments = calls.FORWARD.bind(*dense(), fast=True)
+    arguments: Arguments = calls.FORWARD.bind(*dense(), fast=True)
     for _ in range(2):
-        out = calls._attention(given)
+        out = calls._attention(arguments)
         assert words(kernels[0])[3] == out.data_ptr()

@@ -54,14 +54,14 @@ def ranked(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 @pytest.fixture(autouse=True)
 def rooms(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """Those of replays."""
-    found: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
 
     def empty_strided(size, strides, dtype):
-        found.append(torch.empty_strided(size, strides, dtype=dtype))
-        return found[-1]
+        outputs.append(torch.empty_strided(size, strides, dtype=dtype))
+        return outputs[-1]
 
     monkeypatch.setattr(replay, "empty_strided", empty_strided)
-    return found
+    return outputs
 
 
 def offsets(rows: int) -> torch.Tensor:
@@ -80,10 +80,6 @@ def projection(rows: int) -> list:
     return [*(whole[:, i * H : (i + 1) * H] for i in range(3)), *jagged(rows, CAUSAL)[3:]]
 
 
-def grouped(rows: int) -> list:
-    return [matrix(rows, H, D), matrix(rows, 2, D), matrix(rows, 2, D), *jagged(rows)[3:]]
-
-
 def biased(rows: int) -> list:
     return jagged(rows, BIASED, (torch.zeros(H, LONGEST, LONGEST),), (rows,))
 
@@ -92,25 +88,29 @@ def by_row(rows: int) -> list:
     return jagged(rows, BY_ROW, (torch.zeros(rows),))
 
 
-def queries(rows: int) -> list:
-    """Over dense keys."""
-    key, value = dense()[1:3]
-    return [matrix(rows, H, D), key, value, [], [], "silu(s)", offsets(rows), None, LONGEST, 0]
-
-
-def keys(rows: int) -> list:
-    """Under dense queries."""
-    first = dense()[0]
-    return [first, *jagged(rows)[1:3], [], [], CAUSAL, None, offsets(rows), 0, LONGEST]
-
-
 def apart(rows: int) -> list:
     """As many keys for each query, but other offsets."""
     other = torch.tensor([0, rows // 2, rows], dtype=torch.int64)
     return [*jagged(rows)[:6], other, other.clone(), LONGEST, 30]
 
 
-KINDS = {x.__name__: x for x in (jagged, projection, grouped, biased, queries, keys, apart)}
+def grouped(rows: int) -> list:
+    return [matrix(rows, H, D), matrix(rows, 2, D), matrix(rows, 2, D), *jagged(rows)[3:]]
+
+
+KINDS: dict[str, Callable[[int], list]] = {
+    "jagged": jagged,
+    "projection": projection,
+    "grouped": grouped,
+    "biased": biased,
+    "queries": lambda rows: [
+        matrix(rows, H, D), *dense()[1:], offsets(rows), None, LONGEST, 0
+    ],
+    "keys": lambda rows: [
+        dense()[0], *jagged(rows)[1:3], [], [], CAUSAL, None, offsets(rows), 0, LONGEST
+    ],
+    "apart": apart,
+}  # fmt: skip
 KIND = pytest.mark.parametrize("kind", KINDS)
 STATIC = pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
 
@@ -134,12 +134,12 @@ def test_a_forward_serves_batches_of_any_rows(kind: str, static: bool, kernels, 
         args = KINDS[kind](rows)
         out = site(*args)
         assert recorded(site) == 1 and len(ranked.launches) == len(kernels[0].launches)
-        found, number = words(kernels[0]), order_of(4, args)
-        assert found[:4] == [x.data_ptr() for x in (*args[:3], out)]
+        result, number = words(kernels[0]), order_of(4, args)
+        assert result[:4] == [x.data_ptr() for x in (*args[:3], out)]
         last = next(x for x in (args[7], args[6]) if x is not None)
-        assert ranked.launches[-1] == [last.data_ptr(), found[number], B, STREAM]
+        assert ranked.launches[-1] == [last.data_ptr(), result[number], B, STREAM]
         assert launch.forward(operands_of(*args), out=out, kind=Sm90Config) is out
-        assert behind(words(kernels[0]), 4, args) == behind(found, 4, args)
+        assert behind(words(kernels[0]), 4, args) == behind(result, 4, args)
         assert out.shape == (rows if args[0].dim() == 3 else B, *args[0].shape[1:])
 
 
@@ -149,10 +149,10 @@ def test_slices_of_the_values_serve_batches_of_any_rows(kernels, ranked):
         args = with_(jagged(rows), {2: matrix(rows, H, 600)})
         out = site(*args)
         assert recorded(site) == 1 and out.shape == (rows, H, 600)
-        found = kernels[0].launches[-count:]
+        result = kernels[0].launches[-count:]
         places = [args[2].data_ptr(), out.data_ptr()]
-        assert [x[2:4] for x in found] == [[y + 400 * i for y in places] for i in range(count)]
-        assert {x[order_of(4, args)] for x in found} == {ranked.launches[-1][1]}
+        assert [x[2:4] for x in result] == [[y + 400 * i for y in places] for i in range(count)]
+        assert {x[order_of(4, args)] for x in result} == {ranked.launches[-1][1]}
     assert len(kernels[0].launches) == 3 * count
 
 
@@ -168,8 +168,8 @@ def test_a_backward_serves_batches_of_any_rows(
         del cleared[:], rooms[:]
         results = site(*args, ordered=ordered)
         assert recorded(site) == 1 and len(ranked.launches) == len(kernels[1].launches)
-        found = words(kernels[1])
-        addresses = dict(zip("qkvosKVQc", found, strict=False))
+        result = words(kernels[1])
+        addresses = dict(zip("qkvosKVQc", result, strict=False))
         assert [addresses[x] for x in "qkvo"] == [x.data_ptr() for x in (query, key, value, grad)]
         assert [addresses[x] for x in "QKV"] == [x.data_ptr() for x in results]
         assert [(x.shape, x.dtype) for x in results] == [(x.shape, x.dtype) for x in args[1:4]]
@@ -177,7 +177,7 @@ def test_a_backward_serves_batches_of_any_rows(
         if rooms:  # a replay
             sizes = {x.data_ptr(): (x.numel(), x.dtype) for x in rooms}
             assert sizes[addresses["s"]] == (query.numel(), torch.float32)
-            assert sizes[found[order_of(9, args[1:7] + args[8:])]] == (B + 1, torch.int64)
+            assert sizes[result[order_of(9, args[1:7] + args[8:])]] == (B + 1, torch.int64)
             expected = [(addresses["c"], sizes[addresses["c"]][0], STREAM)]
             if not ordered:
                 expected.append((addresses["s"], query.numel(), STREAM))
@@ -186,7 +186,7 @@ def test_a_backward_serves_batches_of_any_rows(
             assert sorted(cleared) == sorted(expected)
         calls.backward_site(False)(*args, ordered=ordered)
         forward = args[1:7] + args[8:]
-        assert behind(words(kernels[1]), 9, forward) == behind(found, 9, forward)
+        assert behind(words(kernels[1]), 9, forward) == behind(result, 9, forward)
 
 
 def test_offsets_that_were_one_tensor_may_be_two(kernels):
@@ -195,9 +195,9 @@ def test_offsets_that_were_one_tensor_may_be_two(kernels):
     args = jagged(50)
     args[7] = args[7].clone()
     site(*args)
-    found = words(kernels[0])
+    result = words(kernels[0])
     number = order_of(4, args)
-    assert found[number - 2 : number] == [x.data_ptr() for x in args[6:8]]
+    assert result[number - 2 : number] == [x.data_ptr() for x in args[6:8]]
 
 
 def test_the_stream_is_of_the_call(kernels, ranked, monkeypatch):
@@ -245,10 +245,10 @@ def test_a_call_of_another_form_has_its_own_record(name: str, backward: bool, ke
     args = CHANGES[name]()
     for later in range(2):
         site(*given(args))
-        found = behind(words(recorder), matrices, args)
+        result = behind(words(recorder), matrices, args)
         assert recorded(site) == 2, later
         maker(False)(*given(args))
-        assert behind(words(recorder), matrices, args) == found
+        assert behind(words(recorder), matrices, args) == result
 
 
 @pytest.mark.parametrize("part", [(slice(4), slice(64)), (slice(8), slice(32))], ids=str)
@@ -256,59 +256,62 @@ def test_parts_of_one_matrix_are_other_forms(part: tuple, kernels):
     """Their strides are equal."""
     site, (heads, dims) = calls.forward_site(False), part
     whole = [matrix(50, 8, 64) for _ in range(3)]
-    for later, given in enumerate((whole, [x[:, heads, dims] for x in whole])):
-        args = [*given, *jagged(50)[3:]]
+    for later, inputs in enumerate((whole, [x[:, heads, dims] for x in whole])):
+        args = [*inputs, *jagged(50)[3:]]
         site(*args)
-        found = behind(words(kernels[0]), 4, args)
+        result = behind(words(kernels[0]), 4, args)
         assert recorded(site) == later + 1
         calls.forward_site(False)(*args)
-        assert behind(words(kernels[0]), 4, args) == found
+        assert behind(words(kernels[0]), 4, args) == result
 
 
-def test_the_rows_of_an_operand_are_of_the_form(kernels):
-    """Its strides are too, and those of a tensor with other dims may follow from its rows."""
+def of_rows(rows: int) -> list:
+    return [*(matrix(2, 4, rows, 64) for _ in range(3)), [], [], "silu(s)"]
+
+
+@pytest.mark.parametrize("make", [by_row, of_rows], ids=["of an operand", "of a dense call"])
+def test_some_rows_are_of_the_form(make: Callable[[int], list], kernels):
+    """The strides of an operand are too, and those of a tensor with other dims may follow from its
+    rows."""
     site = calls.forward_site(False)
-    for number, rows in enumerate((50, 7, 50)):
-        args = by_row(rows)
+    for number, rows in enumerate((50, 7, 50, 7)):
+        args = make(rows)
         out = site(*args)
-        found = words(kernels[0])
+        result = words(kernels[0])
         launch.forward(operands_of(*args), out=out, kind=Sm90Config)
-        assert behind(words(kernels[0]), 4, args) == behind(found, 4, args)
+        part = 4 if make is of_rows else order_of(4, args) + 1
+        assert words(kernels[0])[part:] == result[part:]
         assert recorded(site) == min(number + 1, 2)
 
 
-def test_an_operand_of_other_rows_raises_after_a_good_call():
-    """Its sizes are those of the good call."""
-    site = calls.forward_site(False)
-    site(*by_row(50))
-    wrong = with_(by_row(70), {3: by_row(50)[3]})
-    for run in (site, lambda *args: launch.forward(operands_of(*args), kind=Sm90Config)):
-        with pytest.raises(GDPAError, match="dimension q of a0: 50 and 70"):
-            run(*wrong)
+# A good call, one that does not fit it, and what is said of that.
+WRONG: dict[str, tuple[list, list, str]] = {
+    "rows of an operand": (
+        by_row(50), with_(by_row(70), {3: by_row(50)[3]}), "dimension q of a0: 50 and 70"
+    ),
+    "rows of values": (
+        jagged(50), with_(jagged(50), {2: matrix(49, H, D)}), "length of key and value"
+    ),
+    "sequences of keys": (jagged(50), with_(jagged(50), {7: THREE}), "batch of cu_seqlens_k"),
+    "rows of a gradient": (
+        of_backward(jagged(50)), [matrix(49, H, D), *of_backward(jagged(50))[1:]],
+        "the gradient of the output is",
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("wrong", "complaint"),
-    [
-        ({2: matrix(49, H, D)}, "length of key and value"),
-        ({7: THREE}, "batch of cu_seqlens_k"),
-    ],
-    ids=["rows of values", "sequences of keys"],
-)
-def test_what_does_not_fit_raises_after_a_good_call(wrong: dict, complaint: str, kernels):
-    site = calls.forward_site(False)
-    site(*jagged(50))
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit_raises_after_a_good_call(name: str):
+    good, wrong, complaint = WRONG[name]
+    site = (calls.backward_site if "gradient" in name else calls.forward_site)(False)
+    site(*good)
     for _ in range(2):
         with pytest.raises(GDPAError, match=complaint):
-            site(*with_(jagged(50), wrong))
+            site(*wrong)
     assert recorded(site) == 1
-
-
-def test_a_gradient_of_other_rows_raises_after_a_good_call():
-    site = calls.backward_site(False)
-    site(*of_backward(jagged(50)))
-    with pytest.raises(GDPAError, match="the gradient of the output is"):
-        site(matrix(49, H, D), *of_backward(jagged(50))[1:])
+    if "gradient" not in name:
+        with pytest.raises(GDPAError, match=complaint):
+            launch.forward(operands_of(*wrong), kind=Sm90Config)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 6])
@@ -319,31 +322,31 @@ def test_what_lies_off_16_bytes_is_not_replayed(number: int, kernels):
     args = jagged(50)
     args[number] = moved(args[number], 1)
     out = site(*args)
-    found = words(kernels[0])
+    result = words(kernels[0])
     launch.forward(operands_of(*args), out=out, kind=Sm90Config)
-    assert behind(words(kernels[0]), 4, args)[:-4] == behind(found, 4, args)[:-4]
-    assert number > 2 or found[number] != args[number].data_ptr()
+    assert behind(words(kernels[0]), 4, args)[:-4] == behind(result, 4, args)[:-4]
+    assert number > 2 or result[number] != args[number].data_ptr()
     site(*jagged(50))
     assert recorded(site) == 1
 
 
-def test_offsets_that_are_copied_are_not_recorded(kernels):
-    pairs = torch.tensor([[0, 7], [10, 7], [50, 7]], dtype=torch.int32)
-    for changes in ({6: pairs[:, 0], 7: pairs[:, 0]}, {6: offsets(50).long()}):
-        site = calls.forward_site(False)
-        for _ in range(2):
-            site(*with_(jagged(50), changes))
-        assert not recorded(site)
+PAIRS = torch.tensor([[0, 7], [10, 7], [50, 7]], dtype=torch.int32)
+COPIED = {
+    "offsets that lie apart": {6: PAIRS[:, 0], 7: PAIRS[:, 0]},
+    "offsets of two dtypes": {6: offsets(50).long()},
+    "an order by torch": {},
+}
 
 
-def test_an_order_by_torch_is_not_recorded(monkeypatch):
-    monkeypatch.setattr(order, "_is_ranked", lambda *_: False)
-    for site, args in (
-        (calls.forward_site(False), jagged(50)),
-        (calls.backward_site(False), of_backward(jagged(50))),
-    ):
-        site(*args)
-        assert not recorded(site)
+@pytest.mark.parametrize("name", COPIED)
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+def test_what_torch_does_is_not_recorded(name: str, backward: bool, monkeypatch):
+    monkeypatch.setattr(order, "_is_ranked", lambda *_: name != "an order by torch")
+    site = (calls.backward_site if backward else calls.forward_site)(False)
+    args = with_(jagged(50), COPIED[name])
+    for _ in range(2):
+        site(*(of_backward(args) if backward else args))
+    assert not recorded(site)
 
 
 def test_gradients_of_jagged_biases_are_not_recorded(monkeypatch):
@@ -354,8 +357,8 @@ def test_gradients_of_jagged_biases_are_not_recorded(monkeypatch):
         monkeypatch.setattr(jagged_biases, name, run)
     site = calls.backward_site(False)
     for later in range(2):
-        found = site(*of_backward(biased(50), wanted=True))
-        assert found[3].shape == (H, LONGEST, LONGEST) and len(done) == later + 1
+        result = site(*of_backward(biased(50), wanted=True))
+        assert result[3].shape == (H, LONGEST, LONGEST) and len(done) == later + 1
     assert not recorded(site)
 
 
@@ -388,9 +391,9 @@ def test_two_threads_may_drop_the_oldest_form(monkeypatch):
 def test_a_record_holds_no_tensor():
     site = calls.forward_site(False)
     args = jagged(50)
-    held = [weakref.ref(x) for x in (site(*args), *args[:3], args[6])]
+    tensors = [weakref.ref(x) for x in (site(*args), *args[:3], args[6])]
     del args
-    assert recorded(site) and not any(x() is not None for x in held)
+    assert recorded(site) and not any(x() is not None for x in tensors)
 
 
 def test_rows_that_no_sequence_owns_are_cleared_where_kernels_do_not(kernels, cleared, monkeypatch):
@@ -412,13 +415,3 @@ def test_rows_that_no_sequence_owns_are_cleared_where_kernels_do_not(kernels, cl
         sizes = [(x.data_ptr(), x.numel() // 2, STREAM) for x in results]
         assert sorted(cleared) == (sorted(sizes) if number else [])
     assert len(recorder.launches) == 3 * (1 + len(SIDES))
-
-
-def test_sizes_of_dense_calls_are_of_the_form(kernels):
-    site = calls.forward_site(False)
-    for number, rows in enumerate((40, 24, 40, 24)):
-        args = [*(matrix(2, 4, rows, 64) for _ in range(3)), [], [], "silu(s)"]
-        out = site(*args)
-        found = words(kernels[0])
-        launch.forward(operands_of(*args), out=out, kind=Sm90Config)
-        assert words(kernels[0]) == found and recorded(site) == min(number + 1, 2)

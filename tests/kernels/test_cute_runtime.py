@@ -99,8 +99,8 @@ def last_words(program: str, *arguments: object) -> str:
     """Of a process that may fail. The library is not loaded here: no other one could be."""
     pytest.importorskip("cutlass")
     command = [sys.executable, "-c", program, *map(str, arguments)]
-    found = subprocess.run(command, capture_output=True, text=True)
-    return found.stderr.splitlines()[-1] if found.returncode else ""
+    result = subprocess.run(command, capture_output=True, text=True)
+    return result.stderr.splitlines()[-1] if result.returncode else ""
 
 
 def test_the_library_of_the_package_loads_what_is_exported() -> None:

@@ -30,14 +30,14 @@ GUARD = 5  # rows before and behind the matrix, which nobody may touch
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_the_longest_come_first(lengths: tuple[int, ...], dtype: str) -> None:
     offsets = torch.tensor([4, *lengths]).cumsum(0).to(getattr(torch, dtype))
-    found = torch.full((len(lengths) + 1,), -1)
+    result = torch.full((len(lengths) + 1,), -1)
     with recording():
         kernel = WordLauncher(Kernel(exported(ranking.compiled(dtype, ARCH))), 4)
-        words = (offsets.data_ptr(), found.data_ptr(), len(lengths), 0)
-        run(lambda: kernel(*words), [offsets, found])
-    *order, taken = found.tolist()
+        words = (offsets.data_ptr(), result.data_ptr(), len(lengths), 0)
+        run(lambda: kernel(*words), [offsets, result])
+    *order, amount = result.tolist()
     expected = torch.argsort(torch.tensor(lengths), descending=True, stable=True)
-    assert order == expected.tolist() and taken == 0
+    assert order == expected.tolist() and amount == 0
 
 
 class Clear:
@@ -69,12 +69,12 @@ def compiled(others: bool):
 
 def owned(cu_q: list[int], cu_k: list[int] | None, rows: int, most: int) -> torch.Tensor:
     """Which rows a sequence owns."""
-    found = torch.zeros(rows, dtype=torch.bool)
+    result = torch.zeros(rows, dtype=torch.bool)
     for number in range(len(cu_q) - 1):
         first, end = (min(max(x, 0), rows) for x in cu_q[number : number + 2])
         if cu_k is None or cu_k[number] < cu_k[number + 1]:
-            found[first : min(end, first + most)] = True
-    return found
+            result[first : min(end, first + most)] = True
+    return result
 
 
 @pytest.mark.parametrize(
@@ -98,14 +98,15 @@ def test_rows_of_no_sequence_are_cleared(cu_q: list[int], most: int, empty: bool
     cu_k = [x // 2 for x in range(len(cu_q))] if empty else None
     whole = torch.ones(rows + 2 * GUARD, HEADS, WIDTH, dtype=torch.bfloat16)
     out = whole[GUARD:-GUARD]
-    given = [torch.tensor(x, dtype=torch.int32) for x in (cu_q, cu_k or cu_q)]
+    arguments = [torch.tensor(x, dtype=torch.int32) for x in (cu_q, cu_k or cu_q)]
     counts = (Int32(len(cu_q) - 1), Int32(rows), Int32(most))
     with recording():
         kernel = compiled(empty)
-        run(lambda: kernel(*addresses(out, *given), *counts, cuda.CUstream(0)), [whole, *given])
-    kept = torch.ones(rows + 2 * GUARD, dtype=torch.bool)
-    kept[GUARD:-GUARD] = owned(cu_q, cu_k, rows, most)
-    assert torch.equal(whole, kept[:, None, None].expand(whole.shape).to(whole.dtype))
+        call = lambda: kernel(*addresses(out, *arguments), *counts, cuda.CUstream(0))
+        run(call, [whole, *arguments], schedules=("lazy",))  # of one warp
+    result = torch.ones(rows + 2 * GUARD, dtype=torch.bool)
+    result[GUARD:-GUARD] = owned(cu_q, cu_k, rows, most)
+    assert torch.equal(whole, result[:, None, None].expand(whole.shape).to(whole.dtype))
 
 
 def addresses(*tensors: torch.Tensor) -> list:

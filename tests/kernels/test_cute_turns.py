@@ -1,4 +1,8 @@
-"""Key tiles of a head that go around its query tiles: who adds when, reads last and converts."""
+"""In which order tiles are taken.
+
+Of the backward: key tiles of a head that go around its query tiles, who adds when, reads last and
+converts. Of the forward: dense tiles under a mask, in groups of units, the last rows of each first.
+"""
 
 import itertools
 import operator
@@ -8,6 +12,8 @@ import pytest
 
 pytest.importorskip("cutlass")
 
+from gdpa_inductor.kernels.cute.forward import work
+from gdpa_inductor.kernels.cute.forward.work import FEW, Work
 from gdpa_inductor.kernels.cute.sm90.backward import turns
 from gdpa_inductor.kernels.cute.sm90.backward.turns import APART, Turns
 
@@ -36,10 +42,11 @@ class Head:
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """The arithmetic of Python."""
-    monkeypatch.setattr(turns, "select", lambda condition, x, y: x if condition else y)
     monkeypatch.setattr(turns, "Int32", int)
-    for name, function in (("larger", max), ("smaller", min)):
-        monkeypatch.setattr(turns, name, function)
+    for module in (turns, work):
+        monkeypatch.setattr(module, "select", lambda condition, x, y: x if condition else y)
+        for name, function in (("larger", max), ("smaller", min)):
+            monkeypatch.setattr(module, name, function)
 
 
 def with_shapes(test):
@@ -103,3 +110,38 @@ def test_complete_query_tiles_do_not_wait_for_others(keys: int, count: int) -> N
     for x in head.tiles:
         steps = [complete[block] for block in head.converted(x)]
         assert all(y >= max(steps[:i]) - APART for i, y in enumerate(steps) if i)
+
+
+def dealt(
+    row_tiles: int, units: int, ctas: int, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[int, int]]:
+    """(row tile, unit) of each number."""
+    monkeypatch.setattr(work.cute.arch, "grid_dim", lambda: (ctas, 1, 1))
+    result = object.__new__(Work)
+    result.row_tiles, result.units = row_tiles, units
+    return [result._last_rows_first(number) for number in range(row_tiles * units)]
+
+
+@pytest.mark.parametrize("ctas", [1, 7, 114, 132])
+@pytest.mark.parametrize("row_tiles", [1, 3, 12, 16])
+@pytest.mark.parametrize("units", [1, 33, 48, 49, FEW, FEW + 1, 100])
+def test_every_tile_once(units: int, row_tiles: int, ctas: int, monkeypatch) -> None:
+    result = dealt(row_tiles, units, ctas, monkeypatch)
+    assert sorted(result) == [(row, unit) for row in range(row_tiles) for unit in range(units)]
+
+
+@pytest.mark.parametrize("row_tiles, units", [(8, 64), (16, 64), (16, 48), (32, 32), (64, 16)])
+def test_each_cta_gets_as_much(row_tiles: int, units: int, monkeypatch) -> None:
+    """Under a causal mask, dealt back and forth."""
+    ctas, loads = 132, [0] * 132
+    for number, (row, _) in enumerate(dealt(row_tiles, units, ctas, monkeypatch)):
+        turn, place = divmod(number, ctas)
+        loads[ctas - 1 - place if turn % 2 else place] += row + 1
+    assert max(loads) <= 1.04 * sum(loads) / ctas
+
+
+def test_few_units_read_their_keys_at_once(monkeypatch) -> None:
+    """At 64 units of 2048 rows, four CTAs of 132 read the keys of a unit instead of two."""
+    result = dealt(16, 64, 132, monkeypatch)
+    for begin in range(0, 33 * 16, 132):
+        assert len({unit for _, unit in result[begin : begin + 132]}) == 33

@@ -17,7 +17,8 @@ from gdpa_inductor.rejection import GDPAError
 
 from . import cute_hopper_account
 from .cute_account import BIAS, SILU, binary
-from .test_cute_hopper import CAUSAL_BIAS, SPILLS, in_flight
+from .marks import slow_but
+from .test_cute_hopper import CAUSAL_BIAS, SPILLS, in_flight, tiled
 
 DIMS = {
     (136, 136): 128, (160, 160): 128, (192, 192): 112, (224, 224): 96, (256, 256): 80,
@@ -36,14 +37,10 @@ CONFIGS = {
     "causal tanh-gelu, D 256": Sm90Config(
         "bfloat16", 256, 256, "where(ge(q_idx,kv_idx),gelu_tanh(s),0.0)"
     ),
-    "silu + bias (bf16), D 256": Sm90Config(
-        "bfloat16", 256, 256, BIAS, ("bfloat16",), vectors=frozenset([0])
-    ),
+    "silu + bias (bf16), D 256": tiled(256),
     "silu + bias by elements, D 256": Sm90Config("bfloat16", 256, 256, BIAS, ("bfloat16",)),
     "jagged silu, D 256": Sm90Config("bfloat16", 256, 256, SILU, (), True, True),
-    "jagged causal gelu + bias, D 224, fp16": Sm90Config(
-        "float16", 224, 224, CAUSAL_BIAS, ("float16",), True, True, vectors=frozenset([0])
-    ),
+    "jagged causal gelu + bias, D 224, fp16": tiled(224, CAUSAL_BIAS, ("float16",), True),
     "seeds, silu, D 256": Sm90Config(
         "bfloat16", 256, 256, SILU, (), False, True, shared=frozenset("q")
     ),
@@ -68,8 +65,8 @@ def test_keys_and_values_have_two_buffers_each_at_least(dims: tuple[int, int]):
         assert config.overlaid and config.tiles == config.query_stages == 2
         assert config.key_stages >= 4 and config.key_stages % 2 == 0
         d, dv = config.padded_head_dim, config.padded_value_dim
-        taken = 2 * 2 * ROWS * max(d, dv) + config.cols * (d + dv) * config.key_stages
-        assert taken + 2 * 2 * ROWS * HALF * config.bias_stages <= SHARED_MEMORY - 2048
+        result = 2 * 2 * ROWS * max(d, dv) + config.cols * (d + dv) * config.key_stages
+        assert result + 2 * 2 * ROWS * HALF * config.bias_stages <= SHARED_MEMORY - 2048
         # fp32 sums and scores, weights and the next weights in 16 bits, of 64 rows.
         assert dv // 2 + config.cols // 2 + config.cols // 4 <= 192
     assert config.bias_stages >= 2 and config.cols % HALF == 0, "of the bias"
@@ -86,19 +83,16 @@ def test_up_to_128_the_output_has_room_of_its_own(dims: tuple[int, int]):
     assert (config.overlaid, config.cols) == (False, COLS)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in ONCE else pytest.mark.slow) for name in CONFIGS],
-)
+@pytest.mark.parametrize("name", slow_but(ONCE, CONFIGS))
 def test_machine_code(name: str):
     config = CONFIGS[name]
-    made = binary(config)
+    kernel = binary(config)
     by_elements = len(config.aux) - (config.tiled is not None)
-    in_flight(config, made, SPILLS * (len(config.aux) + by_elements))
+    in_flight(config, kernel, SPILLS * (len(config.aux) + by_elements))
     if config.tiled is not None:
         # A tile's first block and the block of a step, each with and without a mask.
-        assert made.count("LDSM") == 2 * 2 * config.cols // 16
-        assert made.before("USETMAXREG.DEALLOC").count("LDG") == 0, "the bias is read by elements"
+        assert kernel.count("LDSM") == 2 * 2 * config.cols // 16
+        assert kernel.before("USETMAXREG.DEALLOC").count("LDG") == 0, "the bias is read by elements"
 
 
 def test_a_backward_above_128_is_refused():

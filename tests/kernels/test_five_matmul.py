@@ -9,7 +9,6 @@ from gdpa_inductor.kernels.triton.configs import Shape, configs, shared_memory
 from gdpa_inductor.kernels.triton.five_matmul import FIVE_MATMUL, turns
 from gdpa_inductor.lowerings.triton import five_matmul
 
-from . import render
 from .cases import CAUSAL, Case
 from .fake_cuda import DEVICES
 from .five_matmul_cases import CASES
@@ -20,15 +19,8 @@ PLAIN = Case("plain", "silu(mul(s,0.1))", m=512, n=512, b=99, h=4, d=128, dv=128
 JAGGED = JaggedCase("jagged", PLAIN.program, lengths_q=(512,) * 99, same=True, h=4, d=128, dv=128)
 
 
-def sources(case: Case, dtype: torch.dtype = torch.bfloat16) -> dict[str, str]:
-    """The kernels of a case whose operands are never filled."""
-    tensors = [t.to(dtype) if t.is_floating_point() else t for t in case.tensors()]
-    how = (case.capability, case.choice, case.dynamic, case.wide, case.processors)
-    return render.kernels(render.wrapper(case.function(), tensors, *how))
-
-
 def alone(case: Case, dtype: torch.dtype = torch.bfloat16) -> bool:
-    return any("SUMS" in text for text in sources(case, dtype).values())
+    return any("SUMS" in text for text in case.sources(dtype).values())
 
 
 def of(case: Case, **changes) -> Case:
@@ -76,16 +68,16 @@ def test_heads_of_the_greatest_length_count() -> None:
 
 @pytest.mark.parametrize(("count", "sorts"), [(1152, True), (3000, False)])
 def test_up_to_so_many_sequences_are_sorted(count: int, sorts: bool, monkeypatch) -> None:
-    asked: list[bool] = []
+    requests: list[bool] = []
 
     def recorded(work: torch.Tensor, few: bool) -> torch.Tensor:
-        asked.append(few)
+        requests.append(few)
         return turns(work, few)
 
     monkeypatch.setattr(five_matmul, "turns", recorded)
     lengths = {"same": True, "h": 1, "d": 128, "dv": 128, "processors": 9}
     assert alone(JaggedCase("many", PLAIN.program, lengths_q=(2,) * count, **lengths))
-    assert set(asked) == {sorts}
+    assert set(requests) == {sorts}
 
 
 @pytest.mark.parametrize("few", [True, False])
@@ -104,11 +96,11 @@ def test_cubins(case: Case, tmp_path) -> None:
 
     small = {"b": 2} if case is PLAIN else {"lengths_q": (512, 256), "max_q": 512}
     case = dataclasses.replace(case, processors=1, **small)
-    found = {name: text for name, text in sources(case).items() if "SUMS" in text}
-    ((name, text),) = found.items()
-    made = compiled(name, text, 90, tmp_path)
-    assert "wgmma.mma_async" in made.asm["ptx"]
-    assert local_bytes(made.asm["cubin"], tmp_path) <= 144
+    kernels = case.sources(torch.bfloat16).items()
+    ((name, text),) = ((name, text) for name, text in kernels if "SUMS" in text)
+    kernel = compiled(name, text, 90, tmp_path)
+    assert "wgmma.mma_async" in kernel.asm["ptx"]
+    assert local_bytes(kernel.asm["cubin"], tmp_path) <= 144
     shape = Shape(128, 128, 2)
     best = configs("five_matmul", shape, DEVICES[90][1], thorough=False)[0]
-    assert made.metadata.shared <= shared_memory("five_matmul", best, shape)
+    assert kernel.metadata.shared <= shared_memory("five_matmul", best, shape)

@@ -78,9 +78,9 @@ class Interpreter:
 @pytest.fixture(scope="session")
 def interpreter() -> Iterator[Interpreter]:
     """One process for all cases of a worker: it takes seconds to begin."""
-    made = Interpreter()
-    yield made
-    made.close()
+    value = Interpreter()
+    yield value
+    value.close()
 
 
 def _marked(name: str):

@@ -10,7 +10,7 @@ from gdpa_inductor.kernels.triton import one_tile
 from gdpa_inductor.kernels.triton.configs import Shape, configs, shared_memory
 
 from . import render
-from .cases import Case
+from .cases import Case, in_dtype
 from .fake_cuda import DEVICES
 from .jagged_cases import JaggedCase
 from .one_tile_cases import CASES
@@ -19,17 +19,10 @@ PLAIN = Case("plain", "gelu(mul(s,0.1))", m=48, n=1024, b=64, h=4, d=128, dv=128
 ROW_SUMS = {"program": "a0:f[q_idx]; mul(silu(s),a0)", "aux": ((48,),), "needs": "qkv0"}
 
 
-def sources(case: Case, dtype: torch.dtype = torch.bfloat16) -> dict[str, str]:
-    """The kernels of a case whose operands are never filled."""
-    tensors = [t.to(dtype) if t.is_floating_point() else t for t in case.tensors()]
-    how = (case.capability, case.choice, case.dynamic, case.wide, case.processors)
-    return render.kernels(render.wrapper(case.function(), tensors, *how))
-
-
 def own(case: Case, dtype: torch.dtype = torch.bfloat16) -> list[str]:
     """The kernels of a case that are of this kind."""
-    found = sources(case, dtype).values()
-    return [text for text in found if "arg_DQ" in text and "arg_SUMS" not in text]
+    every = case.sources(dtype).values()
+    return [text for text in every if "arg_DQ" in text and "arg_SUMS" not in text]
 
 
 def small(**changes) -> Case:
@@ -72,8 +65,7 @@ def test_the_tile_has_the_rows_of_later_calls(most: int, tile: int) -> None:
         torch._check(query.shape[2] <= most)
         return case.function()(query, *others)
 
-    tensors = [t.to(torch.bfloat16) for t in case.tensors()]
-    source = render.wrapper(bounded, tensors, dynamic=True)
+    source = render.wrapper(bounded, in_dtype(case.tensors(), torch.bfloat16), dynamic=True)
     (text,) = (text for text in render.kernels(source).values() if "arg_DQ" in text)
     assert f"BLOCK_M : tl.constexpr = {tile}\n" in text
 
@@ -91,7 +83,7 @@ def test_idle_multiprocessors_get_shares_of_the_keys(batch: int, shares: int) ->
 def test_keys_and_values_are_read_once_and_nothing_is_cleared() -> None:
     """No kernel beside the forward's and this one, and no sums of dQ in memory."""
     many = small(b=64, h=4)
-    assert len(sources(many)) == 2
+    assert len(many.sources(torch.bfloat16)) == 2
     (text,) = own(many)
     assert len(re.findall(r"tl\.load\([kv]_ptrs", text)) == 2 and "atomic" not in text
 
@@ -108,11 +100,11 @@ def test_cubins(rows: int, dim: int, batch: int, tmp_path) -> None:
     # Triton 3.9 keeps fewer numbers in registers: 56, 72 and 232 bytes lie in memory at three of
     # the shapes.
     older = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
-    found = sources(small(m=rows, b=batch, h=4, d=dim, dv=dim))
-    ((name, text),) = ((name, text) for name, text in found.items() if "arg_DQ" in text)
-    made = compiled(name, text, 90, tmp_path)
-    assert "wgmma.mma_async" in made.asm["ptx"]
-    assert local_bytes(made.asm["cubin"], tmp_path) <= (32 if older else 232), "registers spill"
+    kernels = small(m=rows, b=batch, h=4, d=dim, dv=dim).sources(torch.bfloat16).items()
+    ((name, text),) = ((name, text) for name, text in kernels if "arg_DQ" in text)
+    kernel = compiled(name, text, 90, tmp_path)
+    assert "wgmma.mma_async" in kernel.asm["ptx"]
+    assert local_bytes(kernel.asm["cubin"], tmp_path) <= (32 if older else 232), "registers spill"
     shape = Shape(dim, dim, 2, loop=frozenset(["split"] if batch == 1 else []), rows=rows)
     best = configs("one_tile", shape, DEVICES[90][1], thorough=False)[0]
-    assert made.metadata.shared <= shared_memory("one_tile", best, shape)
+    assert kernel.metadata.shared <= shared_memory("one_tile", best, shape)

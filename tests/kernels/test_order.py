@@ -25,8 +25,8 @@ def test_every_work_tile_is_listed_once(before: int, after: int, longest: int, f
         wanted = []
         for b, length in enumerate(lengths.tolist()):
             owned = length + (before + after if b == 8 else 0)
-            taken = -(-min(length, longest) // WORK_TILE)
-            wanted += [(b, tile) for tile in range(max(taken, int(owned > 0)))]
+            result = -(-min(length, longest) // WORK_TILE)
+            wanted += [(b, tile) for tile in range(max(result, int(owned > 0)))]
         if not few:  # what is left over begins behind all rows that take part
             assert len(listed) == len(set(listed)) == len(table) and set(listed) >= set(wanted)
             over = set(listed) - set(wanted)

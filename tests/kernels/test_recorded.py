@@ -30,18 +30,18 @@ CASES = [
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_subgraphs_run_without_a_kernel(case: Case, dynamic: bool):
-    made = launch._subgraphs
+    value = launch._subgraphs
     names: list[set[str]] = []
 
-    def recorded(plan, *given):
+    def recorded(plan, *arguments):
         assert isinstance(V.kernel, NullKernelHandler)
-        found = made(plan, *given)
-        assert len(found) == len(plan.subgraphs)
-        for subgraph in found:
+        result = value(plan, *arguments)
+        assert len(result) == len(plan.subgraphs)
+        for subgraph in result:
             reads = {x.name for x in subgraph.get_read_writes().reads if x.name is not None}
             assert reads <= plan.fixed.keys(), "a template passes these by name"
             names.append(reads)
-        return found
+        return result
 
     with mock.patch.object(launch, "_subgraphs", recorded):
         source = render.wrapper(case.function(), case.tensors(), dynamic=dynamic)

@@ -28,15 +28,15 @@ def small(monkeypatch: pytest.MonkeyPatch):
 
 
 def step(query, key, value, grad, text=CAUSAL) -> list[torch.Tensor]:
-    given = (query, key, value, [], [], text)
-    backward = torch.ops.gdpa.attention_chunked_backward(grad, *given, [True] * 3)
-    return [torch.ops.gdpa.attention_chunked(*given), *backward]
+    arguments = (query, key, value, [], [], text)
+    backward = torch.ops.gdpa.attention_chunked_backward(grad, *arguments, [True] * 3)
+    return [torch.ops.gdpa.attention_chunked(*arguments), *backward]
 
 
 def reference(query, key, value, grad, text=CAUSAL) -> list[torch.Tensor]:
-    given = (query, key, value, [], [], text)
-    backward = torch.ops.gdpa.attention_backward(grad, *given, [True] * 3, "")
-    return [torch.ops.gdpa.attention(*given, ""), *backward]
+    arguments = (query, key, value, [], [], text)
+    backward = torch.ops.gdpa.attention_backward(grad, *arguments, [True] * 3, "")
+    return [torch.ops.gdpa.attention(*arguments, ""), *backward]
 
 
 def operands(joined: bool) -> list[torch.Tensor]:
@@ -50,8 +50,8 @@ def operands(joined: bool) -> list[torch.Tensor]:
 
 def test_a_recording_does_not_mind_where_operands_lie():
     for joined in (True, False, True):
-        given = operands(joined)
-        torch.testing.assert_close(step(*given), reference(*given), rtol=1e-10, atol=1e-10)
+        inputs = operands(joined)
+        torch.testing.assert_close(step(*inputs), reference(*inputs), rtol=1e-10, atol=1e-10)
     assert len(run._RECORDINGS) == 2
 
 
@@ -63,8 +63,8 @@ def test_a_second_call_plans_nothing(monkeypatch: pytest.MonkeyPatch):
 
 def test_what_is_not_kept_runs_at_once(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(run, "MOST_RECORDED", 1)
-    given = operands(False)
-    torch.testing.assert_close(step(*given), reference(*given), rtol=1e-10, atol=1e-10)
+    inputs = operands(False)
+    torch.testing.assert_close(step(*inputs), reference(*inputs), rtol=1e-10, atol=1e-10)
     assert not run._RECORDINGS
 
 
@@ -80,17 +80,17 @@ def test_what_a_step_makes_ends_with_its_last_use():
 
     def make(x: torch.Tensor) -> tuple[torch.Tensor]:
         assert not any(ref() is not None for ref in alive)
-        made = x + 1
-        alive.append(weakref.ref(made))
-        return (made,)
+        result = x + 1
+        alive.append(weakref.ref(result))
+        return (result,)
 
     x, out = torch.randn(3, 4), torch.empty(4, 3)
     for steps in (Immediate([x, out]), Recording([x, out])):
         alive.clear()
         for _ in range(3):
-            (made,) = steps.make(make, [steps.bases[0]], (x.dtype, (3, 4)))
-            steps.do(torch.Tensor.copy_, steps.bases[1], made.mT)
-            del made
+            (result,) = steps.make(make, [steps.bases[0]], (x.dtype, (3, 4)))
+            steps.do(torch.Tensor.copy_, steps.bases[1], result.mT)
+            del result
         if isinstance(steps, Recording):
             steps.close().run([x, out])
         assert len(alive) == 3 and torch.equal(out, (x + 1).mT)
@@ -109,14 +109,14 @@ def test_a_call_of_the_generated_code_is_repeated(text: str, asked: tuple, monke
         if later:
             monkeypatch.setattr(run, "forward", None)
             monkeypatch.setattr(run, "backward", None)
-        *given, grad = operands(later)
+        *arguments, grad = operands(later)
         aux = [torch.randn(2, 50, 50, dtype=torch.float64)] if text == BIASED else []
-        given = (*given, aux, [], text)
+        arguments = (*arguments, aux, [], text)
         needs = [*asked, *(False for _ in aux)]
-        found = [sites[0](*given), *sites[1](grad, *given, needs)]
-        wanted = torch.ops.gdpa.attention_backward(grad, *given, needs, "")
-        wanted = [torch.ops.gdpa.attention(*given, ""), *wanted]
-        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+        results = [sites[0](*arguments), *sites[1](grad, *arguments, needs)]
+        wanted = torch.ops.gdpa.attention_backward(grad, *arguments, needs, "")
+        wanted = [torch.ops.gdpa.attention(*arguments, ""), *wanted]
+        torch.testing.assert_close(results, wanted, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("rows", [0, 50])
@@ -126,10 +126,10 @@ def test_a_call_that_cannot_be_repeated_is_run_as_the_first_one(rows: int, monke
     sites = forward_site(), backward_site()
     for _ in range(2):
         query, key, value = (torch.randn(2, 2, n, 16, dtype=torch.float64) for n in (rows, 50, 50))
-        given, grad = (query, key, value, [], [], CAUSAL), torch.randn_like(query)
-        found = [sites[0](*given), *sites[1](grad, *given, [True] * 3)]
+        arguments, grad = (query, key, value, [], [], CAUSAL), torch.randn_like(query)
+        results = [sites[0](*arguments), *sites[1](grad, *arguments, [True] * 3)]
         torch.testing.assert_close(
-            found, reference(query, key, value, grad), rtol=1e-10, atol=1e-10
+            results, reference(query, key, value, grad), rtol=1e-10, atol=1e-10
         )
     assert not any(site.repeats for site in sites)
 
@@ -138,7 +138,7 @@ def test_gradients_that_are_zero_are_so_each_time():
     site, text = backward_site(), canonical("where(ge(q_idx,kv_idx),0.5,0.0)")
     for _ in range(3):
         query, key, value, grad = operands(False)
-        found = site(grad, query, key, value, [], [], text, [True] * 3)
+        result = site(grad, query, key, value, [], [], text, [True] * 3)
         wanted = reference(query, key, value, grad, text)[1:]
-        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
-        del found
+        torch.testing.assert_close(result, wanted, rtol=1e-10, atol=1e-10)
+        del result

@@ -4,13 +4,14 @@ change of a template that is meant for one family must not touch the others.
 `python -m tests.kernels.test_render` writes the files anew.
 """
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 from torch._inductor import config
 
-from . import render
+from . import cases, render
 from .cases import ADDED, SILU, Case
 from .five_matmul_cases import PER_TOKEN, TAKEN
 from .jagged_cases import JaggedCase
@@ -18,6 +19,7 @@ from .one_tile_cases import TAKEN as FEW
 
 GOLDEN = Path(__file__).parent / "golden"
 CAUSAL, GELU = "where(ge(q_idx,kv_idx),silu(s),0.0)", "gelu_tanh(mul(s,0.1))"
+CAUSAL_BIAS = "a0:f[h,q_idx,kv_idx]; where(ge(q_idx,kv_idx),silu(add(s,a0)),0.0)"
 CASES = [
     Case("even", SILU, m=128, n=128, d=64, dv=64, choice=0),
     Case("tail_gqa", SILU, m=19, n=53, h=4, hk=2, hv=2),
@@ -46,14 +48,8 @@ OWN = {
 
 def rendered(case: Case) -> str:
     """The bodies of the template kernels of a case, forward and backward."""
-    tensors = case.tensors()
-    if getattr(case, "half", False):
-        tensors = [t.half() if t.is_floating_point() else t for t in tensors]
-    source = render.wrapper(
-        case.function(), tensors, case.capability, case.choice, processors=case.processors
-    )
-    kernels = render.kernels(source).values()
-    bodies = [render.bare(k) for k in kernels if "triton_heuristics.template" in k]
+    kernels = case.templates(torch.float16 if case.half else None).values()
+    bodies = [render.bare(kernel) for kernel in kernels]
     return "\n".join(body[body.index("@triton.jit") :].rstrip() + "\n" for body in bodies)
 
 
@@ -66,21 +62,6 @@ def test_kernels_are_what_they_were(case: Case):
 def test_a_case_is_rendered_by_its_own_kernel(name: str):
     """Which kernel serves a problem is a rule of sizes: a case may fall out of it unseen."""
     assert OWN[name] in (GOLDEN / f"{name}.txt").read_text()
-
-
-@pytest.mark.parametrize(
-    "program, aux, loops",
-    [
-        (CAUSAL, (), 1),
-        ("a0:f[h,q_idx,kv_idx]; where(ge(q_idx,kv_idx),silu(add(s,a0)),0.0)", ((2, 19, 53),), 1),
-        ("where(ge(q_idx,kv_idx),1.0,0.0)", (), 2),
-    ],
-)
-def test_the_forward_has_a_loop_for_masked_tiles_only_where_it_must(
-    program: str, aux: tuple, loops: int
-):
-    case = Case("masked", program, m=19, n=53, aux=aux, needs="")
-    assert rendered(case).count("s = tl.dot(q, k") == loops
 
 
 def test_what_follows_the_product_is_computed_by_its_kernel():
@@ -103,8 +84,7 @@ def test_templates_say_how_they_are_compiled(name: str, exact: bool):
     """Triton's default changes in 3.10. That of torch depends on a setting, from 2.15 on."""
     (case,) = (case for case in CASES if case.name == name)
     with config.patch(emulate_precision_casts=exact):
-        source = render.wrapper(case.function(), case.tensors())
-    texts = [k for k in render.kernels(source).values() if "triton_heuristics.template" in k]
+        texts = case.templates(choice=0).values()
     assert texts and all("'enable_fp_fusion': True" in text for text in texts)
 
 
@@ -125,10 +105,18 @@ DENSE = {"d": 64, "dv": 64, "h": 1, "choice": 0, "needs": ""}
 JAGGED = {"lengths_q": (300, 130), "max_q": 300, **DENSE}
 
 
+MASKED = {"m": 19, "n": 53, "needs": ""}
+
+
 @pytest.mark.parametrize(
     "case, steps",
     [
-        # Whole and half tiles of rows, times: whole columns, the last ones, at most half of them.
+        # Masked tiles have a loop of their own only where they must.
+        (Case("masked", CAUSAL, **MASKED), 1),
+        (Case("masked_bias", CAUSAL_BIAS, aux=((2, 19, 53),), **MASKED), 1),
+        (Case("masked_ones", "where(ge(q_idx,kv_idx),1.0,0.0)", **MASKED), 2),
+        # Half tiles stand at the ends of sequences: whole and half tiles of rows, times whole
+        # columns, the last ones, at most half of them.
         (JaggedCase("both", SILU, same=True, **JAGGED), 6),
         (JaggedCase("causal", CAUSAL, same=True, **JAGGED), 2),
         (JaggedCase("rows", SILU, n=64, **JAGGED), 2),
@@ -138,7 +126,7 @@ JAGGED = {"lengths_q": (300, 130), "max_q": 300, **DENSE}
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_the_forward_has_half_tiles_at_the_ends_of_sequences(case: JaggedCase, steps: int):
+def test_the_forward_has_so_many_loops(case: Case, steps: int):
     assert rendered(case).count("s = tl.dot(q, k") == steps
 
 
@@ -179,6 +167,25 @@ def test_batches_are_neighbours_where_a_bias_does_not_stay_in_the_cache(
     case = Case("shared", program, m=rows, n=rows, b=1, aux=((2, rows, rows),))
     texts = rendered(case).split("@triton.jit")[1:]
     assert len(texts) == 3 and all(("batches = " in text) is neighbours for text in texts)
+
+
+def added(options: str) -> str:
+    (case,) = (case for case in cases.CASES if case.name == "added")
+    return dataclasses.replace(case, options=options).source(case.tensors())
+
+
+@pytest.mark.parametrize(("options", "adds"), [(ADDED, True), ("strict=True", False)])
+def test_atomics_are_asked_for(options: str, adds: bool) -> None:
+    """For dQ: only where the options admit it and torch does not forbid it."""
+    assert ("tl.atomic_add" in added(options)) is adds
+
+
+def test_torch_forbids_atomics() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert "tl.atomic_add" not in added(ADDED)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 if __name__ == "__main__":

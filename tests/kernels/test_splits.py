@@ -7,10 +7,9 @@ import torch
 
 from gdpa_inductor.kernels.triton import splits
 
-from . import render
 from .cases import SILU, Case
 from .split_cases import CASES
-from .test_cubins import compiled, local_bytes, sources
+from .test_cubins import compiled, local_bytes
 
 PROCESSORS, ROW = 132, 4 * 128  # bytes of partial sums
 
@@ -39,11 +38,8 @@ def test_partial_sums_are_bounded():
 
 def count_of(case: Case, dynamic: bool = False) -> int:
     """How many shares the forward of a case has."""
-    source = render.wrapper(
-        case.function(), case.tensors(), case.capability, case.choice, dynamic or case.dynamic,
-        case.wide, case.processors,
-    )  # fmt: skip
-    (forward,) = [k for k in render.kernels(source).values() if "arg_Q" in k and "OUT" not in k][:1]
+    kernels = case.sources(dynamic=dynamic or case.dynamic).values()
+    forward = next(kernel for kernel in kernels if "arg_Q" in kernel and "OUT" not in kernel)
     return int(re.search(r"SPLITS : tl.constexpr = (\d+)", forward)[1])
 
 
@@ -60,15 +56,14 @@ def test_many_rows_have_none():
 def test_nothing_of_the_lengths_is_read_on_the_host():
     """One launch of each kernel, of sizes that shapes give: a CUDA graph can hold them."""
     case = next(case for case in CASES if case.name == "split_keys_dynamic")
-    source = render.wrapper(case.function(), case.tensors(), dynamic=True)
+    source = case.source(case.tensors())
     assert ".item(" not in source and source.count(".run(") == 2
 
 
 @pytest.mark.parametrize("rows", [1, 16, 64, 128])
 def test_shares_compile_without_spills(rows: int, tmp_path):
     case = Case("few", "silu(mul(s,0.088))", b=8, m=rows, n=4096, d=128, dv=128, h=4, needs="")
-    found = sources(case, torch.bfloat16, 90)
-    ((name, text),) = [x for x in found.items() if "triton_heuristics.template" in x[1]]
-    made = compiled(name, text, 90, tmp_path)
+    ((name, text),) = case.templates(torch.bfloat16, choice=0).items()
+    binary = compiled(name, text, 90, tmp_path)
     assert "SPLITS : tl.constexpr = 8" in text
-    assert local_bytes(made.asm["cubin"], tmp_path) == 0
+    assert local_bytes(binary.asm["cubin"], tmp_path) == 0

@@ -1,17 +1,29 @@
 """A forward and a backward operator of one backend, beside the reference."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gdpa_inductor.lowerings.backends import Backend
+from gdpa_inductor.lowerings.call import extern_call
 from gdpa_inductor.program.score_mod import ScoreMod
 
 
 def canonical(text: str) -> str:
     return str(ScoreMod.parse(text))
+
+
+def uncompiled(backend: Backend, **changes: Any) -> Backend:
+    """The backend, with calls of the public operators in place of its kernels: nothing of them is
+    compiled."""
+
+    def lower(call):
+        return extern_call(call.signature, call.nodes)
+
+    return replace(backend, **{"lower": lower, "lower_backward": lower, **changes})
 
 
 class Differentiable(torch.autograd.Function):
@@ -28,8 +40,8 @@ class Differentiable(torch.autograd.Function):
         query, key, value, *aux = ctx.saved_tensors
         needs = list(ctx.needs_input_grad[4:])
         operands = (query, key, value, aux, *ctx.rest, needs)
-        found = iter(ctx.operators.backward(grad_out, *operands, **ctx.options))
-        return *[None] * 4, *(next(found) if need else None for need in needs)
+        result = iter(ctx.operators.backward(grad_out, *operands, **ctx.options))
+        return *[None] * 4, *(next(result) if need else None for need in needs)
 
 
 @dataclass(frozen=True)
@@ -65,10 +77,10 @@ class Operators:
         value = rearrange(torch.randn(value_batch, heads[1], cols, 20, dtype=value_dtype))
         grad_out = rearrange(torch.randn(batch, query_heads, rows, 20, dtype=value_dtype))
         operands = (query, key, value, list(aux), list(scalars), canonical(text))
-        asked = list(needs or [True] * 3 + [t.is_floating_point() for t in aux])
-        mine = [self.forward(*operands), *self.backward(grad_out, *operands, asked)]
+        requests = list(needs or [True] * 3 + [t.is_floating_point() for t in aux])
+        mine = [self.forward(*operands), *self.backward(grad_out, *operands, requests)]
         theirs = [torch.ops.gdpa.attention(*operands, "")]
-        theirs += torch.ops.gdpa.attention_backward(grad_out, *operands, asked, "")
+        theirs += torch.ops.gdpa.attention_backward(grad_out, *operands, requests, "")
         for got, expected in zip(mine, theirs, strict=True):
             assert got.is_contiguous()
             torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)

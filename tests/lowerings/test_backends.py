@@ -7,12 +7,15 @@ import pytest
 import torch
 
 from gdpa_inductor import lowerings, options
+from gdpa_inductor.lowerings import cpu
 from gdpa_inductor.lowerings.backends import Backend, Rule, backends
 from gdpa_inductor.lowerings.call import extern_call
 from gdpa_inductor.ops import ATTENTION, BACKWARD
 from gdpa_inductor.options import BACKENDS, Options
 from gdpa_inductor.problem import Problem
 from gdpa_inductor.rejection import Code
+
+from .operators import uncompiled
 
 
 def test_each_is_a_module_of_its_name():
@@ -24,10 +27,10 @@ def test_each_is_a_module_of_its_name():
 @pytest.fixture
 def added(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A backend "eager" before all others, which calls the public operators; what it was asked."""
-    asked: list[str] = []
+    requests: list[str] = []
 
     def lower(call):
-        asked.append(call.signature.name)
+        requests.append(call.signature.name)
         return extern_call(call.signature, call.nodes)
 
     def long(problem: Problem) -> str:
@@ -36,11 +39,12 @@ def added(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     module = ModuleType("gdpa_inductor.lowerings.eager")
     module.BACKEND = Backend("eager", ("cpu",), (Rule(Code.LAYOUT, long),), (), lower, lower)
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(cpu, "BACKEND", uncompiled(cpu.BACKEND))
     names = ("eager", *BACKENDS)
     monkeypatch.setattr(options, "BACKENDS", names)
     monkeypatch.setattr(options, "KERNELS", ("auto", *names, options.REFERENCE))
     monkeypatch.setattr("gdpa_inductor.lowerings.backends.BACKENDS", names)
-    return asked
+    return requests
 
 
 def call(n: int, kernel: str = "") -> torch.Tensor:

@@ -1,5 +1,7 @@
 """Which kernel a problem gets, and the reasons of a refusal."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -53,9 +55,9 @@ ACCEPTED = [
 ]
 
 
-@pytest.mark.parametrize("given, kernel", ACCEPTED)
-def test_accepted(given: Problem, kernel: str):
-    choice = lowerings.choose(given, Options())
+@pytest.mark.parametrize("case, kernel", ACCEPTED)
+def test_accepted(case: Problem, kernel: str):
+    choice = lowerings.choose(case, Options())
     assert choice
     assert choice.kernel == kernel
     assert kernel in str(choice)
@@ -72,18 +74,18 @@ LEFT = [
 ]
 
 
-@pytest.mark.parametrize("given", LEFT)
-def test_chunks_can_be_asked_for_by_name(given: Problem):
-    choice = lowerings.choose(given, Options(kernel="chunked", profit=False))
+@pytest.mark.parametrize("case", LEFT)
+def test_chunks_can_be_asked_for_by_name(case: Problem):
+    choice = lowerings.choose(case, Options(kernel="chunked", profit=False))
     assert choice
     assert choice.kernel == "chunked"
     assert " launches" in str(choice)
 
 
-@pytest.mark.parametrize("given", [problem(F64), problem(d=320), problem(F32, d=256)])
-def test_without_profit_chunks_take_what_no_kernel_takes(given: Problem):
-    assert not lowerings.choose(given, Options())
-    assert lowerings.choose(given, Options(profit=False)).kernel == "chunked"
+@pytest.mark.parametrize("case", [problem(F64), problem(d=320), problem(F32, d=256)])
+def test_without_profit_chunks_take_what_no_kernel_takes(case: Problem):
+    assert not lowerings.choose(case, Options())
+    assert lowerings.choose(case, Options(profit=False)).kernel == "chunked"
 
 
 @pytest.mark.parametrize("length", [1024, 2048, 4096, 8192])
@@ -91,20 +93,20 @@ def test_without_profit_chunks_take_what_no_kernel_takes(given: Problem):
 def test_long_inference_with_wide_values_goes_in_chunks(length: int, width: int, least: int):
     """Else the CPU needs longer for its launches than stock Inductor needs for all. So it does in
     training."""
-    given = problem(dv=width, m=length, n=length, training=False)
-    choice = lowerings.choose(given, Options())
+    case = problem(dv=width, m=length, n=length, training=False)
+    choice = lowerings.choose(case, Options())
     assert bool(choice) is (length >= least)
     assert not choice or choice.kernel == "chunked"
-    assert not lowerings.choose(replace(given, training=True), Options())
+    assert not lowerings.choose(replace(case, training=True), Options())
 
 
 def test_training_with_a_crowded_table_goes_in_chunks():
     """Stock adds the gradient of each bias element to a small table, one after the other."""
-    given = problem(
+    case = problem(
         dv=1024, m=4096, n=4096, aux=(F32,), program="a0:f[q_idx,kv_idx]; silu(add(s,a0))"
     )
-    assert not lowerings.choose(given, Options())
-    crowded = replace(given, crowded=4 * 4096 * 4096)
+    assert not lowerings.choose(case, Options())
+    crowded = replace(case, crowded=4 * 4096 * 4096)
     assert lowerings.choose(crowded, Options()).kernel == "chunked"
 
 
@@ -126,9 +128,9 @@ def symbolic(size: int) -> torch.SymInt:
 @pytest.mark.parametrize("device", ["xpu", "mps"])
 def test_other_gpus_take_chunks_by_name_only(device: str):
     """They have not been run there."""
-    given = problem(dv=1024, m=4096, n=4096, device=device, training=False)
-    assert lowerings.choose(given, Options(profit=False)).code is Code.DEVICE
-    assert lowerings.choose(given, Options(kernel="chunked")).kernel == "chunked"
+    case = problem(dv=1024, m=4096, n=4096, device=device, training=False)
+    assert lowerings.choose(case, Options(profit=False)).code is Code.DEVICE
+    assert lowerings.choose(case, Options(kernel="chunked")).kernel == "chunked"
 
 
 REFUSED = [
@@ -154,17 +156,17 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("given, code, word", REFUSED)
-def test_refused(given: Problem, code: Code, word: str):
-    refusal = lowerings.choose(given, Options())
+@pytest.mark.parametrize("case, code, word", REFUSED)
+def test_refused(case: Problem, code: Code, word: str):
+    refusal = lowerings.choose(case, Options())
     assert not refusal
     assert refusal.code is code
     assert word in refusal.reason
 
 
-@pytest.mark.parametrize("given, code, word", [row for row in REFUSED if row[1] is Code.SLOWER])
-def test_profit_off_asks_only_whether_it_is_right(given: Problem, code: Code, word: str):
-    assert lowerings.choose(given, Options(profit=False))
+@pytest.mark.parametrize("case, code, word", [row for row in REFUSED if row[1] is Code.SLOWER])
+def test_profit_off_asks_only_whether_it_is_right(case: Problem, code: Code, word: str):
+    assert lowerings.choose(case, Options(profit=False))
 
 
 def test_a_little_slower_is_rewritten_for_memory(monkeypatch: pytest.MonkeyPatch):
@@ -180,10 +182,10 @@ def test_a_little_slower_is_rewritten_for_memory(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_estimate_grows_with_the_launches(monkeypatch: pytest.MonkeyPatch):
-    given = problem(dv=1024, m=4096, n=4096, training=False)
-    assert lowerings.choose(given, Options())
+    case = problem(dv=1024, m=4096, n=4096, training=False)
+    assert lowerings.choose(case, Options())
     monkeypatch.setattr(cost, "RATES", replace(cost.RATES, launch=1e-3))
-    assert not lowerings.choose(given, Options())
+    assert not lowerings.choose(case, Options())
 
 
 @pytest.mark.parametrize("sizes", [{"m": 0}, {"n": 0}, {"m": 0, "d": 128, "dv": 1024}], ids=str)
@@ -191,15 +193,15 @@ def test_an_estimate_grows_with_the_launches(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("training", [False, True])
 def test_calls_without_scores_can_be_lowered(sizes: dict, profit, training: bool):
     """The rewrite leaves these alone; an exported program may hold one."""
-    given = problem(training=training, **sizes)
-    lowerings.choose(given, Options(profit=profit))
-    choice = lowerings.choose(given, Options(kernel="chunked", profit=False))
+    case = problem(training=training, **sizes)
+    lowerings.choose(case, Options(profit=profit))
+    choice = lowerings.choose(case, Options(kernel="chunked", profit=False))
     assert choice.kernel == "chunked" and "about " in choice.reason
 
 
 def test_jagged_sides_without_a_bound_are_not_padded():
-    given = problem(dv=512, m=4096, n=4096, total_rows=4096, total_cols=4096, **JAGGED)
-    refusal = lowerings.choose(given, Options(kernel="chunked"))
+    case = problem(dv=512, m=4096, n=4096, total_rows=4096, total_cols=4096, **JAGGED)
+    refusal = lowerings.choose(case, Options(kernel="chunked"))
     assert refusal.code is Code.LOWERING
     assert "without a bound" in refusal.reason
 
@@ -210,38 +212,39 @@ def test_triton_takes_no_wide_heads_in_full_precision_without_profit_either():
     assert lowerings.choose(problem(F32, d=256), off).kernel == "chunked"
     assert lowerings.choose(problem(F32, d=128), off).kernel == "triton"
     assert lowerings.choose(problem(BF16, d=256), off).kernel == "triton"
+    with tf32():
+        assert lowerings.choose(problem(F32, d=256), off).kernel == "triton"
+
+
+@contextlib.contextmanager
+def tf32() -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
-    try:
-        assert lowerings.choose(problem(F32, d=256), off).kernel == "triton"
-    finally:
-        torch.set_float32_matmul_precision(before)
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 def test_tf32_follows_torch():
-    given = problem(F32, d=32)
-    before = torch.get_float32_matmul_precision()
-    assert not lowerings.choose(given, Options())
-    torch.set_float32_matmul_precision("high")
-    try:
-        assert lowerings.choose(given, Options())
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert not lowerings.choose(given, Options())
+    case = problem(F32, d=32)
+    assert not lowerings.choose(case, Options())
+    with tf32():
+        assert lowerings.choose(case, Options())
+    assert not lowerings.choose(case, Options())
 
 
-def test_old_devices_are_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
+@pytest.mark.parametrize(
+    "place, value, word",
+    [
+        ("torch.cuda.get_device_capability", (7, 5), "7.5"),
+        ("importlib.util.find_spec", None, "Triton"),
+    ],
+    ids=["an old device", "no Triton"],
+)
+def test_devices_are_refused(place: str, value, word: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(place, lambda *_: value)
     refusal = lowerings.choose(problem(), Options())
     assert refusal.code is Code.DEVICE
-    assert "7.5" in refusal.reason
-
-
-def test_no_triton_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    refusal = lowerings.choose(problem(), Options())
-    assert refusal.code is Code.DEVICE
-    assert "Triton" in refusal.reason
+    assert word in refusal.reason
 
 
 def test_a_kernel_can_be_asked_for():

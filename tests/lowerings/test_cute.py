@@ -13,17 +13,15 @@ from gdpa_inductor.problem import Problem
 from gdpa_inductor.program.score_mod import ScoreMod
 from gdpa_inductor.rejection import Code
 
+from . import test_choose
+
 BF16 = torch.bfloat16
 
 
 def problem(**changes) -> Problem:
-    given = {
-        "program": ScoreMod.parse("silu(s)"), "device": torch.device("cuda"), "dtype": BF16,
-        "value_dtype": BF16, "aux_dtypes": (), "batch": 8, "heads": 4, "key_heads": 4,
-        "value_heads": 4, "rows": 1024, "cols": 1024, "head_dim": 128, "value_dim": 64,
-        "training": True,
-    }  # fmt: skip
-    return Problem(**{**given, **changes})
+    if "program" in changes:
+        changes["program"] = ScoreMod.parse(changes["program"])
+    return replace(test_choose.problem(dv=64), **changes)
 
 
 @pytest.fixture
@@ -77,10 +75,10 @@ def test_without_a_tested_cutlass_it_is_triton(blackwell, monkeypatch, version, 
 def test_mostly_padded_scores_go_to_triton():
     """Their gradients would take that much memory."""
     few = {"jagged_query": True, "jagged_key": True, "total_rows": 2048, "total_cols": 2048}
-    given = problem(**{**BIAS, **few, "batch": 8})
-    choice = lowerings.choose(given, Options())
+    case = problem(**{**BIAS, **few, "batch": 8})
+    choice = lowerings.choose(case, Options())
     assert choice.kernel == "triton" and "padded scores" in choice.reason
-    for other in (replace(given, needs=(True,) * 3 + (False,)), replace(given, batch=2)):
+    for other in (replace(case, needs=(True,) * 3 + (False,)), replace(case, batch=2)):
         assert lowerings.choose(other, Options()).kernel == "cute"
 
 
@@ -115,17 +113,15 @@ BACKWARD = {"needs": (True, True, True)}
 NARROW = {"head_dim": 64, "value_dim": 64}
 WIDE = {"head_dim": 256, "value_dim": 256, "training": False}
 MASK = {
-    "program": ScoreMod.parse("a0:b[q_idx,kv_idx]; where(a0,silu(s),0.0)"),
+    "program": "a0:b[q_idx,kv_idx]; where(a0,silu(s),0.0)",
     "aux_dtypes": (torch.bool,),
 }  # fmt: skip
 MASKED_BIAS = {
-    "program": ScoreMod.parse(
-        "a0:b[q_idx,kv_idx]; a1:f[h,q_idx,kv_idx]; where(a0,silu(add(s,a1)),0.0)"
-    ),
+    "program": "a0:b[q_idx,kv_idx]; a1:f[h,q_idx,kv_idx]; where(a0,silu(add(s,a1)),0.0)",
     "aux_dtypes": (torch.bool, BF16), "needs": (True, True, True, False, True),
 }  # fmt: skip
 BIAS = {
-    "program": ScoreMod.parse("a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.1),a0))"),
+    "program": "a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.1),a0))",
     "aux_dtypes": (BF16,), "needs": (True,) * 4,
 }  # fmt: skip
 
@@ -146,8 +142,8 @@ BIAS = {
         MASK,
         {**MASK, **BACKWARD},
         {**MASK, **JAGGED},
-        {**MASK, "program": ScoreMod.parse("a0:b[b,-,-,kv_idx]; where(a0,silu(s),0.0)")},
-        {**MASK, "program": ScoreMod.parse("a0:b[q_idx,kv_idx]; where(a0,sigmoid(s),1.0)")},
+        {**MASK, "program": "a0:b[b,-,-,kv_idx]; where(a0,silu(s),0.0)"},
+        {**MASK, "program": "a0:b[q_idx,kv_idx]; where(a0,sigmoid(s),1.0)"},
         MASKED_BIAS,
         {**BIAS, "aux_dtypes": (torch.float32,)},
         {**BIAS, "aux_dtypes": (torch.float32,), **JAGGED, "needs": ()},
@@ -188,22 +184,22 @@ def test_it_is_the_choice_of_hopper_for_large_problems(changes: dict):
     ids=named,
 )
 def test_hopper_prefers_triton_where_it_is_faster(changes: dict):
-    given = problem(**{**LARGE, **changes})
-    choice = lowerings.choose(given, Options())
+    case = problem(**{**LARGE, **changes})
+    choice = lowerings.choose(case, Options())
     assert choice.kernel == "triton"
     assert "cute: on Hopper" in choice.reason and "Triton" in choice.reason
-    assert lowerings.choose(given, Options(kernel="cute")).kernel == "cute"
+    assert lowerings.choose(case, Options(kernel="cute")).kernel == "cute"
 
 
 @pytest.mark.usefixtures("hopper")
 def test_training_at_wide_heads_is_left_unfused():
     """Its backward would be Triton's, which is slower than the unfused form."""
-    given = problem(**{**LARGE, **WIDE, "training": True})
-    refusal = lowerings.choose(given, Options())
+    case = problem(**{**LARGE, **WIDE, "training": True})
+    refusal = lowerings.choose(case, Options())
     assert not refusal and refusal.code is Code.SLOWER
     # What was rewritten all the same is lowered: the forward here, the backward by Triton.
     off = Options(profit=False)
-    assert lowerings.choose(given, off).kernel == "cute"
+    assert lowerings.choose(case, off).kernel == "cute"
     choice = lowerings.choose(problem(**{**LARGE, **WIDE, **BACKWARD}), off)
     assert choice.kernel == "triton"
     assert "a head dim of 256; the CuTe backward takes up to 128" in choice.reason
@@ -212,7 +208,7 @@ def test_training_at_wide_heads_is_left_unfused():
 BIASED = "a0:f[q_idx,kv_idx]; where(ge(q_idx,kv_idx),{}(add(s,a0)),0.0)"
 FP32 = {"aux_dtypes": (torch.float32,)}
 GAU = {
-    "program": ScoreMod.parse("where(ge(q_idx,kv_idx),silu(s),0.0)"), "batch": 8, "heads": 1,
+    "program": "where(ge(q_idx,kv_idx),silu(s),0.0)", "batch": 8, "heads": 1,
     "rows": 4096, "cols": 4096, "value_dim": 1024, "training": False,
 }  # fmt: skip
 
@@ -223,8 +219,8 @@ GAU = {
     [
         {},
         {"batch": 32, "rows": 1024, "cols": 1024},
-        {"program": ScoreMod.parse("relu(s)"), "value_dim": 512},
-        {**FP32, "program": ScoreMod.parse(BIASED.format("relu"))},
+        {"program": "relu(s)", "value_dim": 512},
+        {**FP32, "program": BIASED.format("relu")},
         {**JAGGED, "heads": 4},
     ],
     ids=named,
@@ -239,8 +235,8 @@ def test_wide_values_go_in_slices_where_that_pays(changes: dict):
     "changes, reason",
     [
         ({"rows": 256, "cols": 256}, "4 slices are estimated at"),
-        ({"program": ScoreMod.parse("relu(s)"), "value_dim": 1536}, "6 slices are estimated at"),
-        ({**FP32, "program": ScoreMod.parse(BIASED.format("gelu"))}, "4 slices are estimated at"),
+        ({"program": "relu(s)", "value_dim": 1536}, "6 slices are estimated at"),
+        ({**FP32, "program": BIASED.format("gelu")}, "4 slices are estimated at"),
         ({"value_dim": 1032}, "a head dim of 1032 for the value; the CuTe kernel takes multiples "
          "of 8 up to 256; wider values run in equal slices of such a size"),
         ({"head_dim": 512}, "a head dim of 512 for query and key; the CuTe kernel takes "
@@ -263,17 +259,17 @@ def test_other_wide_values_do_not_go_in_slices(changes: dict, reason: str):
 def test_what_a_report_says_of_training_is_how_its_forward_is_lowered(width: int, length: int):
     """The backward is in chunks either way, so slices are compared with a forward of chunks."""
     sizes = {"value_dim": width, "rows": length, "cols": length}
-    given = {**LARGE, **GAU, **sizes, "program": ScoreMod.parse("relu(s)")}
+    options = {**LARGE, **GAU, **sizes, "program": "relu(s)"}
     off = Options(profit=False)
-    said = lowerings.choose(problem(**{**given, "training": True}), off)
-    assert said.kernel == lowerings.choose(problem(**given), off).kernel
+    said = lowerings.choose(problem(**{**options, "training": True}), off)
+    assert said.kernel == lowerings.choose(problem(**options), off).kernel
 
 
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("size", ["batch", "rows", "cols"])
 def test_slices_without_scores_can_be_lowered(size: str):
-    given = problem(**{**LARGE, **GAU, size: 0})
-    assert lowerings.choose(given, Options(profit=False)).kernel in ("cute", "chunked")
+    case = problem(**{**LARGE, **GAU, size: 0})
+    assert lowerings.choose(case, Options(profit=False)).kernel in ("cute", "chunked")
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (10, 0)], ids=str)
@@ -282,31 +278,31 @@ def test_values_without_channels_are_no_slices(capability: tuple, dims: tuple, m
     """Their number was divided by the width of one."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
-    given = problem(**{**LARGE, **GAU, "head_dim": dims[0], "value_dim": dims[1]})
-    assert lowerings.choose(given, Options(profit=False)).kernel == "chunked"
+    case = problem(**{**LARGE, **GAU, "head_dim": dims[0], "value_dim": dims[1]})
+    assert lowerings.choose(case, Options(profit=False)).kernel == "chunked"
 
 
 @pytest.mark.usefixtures("hopper")
 def test_slices_leave_nothing_to_chunks_that_these_refuse():
     """One sequence, which no `max_seqlen` bounds."""
     bounds = {"batch": 1, "heads": 1, "rows": TOTAL, "cols": TOTAL}
-    given = {**LARGE, **GAU, **JAGGED, **bounds, "program": ScoreMod.parse("relu(s)")}
-    refusal = backend("chunked").refusal(problem(**given), profit=False)
+    options = {**LARGE, **GAU, **JAGGED, **bounds, "program": ScoreMod.parse("relu(s)")}
+    refusal = backend("chunked").refusal(problem(**options), profit=False)
     assert refusal is not None and "without a bound" in str(refusal[1])
-    assert lowerings.choose(problem(**given), Options()).kernel == "cute"
+    assert lowerings.choose(problem(**options), Options()).kernel == "cute"
 
 
 @pytest.mark.usefixtures("blackwell")
 def test_slices_leave_to_triton_what_it_takes_at_once():
-    given = problem(**{**LARGE, **GAU, "value_dim": 256})
-    choice = lowerings.choose(given, Options())
+    case = problem(**{**LARGE, **GAU, "value_dim": 256})
+    choice = lowerings.choose(case, Options())
     assert choice.kernel == "triton" and "room for all channels" in choice.reason
 
 
 @pytest.mark.usefixtures("hopper")
 def test_the_backward_of_slices_is_another_backend_s():
-    given = problem(**{**LARGE, **GAU, "needs": (True,) * 3})
-    choice = lowerings.choose(given, Options(profit=False))
+    case = problem(**{**LARGE, **GAU, "needs": (True,) * 3})
+    choice = lowerings.choose(case, Options(profit=False))
     assert choice.kernel == "chunked" and "a head dim of 1024" in choice.reason
 
 
@@ -315,7 +311,7 @@ def test_the_backward_of_slices_is_another_backend_s():
     "changes, reason",
     [
         ({**JAGGED, "rows": TOTAL, "cols": TOTAL}, "no `max_seqlen` bounds"),
-        ({"program": ScoreMod.parse("a0:f[h]; mul(a0,silu(s))")}, "not added to the score, as a0"),
+        ({"program": "a0:f[h]; mul(a0,silu(s))"}, "not added to the score, as a0"),
     ],
     ids=["unbounded", "gate"],
 )

@@ -15,15 +15,25 @@ from tests.kernels import render
 BF16 = torch.bfloat16
 
 
-def step(options: str, program: str = "silu(mul(s,0.125))", bias: bool = False):
-    """The forward and the gradients of q, k, v (and of a bias)."""
+BIASED = "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))"
+
+
+@pytest.fixture(autouse=True)
+def cutlass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
+
+
+def step(options: str, program: str = "silu(mul(s,0.125))", lengths: tuple[int, ...] = ()):
+    """The forward and the gradients of q, k, v and of operands. lengths: the longest of jagged
+    sides, whose offsets come last."""
 
     def run(query, key, value, *aux):
-        out = torch.ops.gdpa.attention(query, key, value, aux, [], program, options)
-        needs = [True, True, True, *(True for _ in aux)]
-        return out, *torch.ops.gdpa.attention_backward(
-            out, query, key, value, aux, [], program, needs, options
-        )
+        *aux, cu = [*aux, None] if not lengths else aux
+        rest = (cu, cu, *lengths) if lengths else ()
+        operands = (query, key, value, aux, [], program)
+        out = torch.ops.gdpa.attention(*operands, options, *rest)
+        needs = [True] * (3 + len(aux))
+        return out, *torch.ops.gdpa.attention_backward(out, *operands, needs, options, *rest)
 
     return run
 
@@ -32,8 +42,7 @@ def tensors(*more: tuple[int, ...]) -> list[torch.Tensor]:
     return [torch.empty(shape, dtype=BF16) for shape in ((2, 4, 512, 64),) * 3 + more]
 
 
-def test_the_generated_code_calls_the_kernels(monkeypatch):
-    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
+def test_the_generated_code_calls_the_kernels():
     code = render.wrapper(step(""), tensors(), capability=100)
     assert "calls_forward_site(True)" in code and "calls_backward_site(True)" in code
     assert not render.kernels(code)
@@ -51,48 +60,34 @@ def test_without_cutlass_the_generated_code_calls_triton(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("capability", [90, 100])
-def test_the_gradient_of_a_bias_stays_in_cute(monkeypatch, capability: int):
-    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
-    run = step("kernel=cute", "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))")
-    code = render.wrapper(run, tensors((4, 512, 512)), capability=capability)
+@pytest.mark.parametrize("jagged", [False, True], ids=["dense", "jagged"])
+def test_the_gradient_of_a_bias_stays_in_cute(capability: int, jagged: bool):
+    arguments, lengths = tensors((4, 512, 512)), ()
+    if jagged:
+        shapes, lengths = [(512, 4, 64)] * 3 + [(4, 300, 300)], (300, 300)
+        arguments = [
+            *(torch.empty(x, dtype=BF16) for x in shapes),
+            torch.empty(9, dtype=torch.int32),
+        ]
+    code = render.wrapper(step("kernel=cute", BIASED, lengths), arguments, capability=capability)
     assert "calls_forward_site(True)" in code and "calls_backward_site(True)" in code
+    assert not render.kernels(code) or not jagged
     assert torch._dynamo.utils.counters["gdpa"]["lowered_cute"] == 2
 
 
-def test_the_gradient_of_a_gate_goes_to_triton(monkeypatch, caplog):
-    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
+def test_the_gradient_of_a_gate_goes_to_triton(caplog):
     run = step("", "a0:f[h,q_idx,kv_idx]; mul(silu(s),a0)")
     with caplog.at_level(logging.INFO, "gdpa_inductor"):
         code = render.wrapper(run, tensors((4, 512, 512)), capability=100)
     assert "calls_forward_site(True)" in code
     assert "backward_site" not in code
     assert "no gradients of operands between the products" in caplog.text
-    found = torch._dynamo.utils.counters["gdpa"]
-    assert (found["lowered_cute"], found["lowered_triton"]) == (1, 1)
-
-
-@pytest.mark.parametrize("capability", [90, 100])
-def test_the_gradient_of_a_bias_on_jagged_sides_stays_in_cute(monkeypatch, capability: int):
-    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
-    program, options = "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))", "kernel=cute"
-
-    def run(query, key, value, bias, cu):
-        given, lengths = (query, key, value, [bias], [], program), (cu, cu, 300, 300)
-        out = torch.ops.gdpa.attention(*given, options, *lengths)
-        needs = [True] * 4
-        return out, *torch.ops.gdpa.attention_backward(out, *given, needs, options, *lengths)
-
-    matrices = [torch.empty(512, 4, 64, dtype=BF16) for _ in range(3)]
-    bias = torch.empty(4, 300, 300, dtype=BF16)
-    cu = torch.empty(9, dtype=torch.int32)
-    code = render.wrapper(run, [*matrices, bias, cu], capability=capability)
-    assert "calls_forward_site(True)" in code and "calls_backward_site(True)" in code
-    assert not render.kernels(code)
+    result = torch._dynamo.utils.counters["gdpa"]
+    assert (result["lowered_cute"], result["lowered_triton"]) == (1, 1)
 
 
 def test_head_dims_that_vary_become_constants(monkeypatch):
     """The kernels take no head dim of 100, and nothing else would be asked then."""
-    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
     known: list[ShapeEnv] = []
 
     def symbolic(mode, tensor, *_):
@@ -100,28 +95,26 @@ def test_head_dims_that_vary_become_constants(monkeypatch):
         real = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
         kinds = [*[DimDynamic.STATIC] * (tensor.dim() - 1), DimDynamic.DYNAMIC]
         context = StatelessSymbolicContext(kinds)
-        made = mode.from_tensor(real, symbolic_context=context, static_shapes=False)
+        result = mode.from_tensor(real, symbolic_context=context, static_shapes=False)
         with mode:
-            return torch.empty(made.shape, dtype=tensor.dtype, device="cuda")
+            return torch.empty(result.shape, dtype=tensor.dtype, device="cuda")
 
     monkeypatch.setattr(render, "_fake", symbolic)
     dims = (64, 64, 72)
-    given = [torch.empty(2, 4, 512, dim, dtype=BF16) for dim in dims]
-    code = render.wrapper(step("kernel=cute"), given, capability=90, dynamic=True)
+    arguments = [torch.empty(2, 4, 512, dim, dtype=BF16) for dim in dims]
+    code = render.wrapper(step("kernel=cute"), arguments, capability=90, dynamic=True)
     assert "calls_forward_site(" in code and "calls_backward_site(" in code
     assert {64, 72} <= set(map(int, known[0].replacements.values()))
 
 
-def test_the_code_of_sizes_that_vary_says_so(monkeypatch):
+def test_the_code_of_sizes_that_vary_says_so():
     """Then launches are kept by form."""
-    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
     code = render.wrapper(step("kernel=cute"), tensors(), capability=100, dynamic=True)
     assert "calls_forward_site(False)" in code and "calls_backward_site(False)" in code
 
 
-def test_calls_of_two_backends_take_turns(monkeypatch):
+def test_calls_of_two_backends_take_turns():
     """Both have functions of the same names, and the code imports each of them once."""
-    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
     turns = ["cute", "chunked", "cute", "chunked"]
 
     def run(query, key, value):
@@ -131,9 +124,9 @@ def test_calls_of_two_backends_take_turns(monkeypatch):
         return query
 
     code = render.wrapper(run, tensors(), capability=90)
-    made: dict[str, Any] = {}
-    exec("\n".join(re.findall(r"^\S.*_site.*", code, re.M)), made)
-    sites = [x for x in made.values() if hasattr(x, "signature")]
+    entries: dict[str, Any] = {}
+    exec("\n".join(re.findall(r"^\S.*_site.*", code, re.M)), entries)
+    sites = [x for x in entries.values() if hasattr(x, "signature")]
     assert [x.signature.name for x in sites] == [f"attention_{x}" for x in turns]
 
 
@@ -141,13 +134,12 @@ def test_calls_of_two_backends_take_turns(monkeypatch):
 def test_max_autotune_compares_it_with_triton(monkeypatch, winner: str):
     from torch._inductor import config, select_algorithm
 
-    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
     timed: list[str] = []
 
     def choose(_, choices, nodes, layout, **__):
         timed.extend(choice.name for choice in choices)
-        found = next((x for x in choices if winner in x.name), choices[0])
-        return found.output_node()
+        result = next((x for x in choices if winner in x.name), choices[0])
+        return result.output_node()
 
     monkeypatch.setattr(select_algorithm, "autotune_select_algorithm", choose)
 
@@ -171,7 +163,9 @@ def test_it_is_timed_on_the_tensors_of_the_template(monkeypatch):
 
     launches: list[tuple] = []
     monkeypatch.setattr(calls.lowering, "likely_size", int)
-    monkeypatch.setattr(launch, "forward", lambda *given, **named: launches.append((given, named)))
+    monkeypatch.setattr(
+        launch, "forward", lambda *inputs, **named: launches.append((inputs, named))
+    )
     program = ScoreMod.parse("a0:f[b]; a1:f[h]; silu(add(s,a1))")
     q, k, v, bias, cu, out = (torch.zeros(n) for n in (1, 2, 3, 4, 5, 6))
     plan = Plan(
@@ -181,12 +175,12 @@ def test_it_is_timed_on_the_tensors_of_the_template(monkeypatch):
     operands = Operands(q, k, v, [sized, sized], [7], program, None, cu, 0, 96)
     call = Arguments(operands, options={"fast": True, "skip": False})
     calls._timed(call, plan, q, k, v, cu, bias, out=out)
-    (((given,), named),) = launches
-    assert (given.query, given.key, given.value) == (q, k, v)
-    assert given.aux[0].shape == (8,)
-    assert given.aux[1] is bias
-    assert (given.scalars, given.program) == ([7], program)
-    assert given.lengths == (None, cu, 0, 96)
+    (((inputs,), named),) = launches
+    assert (inputs.query, inputs.key, inputs.value) == (q, k, v)
+    assert inputs.aux[0].shape == (8,)
+    assert inputs.aux[1] is bias
+    assert (inputs.scalars, inputs.program) == ([7], program)
+    assert inputs.lengths == (None, cu, 0, 96)
     assert named["out"] is out and (named["fast"], named["skip"]) == (True, False)
 
 
@@ -195,19 +189,19 @@ def test_the_operators_hand_on_what_they_are_given(monkeypatch):
     from gdpa_inductor.kernels.cute import launch
     from gdpa_inductor.kernels.cute.backward import launch as backward
 
-    found: list = []
-    monkeypatch.setattr(launch, "forward", lambda *x, **named: found.append((*x, named)))
-    monkeypatch.setattr(backward, "backward", lambda *x, **named: found.append((*x, named)))
+    results: list = []
+    monkeypatch.setattr(launch, "forward", lambda *x, **named: results.append((*x, named)))
+    monkeypatch.setattr(backward, "backward", lambda *x, **named: results.append((*x, named)))
     x, cu = torch.zeros(3), torch.zeros(2)
     args = ([x], [7], "a0:f[h]; mul(s,a0)")
     calls._attention(calls.FORWARD.bind(x, x, x, *args, None, cu, 0, 9, skip=False))
     needs = [True, False, True, False]
-    given = {"fast": False, "ordered": False}
-    calls._attention_backward(calls.BACKWARD.bind(x, x, x, x, *args, needs, **given))
-    (operands, named), (grad, theirs, asked, other) = found
+    settings = {"fast": False, "ordered": False}
+    calls._attention_backward(calls.BACKWARD.bind(x, x, x, x, *args, needs, **settings))
+    (operands, named), (grad, theirs, requests, other) = results
     assert (operands.lengths, named) == ((None, cu, 0, 9), {"skip": False})
     assert grad is x and (operands.program, operands.scalars) == (theirs.program, theirs.scalars)
-    assert (asked, theirs.lengths) == (tuple(needs), (None, None, 0, 0))
+    assert (requests, theirs.lengths) == (tuple(needs), (None, None, 0, 0))
     assert other == {"fast": False, "ordered": False}
 
 
@@ -217,14 +211,12 @@ def test_the_operators_hand_on_what_they_are_given(monkeypatch):
     ids=["by default", "admitted", "torch forbids it"],
 )
 def test_dq_is_added_in_any_order_where_that_is_admitted(
-    monkeypatch, deterministic: bool, forbidden: bool, ordered: bool
+    deterministic: bool, forbidden: bool, ordered: bool
 ):
-    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
+    run = step(f"kernel=cute,deterministic={deterministic}")
     torch.use_deterministic_algorithms(forbidden)
     try:
-        code = render.wrapper(
-            step(f"kernel=cute,deterministic={deterministic}"), tensors(), capability=90
-        )
+        code = render.wrapper(run, tensors(), capability=90)
     finally:
         torch.use_deterministic_algorithms(False)
     assert code.count("ordered=") == 1

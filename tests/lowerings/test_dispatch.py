@@ -31,15 +31,17 @@ def function(options: str):
     return run
 
 
-def results(run, given):
-    out = run(*given)
-    return [out, *torch.autograd.grad(out, given, torch.ones_like(out))]
+def results(run, inputs):
+    out = run(*inputs)
+    return [out, *torch.autograd.grad(out, inputs, torch.ones_like(out))]
 
 
 def assert_same(options: str, dynamic: bool = False):
-    given = operands()
+    inputs = operands()
     compiled = torch.compile(function(options), dynamic=dynamic)
-    for got, want in zip(results(compiled, given), results(function(options), given), strict=True):
+    for got, want in zip(
+        results(compiled, inputs), results(function(options), inputs), strict=True
+    ):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
         assert got.stride() == want.stride()
 

@@ -1,8 +1,9 @@
 """The memory that a gradient may take: that of copies which the forward keeps for one backward."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from unittest import mock
 
 import pytest
@@ -17,32 +18,47 @@ from gdpa_inductor.lowerings import cpu, donation
 from tests.kernels import render
 from tests.kernels.cases import Case
 
+from .operators import uncompiled
+
 
 @pytest.fixture
 def spent() -> Iterator[list[list[bool]]]:
     """Of the query and the operands of the program, for each backward that is lowered."""
-    found: list[list[bool]] = []
-    lower = cpu.BACKEND.lower_backward
+    results: list[list[bool]] = []
 
-    def looking(call):
-        held = call.signature.bind(*lowering.node_arguments()).operands
-        found.append(lowering.spent([held.query, *held.aux]))
-        return lower(call)
+    def look(call):
+        owners = call.signature.bind(*lowering.node_arguments()).operands
+        results.append(lowering.spent([owners.query, *owners.aux]))
 
-    with mock.patch.dict(cpu.BACKEND.__dict__, lower_backward=looking):
-        yield found
+    with looking(look):
+        yield results
 
 
-def backward_of(function: Callable, *, retain: bool = False) -> None:
+@contextlib.contextmanager
+def looking(look: Callable) -> Iterator[None]:
+    """At each backward that is lowered; nothing is compiled."""
+    backend = uncompiled(cpu.BACKEND)
+
+    def lower(call):
+        look(call)
+        return backend.lower(call)
+
+    with mock.patch.object(cpu, "BACKEND", dataclasses.replace(backend, lower_backward=lower)):
+        yield
+
+
+SHAPES = (*[(2, 4, 64, 32)] * 3, (4, 64, 64))
+
+
+def backward_of(function: Callable, shapes: Sequence = SHAPES, *, retain: bool = False) -> None:
     torch._dynamo.reset()
     options = {"gdpa.profit": False, "gdpa.strict": True}
     backend = lambda gm, inputs: gdpa_backend(gm, inputs, options=options)
-    shapes = (*[(2, 4, 64, 32)] * 3, (4, 64, 64))
-    given = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    arguments = [torch.randn(shape, requires_grad=True) for shape in shapes]
     with autograd.keep_saved_buffers(retain):
-        out = torch.compile(function, backend=backend)(*given)
+        out = torch.compile(function, backend=backend)(*arguments)
         out = out[0] if isinstance(out, tuple) else out
-        torch.autograd.grad(out.sum(), given, retain_graph=retain)
+        torch.autograd.grad(out.sum(), arguments, retain_graph=retain)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
@@ -94,22 +110,14 @@ def projected(q: Tensor, x: Tensor, v: Tensor, weight: Tensor, again: bool) -> T
 
 def keys_spent(function: Callable, *shapes: tuple[int, ...]) -> list[bool]:
     """Of each backward: the memory of its key."""
-    found: list[bool] = []
-    lower = cpu.BACKEND.lower_backward
-
-    def looking(call):
-        found.extend(lowering.spent([call.fx_operands.key], views=True))
-        return lower(call)
-
-    options = {"gdpa.profit": False, "gdpa.strict": True}
-    backend = lambda gm, inputs: gdpa_backend(gm, inputs, options=options)
-    given = [torch.randn(shape, requires_grad=True) for shape in shapes]
-    torch._dynamo.reset()
+    results: list[bool] = []
     off = inductor_config.patch(fx_graph_cache=False)
-    with off, mock.patch.dict(cpu.BACKEND.__dict__, lower_backward=looking):
-        out = torch.compile(function, backend=backend)(*given)
-        torch.autograd.grad(out.sum(), given)
-    return found
+    with (
+        off,
+        looking(lambda call: results.extend(lowering.spent([call.fx_operands.key], views=True))),
+    ):
+        backward_of(function, shapes)
+    return results
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["", "and the loss"])
@@ -135,22 +143,22 @@ FEW = Case("few", "silu(s)", m=48, n=512, d=64, dv=64, half=True, options="kerne
 
 
 @pytest.mark.parametrize(
-    ("aux", "program", "taken"),
+    ("aux", "program", "donates"),
     [
         pytest.param((), "silu(s)", True, id="few rows"),
         pytest.param(((2, 512),), "a0:f[h,kv_idx]; silu(add(s,a0))", True, id="sums of columns"),
         pytest.param(((48, 512),), "a0:f[q_idx,kv_idx]; silu(add(s,a0))", False, id="bias after"),
     ],
 )
-def test_the_gradient_of_keys_that_are_read_once_takes_their_memory(aux, program, taken):
+def test_the_gradient_of_keys_that_are_read_once_takes_their_memory(aux, program, donates):
     """Not where another kernel reads them later."""
     needs = "qkv" + "0" * bool(aux)
     case = dataclasses.replace(FEW, spent=True, aux=aux, program=program, needs=needs)
     tensors = [x.half() for x in case.tensors()]
-    kept = render.wrapper(case.function(), tensors)
+    result = render.wrapper(case.function(), tensors)
     code = render.wrapper(case.function(), tensors, donated=[2])
-    assert "buffer_site" not in kept and ("donation_buffer_site()" in code) == taken
-    assert code.count("empty_strided_cuda(") == kept.count("empty_strided_cuda(") - taken
+    assert "buffer_site" not in result and ("donation_buffer_site()" in code) == donates
+    assert code.count("empty_strided_cuda(") == result.count("empty_strided_cuda(") - donates
 
 
 def test_room_is_taken_only_where_the_backward_runs_once(monkeypatch):
@@ -158,14 +166,14 @@ def test_room_is_taken_only_where_the_backward_runs_once(monkeypatch):
     room = donation.buffer_site()
     for spends in (False, True):
         monkeypatch.setattr(donation, "last_use", lambda spends=spends: spends)
-        found = room(key)
-        assert (found.data_ptr() == key.data_ptr()) == spends and found.stride() == key.stride()
+        result = room(key)
+        assert (result.data_ptr() == key.data_ptr()) == spends and result.stride() == key.stride()
     odd = torch.randn(2, 2, 8, 5)[:, :, :, 1:]
     assert room(odd).data_ptr() != odd.data_ptr()
 
 
 def test_a_backward_knows_whether_it_runs_once():
-    found = []
+    results = []
 
     class Looks(torch.autograd.Function):
         @staticmethod
@@ -174,7 +182,7 @@ def test_a_backward_knows_whether_it_runs_once():
 
         @staticmethod
         def backward(ctx, grad):
-            found.append(autograd.backward_runs_once())
+            results.append(autograd.backward_runs_once())
             return grad
 
     assert not autograd.backward_runs_once()
@@ -182,4 +190,4 @@ def test_a_backward_knows_whether_it_runs_once():
     y = Looks.apply(x)
     y.sum().backward(retain_graph=True)
     y.sum().backward()
-    assert found == [False, True]
+    assert results == [False, True]

@@ -58,29 +58,29 @@ def ops_by_torch(monkeypatch: pytest.MonkeyPatch):
 
 def operands(kinds: str) -> list[torch.Tensor]:
     grid = torch.cat([torch.linspace(-30, 30, 2001), torch.tensor([0.0, 3.0, -3.0, 1e-3, -1e-3])])
-    made = {
+    entries = {
         "f": [grid, grid.flip(0) + 0.25],
         "i": [torch.arange(-20, 21), torch.arange(41) % 7 - 3],
         "b": [grid > 0, grid.flip(0) > -5],
     }
-    taken = [made[kind][i % 2] for i, kind in enumerate(kinds)]
+    result = [entries[kind][i % 2] for i, kind in enumerate(kinds)]
     if kinds == "ii":
-        taken[1] = torch.where(taken[1] == 0, 5, taken[1])
+        result[1] = torch.where(result[1] == 0, 5, result[1])
     if kinds == "bii":
-        taken[1:] = [grid.long(), grid.long() + 1]
+        result[1:] = [grid.long(), grid.long() + 1]
     if "b" in kinds and "f" not in kinds and kinds != "bii":
-        taken = [grid > 0, grid.flip(0) > -5][: len(kinds)]
-    return taken
+        result = [grid > 0, grid.flip(0) > -5][: len(kinds)]
+    return result
 
 
-def value(name: str, given: list[torch.Tensor], literals: tuple, kinds: str, fast: bool):
+def value(name: str, inputs: list[torch.Tensor], literals: tuple, kinds: str, fast: bool):
     """One operation on tensors, as a kernel's modification would compute it."""
-    variables = [aux(i, kind) for i, kind in enumerate(kinds[: len(given)])]
+    variables = [aux(i, kind) for i, kind in enumerate(kinds[: len(inputs)])]
     terms = emitted([call(name, *variables, *literals)], emit.PLAIN, fast)
 
     def leaf(node):
         if not node.is_const:
-            return given[node.value]
+            return inputs[node.value]
         return torch.tensor(node.value, dtype=torch.float32 if node.kind == "f" else None)
 
     return fold(terms, leaf, emit.emitter(fast))[0]
@@ -97,27 +97,27 @@ CASES = [
 OF_REALS = [case for case in CASES if set(case[2]) == {"f"}]
 
 
-def label(given: str | tuple) -> str:
-    return given if isinstance(given, str) else ",".join(map(str, given))
+def label(inputs: str | tuple) -> str:
+    return inputs if isinstance(inputs, str) else ",".join(map(str, inputs))
 
 
 @pytest.mark.parametrize("form, name, kinds, literals", CASES, ids=label)
 def test_every_operation(form: str, name: str, kinds: str, literals: tuple):
     fast = form == "fast"
-    given = operands(kinds[: len(kinds) - len(literals)])
+    inputs = operands(kinds[: len(kinds) - len(literals)])
     if name == "float":
-        want = given[0].float()
+        want = inputs[0].float()
     else:
-        want = OPS[name].torch(*given, *literals)
-    got = value(name, given, literals, kinds, fast)
+        want = OPS[name].torch(*inputs, *literals)
+    got = value(name, inputs, literals, kinds, fast)
     if not want.is_floating_point():
         assert torch.equal(got.to(want.dtype), want)
         return
     allowed = 1e-5 * want.abs().clamp(min=1.0)
     if fast:  # exp grows beyond the rule, and is held to fp32's own precision of x·log2(e)
-        allowed = 2.0**-10 * given[0].abs().clamp(min=1.0) + 2.0**-18 * want.abs()
+        allowed = 2.0**-10 * inputs[0].abs().clamp(min=1.0) + 2.0**-18 * want.abs()
     same = (got == want) | (got.isnan() & want.isnan()) | ((got - want).abs() <= allowed)
-    assert same.all(), f"at {given[0][~same][:5]}: {got[~same][:5]}, not {want[~same][:5]}"
+    assert same.all(), f"at {inputs[0][~same][:5]}: {got[~same][:5]}, not {want[~same][:5]}"
 
 
 def test_what_is_emitted_are_operations():
@@ -136,9 +136,9 @@ def test_integers_have_no_fast_form(monkeypatch: pytest.MonkeyPatch):
     index = call("minimum", call("maximum", call("sub", INDEX["q_idx"], 5), 0), INDEX["kv_idx"])
     leaves = {INDEX["q_idx"]: torch.arange(9)[:, None], INDEX["kv_idx"]: torch.arange(4)}
     leaf = lambda node: torch.tensor(node.value) if node.is_const else leaves[node]
-    (found,) = fold(emitted([index], emit.PLAIN, True), leaf, emit.emitter(fast=True))
+    (result,) = fold(emitted([index], emit.PLAIN, True), leaf, emit.emitter(fast=True))
     want = (leaves[INDEX["q_idx"]] - 5).clamp(min=0).minimum(leaves[INDEX["kv_idx"]])
-    assert torch.equal(found, want)
+    assert torch.equal(result, want)
 
 
 SPECIALS = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40]
@@ -151,13 +151,13 @@ def test_special_values(form: str, name: str, kinds: str, literals: tuple):
     if name == "gelu":  # torch's own is NaN at infinity on a CPU, and right on a GPU
         points = points[~points.isinf()]
     count = len(kinds) - len(literals)
-    given = list(torch.cartesian_prod(*[points] * count).T) if count > 1 else [points]
-    want = OPS[name].torch(*given, *literals)
-    got = value(name, given, literals, kinds, form == "fast")
-    assert torch.equal(got.isnan(), want.isnan()), given[0][got.isnan() != want.isnan()]
+    arguments = list(torch.cartesian_prod(*[points] * count).T) if count > 1 else [points]
+    want = OPS[name].torch(*arguments, *literals)
+    got = value(name, arguments, literals, kinds, form == "fast")
+    assert torch.equal(got.isnan(), want.isnan()), arguments[0][got.isnan() != want.isnan()]
     infinite = want.isinf()
-    assert torch.equal(got[infinite], want[infinite]), given[0][infinite]
-    assert torch.equal(got.isinf(), infinite), given[0][got.isinf() != infinite]
+    assert torch.equal(got[infinite], want[infinite]), arguments[0][infinite]
+    assert torch.equal(got.isinf(), infinite), arguments[0][got.isinf() != infinite]
 
 
 FAST_PROGRAMS = {

@@ -1,6 +1,8 @@
 """What is compiled before a graph is lowered: the forward, and the backward that follows."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,25 +15,34 @@ from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.lowerings import cpu
 from gdpa_inductor.ops import ATTENTION, BACKWARD
 
+from .operators import uncompiled
+
 OPTIONS = {"gdpa.profit": False}
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list:
     """What was begun or lowered, in order."""
-    found: list = []
+    results: list = []
 
-    def lowered(run):
-        return lambda call: (found.append(("lowered", call.signature, ())), run(call))[1]
-
-    watched = dataclasses.replace(
-        cpu.BACKEND,
-        precompile=lambda call: found.append(("begun", call.signature, call.needs)),
-        lower=lowered(cpu.BACKEND.lower),
-        lower_backward=lowered(cpu.BACKEND.lower_backward),
+    watch(
+        monkeypatch,
+        lambda call: results.append(("begun", call.signature, call.needs)),
+        lambda call: results.append(("lowered", call.signature, ())),
     )
+    return results
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, begun: Callable, lowered: Callable) -> None:
+    """Of the CPU's backend, what is begun and what is lowered; nothing is compiled."""
+    backend = uncompiled(cpu.BACKEND)
+
+    def lower(call):
+        lowered(call)
+        return backend.lower(call)
+
+    watched = dataclasses.replace(backend, precompile=begun, lower=lower, lower_backward=lower)
     monkeypatch.setattr(cpu, "BACKEND", watched)
-    return found
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -39,22 +50,11 @@ def test_what_begins_is_what_is_lowered(monkeypatch, autocast: bool):
     """The configurations of CuTe kernels, which a CPU has none of, for a layer with a bias."""
     guesses: dict[str, set] = {"begun": set(), "lowered": set()}
 
-    def noted(what, run):
-        def call(given):
-            config = precompile.guess(given.fakes.operands, Sm90Config, True, True)
-            guesses[what].add((config, given.backward, *given.needs))
-            return run(given)
+    def note(what, call):
+        config = precompile.guess(call.fakes.operands, Sm90Config, True, True)
+        guesses[what].add((config, call.backward, *call.needs))
 
-        return call
-
-    known = cpu.BACKEND
-    watched = dataclasses.replace(
-        known,
-        precompile=noted("begun", known.precompile),
-        lower=noted("lowered", known.lower),
-        lower_backward=noted("lowered", known.lower_backward),
-    )
-    monkeypatch.setattr(cpu, "BACKEND", watched)
+    watch(monkeypatch, *(functools.partial(note, what) for what in guesses))
     torch._dynamo.reset()
     layer = torch.compile(Layer(64, 2, 48), backend=gdpa_backend, options=OPTIONS)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -69,8 +69,8 @@ def attend(query, key, value, bias):
 
 def operands(learned: bool) -> list[torch.Tensor]:
     torch._dynamo.reset()
-    given = [torch.randn(2, 2, 64, 16, requires_grad=True) for _ in range(3)]
-    return [*given, torch.randn(2, 64, 64, requires_grad=learned)]
+    arguments = [torch.randn(2, 2, 64, 16, requires_grad=True) for _ in range(3)]
+    return [*arguments, torch.randn(2, 64, 64, requires_grad=learned)]
 
 
 def compiled(**options):
@@ -104,8 +104,8 @@ def test_both_begin_before_the_rewrite_is_judged(calls, monkeypatch):
 def test_what_the_judge_rejects_was_begun_for_nothing(calls, monkeypatch):
     verdict = judge.Verdict("it is another function", invalid=True)
     monkeypatch.setattr(judge, "validate", lambda *_: verdict)
-    given = operands(True)
-    torch.testing.assert_close(compiled()(*given), attend(*given))
+    inputs = operands(True)
+    torch.testing.assert_close(compiled()(*inputs), attend(*inputs))
     assert {what for what, *_ in calls} == {"begun"}
 
 
@@ -139,10 +139,10 @@ def test_what_fails_early_is_in_nobodys_way(monkeypatch):
     def broken(call) -> None:
         raise OSError("no processes")
 
-    monkeypatch.setattr(cpu, "BACKEND", dataclasses.replace(cpu.BACKEND, precompile=broken))
-    given = operands(True)
-    found = compiled(**{"gdpa.strict": True})(*given)
-    torch.testing.assert_close(found, attend(*given))
+    monkeypatch.setattr(cpu, "BACKEND", uncompiled(cpu.BACKEND, precompile=broken))
+    inputs = operands(True)
+    result = compiled(**{"gdpa.strict": True})(*inputs)
+    torch.testing.assert_close(result, attend(*inputs))
 
 
 def test_the_reference_has_nothing_to_begin(calls, caplog):

@@ -79,8 +79,8 @@ def test_the_error_rule_holds(name: str, dtype: torch.dtype, way: str):
     eager, exact = by_torch(score), by_torch(score.detach().double().requires_grad_())
     terms = (program.weight, program.gradients.score)
     for i, direction in enumerate(("forward", "backward")):
-        found, _ = in_kernel(terms[i], program, score.detach(), grad, way, dtype != torch.float32)
-        fault = error_of(found, eager[i], exact[i], direction=direction)
+        result, _ = in_kernel(terms[i], program, score.detach(), grad, way, dtype != torch.float32)
+        fault = error_of(result, eager[i], exact[i], direction=direction)
         assert fault is None, f"{direction}: {fault}"
 
 

@@ -5,11 +5,18 @@ import torch
 import torch.nn.functional as F
 
 from gdpa_inductor import look_up
-from gdpa_inductor.lowerings import tables
+from gdpa_inductor.lowerings import cpu, tables
 from tests.operands import generator_of
+
+from .operators import uncompiled
 
 B, H, N, D, T = 2, 2, 48, 16, 5
 OPTIONS = {"gdpa.profit": False, "gdpa.expect": 1}
+
+
+@pytest.fixture(autouse=True)
+def without_kernels_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "BACKEND", uncompiled(cpu.BACKEND))
 
 
 def operands(n: int = N) -> list[torch.Tensor]:
@@ -27,15 +34,15 @@ def attention(form):
     return function
 
 
-def gradient(function, given):
-    output = function(*given)
+def gradient(function, inputs):
+    output = function(*inputs)
     direction = torch.randn(output.shape, generator=generator_of(1)).to(output.dtype)
-    return torch.autograd.grad(output, given[3], direction)[0]
+    return torch.autograd.grad(output, inputs[3], direction)[0]
 
 
-def exact(form, given):
-    wide = [x.detach().double().requires_grad_() for x in given[:4]]
-    return gradient(attention(form), [*wide, given[4]])
+def exact(form, inputs):
+    wide = [x.detach().double().requires_grad_() for x in inputs[:4]]
+    return gradient(attention(form), [*wide, inputs[4]])
 
 
 def each_sample(table, places):
@@ -65,26 +72,26 @@ def scaled(table, places):
 )  # fmt: skip
 def test_what_the_kernel_is_given(form, terms, monkeypatch):
     """Gradients in 16 bits as they lie in memory, if they do. Else in fp32."""
-    asked = []
+    requests = []
 
     def sums(grad, index, size):
         assert grad.is_contiguous() and index.is_contiguous()
-        asked.append((grad.dtype, index.dtype, tuple(grad.shape), index.numel(), size))
+        requests.append((grad.dtype, index.dtype, tuple(grad.shape), index.numel(), size))
         return torch.ops.gdpa.table_sums(grad, index, size)
 
     monkeypatch.setattr(tables, "_has_kernel", lambda *_: True)
     monkeypatch.setattr(tables.tables, "precompile_sums", lambda *_: None)
     monkeypatch.setattr(tables, "kernel", lambda: sums)
-    given = operands()
+    inputs = operands()
     torch._dynamo.reset()
     with torch._inductor.config.patch(force_disable_caches=True):
-        found = gradient(torch.compile(attention(form), backend="gdpa", options=OPTIONS), given)
+        result = gradient(torch.compile(attention(form), backend="gdpa", options=OPTIONS), inputs)
     rows = N * N if form is a_head_each else B * N * N
     columns, size = (H, T) if form is a_head_each else (1, T * H if form is two_indices else T)
-    ((dtype, _, *sizes),) = asked
+    ((dtype, _, *sizes),) = requests
     assert (dtype, *sizes) == (terms, (columns, rows), rows, size)
-    wanted = exact(form, given)
-    assert (found.double() - wanted).norm() <= 1e-2 * wanted.norm()
+    wanted = exact(form, inputs)
+    assert (result.double() - wanted).norm() <= 1e-2 * wanted.norm()
 
 
 @pytest.mark.parametrize("form", [each_sample, a_head_each, two_indices])
@@ -93,10 +100,10 @@ def test_what_is_generated(form):
     compiled = torch.compile(attention(form), backend="gdpa", options=OPTIONS, dynamic=True)
     torch._dynamo.reset()
     for n in (N, N + 3):
-        given = operands(n)
-        found = gradient(compiled, given)
-        wanted = exact(form, given)
-        assert (found.double() - wanted).norm() <= 1e-2 * wanted.norm()
+        inputs = operands(n)
+        result = gradient(compiled, inputs)
+        wanted = exact(form, inputs)
+        assert (result.double() - wanted).norm() <= 1e-2 * wanted.norm()
 
 
 def test_a_table_of_a_size_that_varies():
@@ -113,8 +120,8 @@ def test_a_table_of_a_size_that_varies():
     torch._dynamo.reset()
     table = torch.randn(10, dtype=torch.float64, requires_grad=True)
     for n in (64, 72):
-        given = [*(torch.randn(B, H, n, 8, dtype=torch.float64) for _ in range(3)), table]
-        torch.testing.assert_close(gradient(compiled, given), gradient(function, given))
+        arguments = [*(torch.randn(B, H, n, 8, dtype=torch.float64) for _ in range(3)), table]
+        torch.testing.assert_close(gradient(compiled, arguments), gradient(function, arguments))
 
 
 def test_small_tables_get_copies():

@@ -80,9 +80,9 @@ def cta(
 
 
 def execute(body: str, arrays: Sequence[np.ndarray] = (), **options: object) -> Cta:
-    made = cta(body, arrays, **options)
-    made.run()
-    return made
+    value = cta(body, arrays, **options)
+    value.run()
+    return value
 
 
 def per_lane(source: int, size: int, register: str) -> str:

@@ -153,16 +153,42 @@ def test_a_kernel_must_wait_for_all_that_it_began(schedule):
         pipeline(changed("cp.async.bulk.wait_group 0;", ""), schedule=schedule)
 
 
-def test_an_arrival_too_many_is_found():
-    text = """
-    mov.b32 %r3, 1; mov.b32 %r4, 40; mov.u32 %r2, %laneid;
-    setp.ne.u32 %p1, %r2, 0; @%p1 bra READY;
-    mbarrier.init.shared.b64 [%r299], %r4;
-    READY:
-    mbarrier.arrive.shared.b64 %rd1, [%r299], 3;
-    """
-    with pytest.raises(EmulatorError, match=r"3 arrivals by warp 0, 1 pending in this phase"):
-        execute(text)
+COUNT = "mov.u32 %r298, %tid.x; setp.lt.u32 %p1, %r298, 32; selp.b32 %r1, 64, 96, %p1;"
+WRONG = {  # of two warps, and what is said of it
+    "an arrival too many": (
+        """
+        mov.b32 %r3, 1; mov.b32 %r4, 40; mov.u32 %r2, %laneid;
+        setp.ne.u32 %p1, %r2, 0; @%p1 bra READY;
+        mbarrier.init.shared.b64 [%r299], %r4;
+        READY:
+        bar.sync 0;
+        mbarrier.arrive.shared.b64 %rd1, [%r299], 3;
+        """,
+        r"3 arrivals by warp \d, 1 pending in this phase",
+    ),
+    "two counts of a named barrier": (
+        COUNT + "bar.sync 1, %r1;", r"bar 1: (64|96) threads expected here"
+    ),
+    "a count that is never reached": ("bar.sync 1, 96;", r"bar 1 \(64 of 96 threads arrived\)"),
+    "a number of no named barrier": ("bar.sync 16, 64;", "bar 16"),
+    "a poll that nobody answers": (
+        """
+        LOOP: ld.global.acquire.gpu.b32 %r1, [%rd90]; setp.eq.u32 %p1, %r1, 0; @%p1 bra LOOP;
+        """,
+        "waits for something it polls",
+    ),
+    "an uninitialised mbarrier": (
+        "mov.b32 %r1, 1; mbarrier.arrive.shared.b64 %rd1, [%r299+64], %r1;",
+        r"no mbarrier was initialised at shared\+0x40",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_use_of_barriers(name):
+    text, message = WRONG[name]
+    with pytest.raises(EmulatorError, match=message):
+        execute(text, [np.zeros(1, np.uint32)], threads=64)
 
 
 def test_a_deadlock_names_who_waits_for_what():
@@ -172,16 +198,6 @@ def test_a_deadlock_names_who_waits_for_what():
     assert text.startswith("deadlock in CTA (0, 0, 0)\n")
     assert "warp 0 at PTX line" in text
     assert "mbarrier shared+0x10 (phase 0, pending 32 of 32, 0 bytes outstanding), parity 0" in text
-
-
-def test_a_mismatch_of_a_named_barrier():
-    count = "mov.u32 %r298, %tid.x; setp.lt.u32 %p1, %r298, 32; selp.b32 %r1, 64, 96, %p1;"
-    with pytest.raises(EmulatorError, match=r"bar 1: (64|96) threads expected here"):
-        execute(count + "bar.sync 1, %r1;", threads=64)
-    with pytest.raises(EmulatorError, match=r"bar 1 \(64 of 96 threads arrived\)"):
-        execute("bar.sync 1, 96;", threads=64)
-    with pytest.raises(EmulatorError, match="bar 16"):
-        execute("bar.sync 16, 64;", threads=64)
 
 
 EXCHANGE = """
@@ -226,22 +242,6 @@ def test_producers_may_arrive_without_waiting():
         out = np.zeros(1, np.uint32)
         execute(text, [out], threads=64, schedule=schedule)
         assert out[0] == 7
-
-
-def test_a_poll_that_nobody_answers_is_a_deadlock():
-    text = """
-    LOOP:
-    ld.global.acquire.gpu.b32 %r1, [%rd90];
-    setp.eq.u32 %p1, %r1, 0;
-    @%p1 bra LOOP;
-    """
-    with pytest.raises(EmulatorError, match=r"waits for something it polls"):
-        execute(text, [np.zeros(1, np.uint32)])
-
-
-def test_an_uninitialised_mbarrier():
-    with pytest.raises(EmulatorError, match=r"no mbarrier was initialised at shared\+0x40"):
-        execute("mov.b32 %r1, 1; mbarrier.arrive.shared.b64 %rd1, [%r299+64], %r1;")
 
 
 def test_a_peek_may_fail_and_try_again():

@@ -125,13 +125,13 @@ barrier.cluster.arrive; barrier.cluster.wait;
 def test_a_tile_comes_for_all_ctas_of_a_cluster(schedule):
     source, out = aligned((2, 32), "i4"), np.zeros((2, 64), np.int32)
     source[...] = np.arange(64).reshape(2, 32) + 1
-    given = {"maps": [tensor_map(source, (32, 1))], "cluster": 2, "schedule": schedule}
-    execute(CAST.format(ctas=3), [source, out], **given)
+    options = {"maps": [tensor_map(source, (32, 1))], "cluster": 2, "schedule": schedule}
+    execute(CAST.format(ctas=3), [source, out], **options)
     assert (out == source.reshape(-1)).all()
     with pytest.raises(EmulatorError, match="deadlock"):
-        execute(CAST.format(ctas=1), [source, out], **given)
+        execute(CAST.format(ctas=1), [source, out], **options)
     with pytest.raises(EmulatorError, match="a CTA that the cluster lacks"):
-        execute(CAST.format(ctas=7), [source, out], **given)
+        execute(CAST.format(ctas=7), [source, out], **options)
 
 
 @pytest.mark.parametrize(

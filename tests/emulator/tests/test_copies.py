@@ -30,7 +30,7 @@ mbarrier.try_wait.parity.shared.b64 %p2, [%r299], %r2, 10000000;
 
 def tensor_map(array: np.ndarray, box: tuple[int, ...], swizzle: int = 0) -> TensorMap:
     """box: innermost first."""
-    made = TensorMap(
+    value = TensorMap(
         address=array.ctypes.data,
         dtype=array.dtype,
         extents=array.shape[::-1],
@@ -38,8 +38,8 @@ def tensor_map(array: np.ndarray, box: tuple[int, ...], swizzle: int = 0) -> Ten
         box=box,
         swizzle=swizzle,
     )
-    made.check()
-    return made
+    value.check()
+    return value
 
 
 def aligned(shape: tuple[int, ...], dtype: str, fill: float = 0) -> np.ndarray:
@@ -54,8 +54,8 @@ def aligned(shape: tuple[int, ...], dtype: str, fill: float = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
 def test_tiles_are_swizzled_on_absolute_addresses(swizzle):
-    found = granules_of(4096, swizzle, 2048)
-    for i, granule in enumerate(found):
+    result = granules_of(4096, swizzle, 2048)
+    for i, granule in enumerate(result):
         address = 2048 + 16 * i
         mask = max(swizzle // 16 - 1, 0)
         assert granule == (address ^ ((address >> 7 & mask) << 4)) >> 4
@@ -285,8 +285,8 @@ def test_impossible_tensor_maps(change, message):
 def test_leaves_of_one_dimension_are_merged():
     """Modes (4, 3) with strides (1, 4) advance dimension 0 together: 12 contiguous elements."""
     shape = Shape(np.dtype("u2"), (8, 1), 0, ((1, 0), (4, 0), (1, 1), (0, 0)))
-    found = shape.bind(64, [4, 3, 5, 7], [1, 4, 16, 0])
-    assert (found.extents, found.strides) == ((12, 5), (2, 32))
+    result = shape.bind(64, [4, 3, 5, 7], [1, 4, 16, 0])
+    assert (result.extents, result.strides) == ((12, 5), (2, 32))
 
 
 def test_the_box_is_what_one_copy_can_move():

@@ -62,11 +62,11 @@ def layout(span: int, mn_major: bool, rows: int):
 def test_operand_layouts(span, mn_major):
     rows = 64
     place, leading, stride = layout(span, mn_major, rows)
-    found = operand_granules(descriptor(BASE, leading, stride, span), rows, mn_major)
+    result = operand_granules(descriptor(BASE, leading, stride, span), rows, mn_major)
     for row in range(rows):
         for k in range(16):
             address = swizzled(BASE + place(row, k, span, rows), span)
-            granule = found[row // 8, k] if mn_major else found[row, k // 8]
+            granule = result[row // 8, k] if mn_major else result[row, k // 8]
             assert granule == address >> 4, (row, k)
 
 
@@ -139,8 +139,8 @@ def test_a_product_of_an_operand_in_tensor_memory():
 
 
 def test_the_instruction_descriptor():
-    found = Form.decode(form(128, 256, "bf16", "f16", True, False, True))
-    assert found == Form(128, 256, "bf16", "f16", True, False, True)
+    result = Form.decode(form(128, 256, "bf16", "f16", True, False, True))
+    assert result == Form(128, 256, "bf16", "f16", True, False, True)
     with pytest.raises(ValueError, match="shape 128 x 8"):
         Form.decode(form(128, 8, "f16", "f16", False, False))
     with pytest.raises(NotImplementedError, match="accumulators"):
@@ -258,28 +258,22 @@ def test_wrong_use_of_tensor_memory(body, message):
         with_tensor_memory(body)
 
 
-@pytest.mark.parametrize("columns, message", [(48, "alloc of 48"), (16, "alloc of 16")])
-def test_wrong_allocations(columns, message):
+ALLOC = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r299], {};"
+
+
+@pytest.mark.parametrize("text, message", [
+    (ALLOC.format(48), "alloc of 48"),
+    (ALLOC.format(16), "alloc of 16"),
+    (ALLOC.format(32), "32 columns of tensor memory are still allocated"),
+    ("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;" + ALLOC.format(32),
+     "after relinquish"),
+    ("mov.b32 %r1, 0; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 32;",
+     r"dealloc of columns \[0, 32\)"),
+    (2 * ALLOC.format(512), "deadlock"),  # the second waits for room
+])  # fmt: skip
+def test_wrong_allocations(text, message):
     with pytest.raises(EmulatorError, match=message):
-        with_tensor_memory("", columns=columns)
-
-
-def test_tensor_memory_must_be_released():
-    alloc = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r299], 32;"
-    with pytest.raises(EmulatorError, match="32 columns of tensor memory are still allocated"):
-        cta(alloc).run()
-    relinquished = "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;" + alloc
-    with pytest.raises(EmulatorError, match="after relinquish"):
-        cta(relinquished).run()
-    free = "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 32;"
-    with pytest.raises(EmulatorError, match=r"dealloc of columns \[0, 32\)"):
-        cta("mov.b32 %r1, 0;" + free).run()
-
-
-def test_a_second_allocation_waits_for_room():
-    alloc = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r299], 512;"
-    with pytest.raises(EmulatorError, match="deadlock"):
-        cta(alloc + alloc).run()
+        cta(text).run()
 
 
 def test_fresh_tensor_memory_is_nan():

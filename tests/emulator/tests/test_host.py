@@ -38,11 +38,11 @@ def test_dynamic_shapes_reach_the_tensor_map(doubled, rows, columns, stride):
     assert torch.equal(y, 2 * x)
     assert report.warnings == []
     assert report.counts["copies"] == 3 * -(-rows // 8) * -(-columns // 32)
-    found = [m for m in LEDGER.maps.values() if m.address == x.data_ptr()][-1]
-    assert found.dtype == np.dtype("f4")
-    assert (found.box, found.swizzle) == ((32, 8), 0)
-    assert found.extents == (columns, rows)
-    assert rows == 1 or found.strides == (4, 4 * stride)
+    result = [m for m in LEDGER.maps.values() if m.address == x.data_ptr()][-1]
+    assert result.dtype == np.dtype("f4")
+    assert (result.box, result.swizzle) == ((32, 8), 0)
+    assert result.extents == (columns, rows)
+    assert rows == 1 or result.strides == (4, 4 * stride)
 
 
 def test_memory_that_is_not_given_is_a_fault(doubled):

@@ -115,14 +115,14 @@ def check(opcode: str, definition: tuple) -> None:
     shifts = opcode.startswith(("sh", "bfe"))
     values = [draw(kind, i, generator, shifts) for i, kind in enumerate(ins)]
     ulps = 2 if opcode.startswith(APPROXIMATE) and out == "f32" else 0
-    for operands, found in zip(zip(*values), computed(opcode, out, ins, values)):
+    for operands, output in zip(zip(*values), computed(opcode, out, ins, values)):
         expected = function(*operands)
         if out[0] in "us":
             expected = wrap(expected, out)
         if opcode.endswith(("x2", "x2.f32")) and out == "u32":
-            assert halves_agree(opcode, found, expected), (opcode, operands, found, expected)
+            assert halves_agree(opcode, output, expected), (opcode, operands, output, expected)
         else:
-            assert same(found, expected, ulps), (opcode, operands, found, expected)
+            assert same(output, expected, ulps), (opcode, operands, output, expected)
 
 
 def halves_agree(opcode: str, found: int, expected: int) -> bool:
@@ -183,7 +183,7 @@ def test_a_load_fills_a_register_that_is_wider(kind: str, width: int):
         per_lane(1, 8, "%rd50"), f"st.global.b{width} [%rd50], {register};",
     ])  # fmt: skip
     stored = np.frombuffer(np.random.default_rng(0).bytes(LANES * size), f"u{size}").copy()
-    found = np.zeros(LANES, np.uint64)
-    execute(body, [stored, found], threads=LANES)
+    output = np.zeros(LANES, np.uint64)
+    execute(body, [stored, output], threads=LANES)
     wide = stored.view(f"i{size}") if kind[0] == "s" else stored
-    assert (found == wide.astype(np.int64).view(np.uint64) & np.uint64((1 << width) - 1)).all()
+    assert (output == wide.astype(np.int64).view(np.uint64) & np.uint64((1 << width) - 1)).all()

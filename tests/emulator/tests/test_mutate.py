@@ -66,8 +66,8 @@ def test_every_kind_of_change_is_made(subject):
 
 def test_only_comparisons_that_mask_are_masks(subject):
     """Not those of loops, nor those that choose a role."""
-    found = masking(subject.kernel)
-    texts = [i.operands for block in subject.kernel.blocks for i in block if id(i) in found]
+    result = masking(subject.kernel)
+    texts = [i.operands for block in subject.kernel.blocks for i in block if id(i) in result]
     assert texts == [["%p6", "%r2", "20"], ["%p7", "%r2", "24"]]
 
 
@@ -75,8 +75,8 @@ def test_no_mutant_is_selected_at_first(subject):
     sums = subject.source.sum(0) * (np.arange(32) < 20)
     expected = np.where(np.arange(32) < 24, sums, -1).astype("f4")
     for schedule in SCHEDULES:
-        found = np.frombuffer(subject.run(schedule), "f4")
-        assert (found == np.concatenate([sums, expected])).all()
+        result = np.frombuffer(subject.run(schedule), "f4")
+        assert (result == np.concatenate([sums, expected])).all()
 
 
 def test_every_mutant_of_a_tight_pipeline_is_caught(subject):

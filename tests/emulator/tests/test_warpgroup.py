@@ -47,12 +47,12 @@ def matrices(seed: int = 0) -> list[np.ndarray]:
 def sums_of(out: np.ndarray) -> np.ndarray:
     """[64, N] of a warpgroup, as the PTX manual draws it: thread t has two neighbouring columns of
     rows t % 32 // 4 and that plus 8, in the 16 rows of its warp."""
-    made = np.zeros((64, N), np.float32)
+    tensor = np.zeros((64, N), np.float32)
     for thread in range(128):
         for i in range(N // 2):
             row = thread // 32 * 16 + thread % 32 // 4 + 8 * (i // 2 % 2)
-            made[row, i // 4 * 8 + thread % 4 * 2 + i % 2] = out[thread, i]
-    return made
+            tensor[row, i // 4 * 8 + thread % 4 * 2 + i % 2] = out[thread, i]
+    return tensor
 
 
 def fragments_of(a: np.ndarray, dtype: str) -> np.ndarray:
@@ -96,14 +96,14 @@ def test_products_of_an_operand_in_registers(dtype):
     """Two warpgroups, each with its own."""
     both, (_, b) = [matrices(seed)[0] for seed in (1, 2)], matrices()
     out = np.zeros((256, N // 2), np.float32)
-    given = np.concatenate([fragments_of(a, dtype) for a in both])
+    arguments = np.concatenate([fragments_of(a, dtype) for a in both])
     probe = cta("", shared_bytes=96 * 1024)
     word = laid(probe, BASE, b, dtype, 128, False)
     text = PRODUCT.format(
         a=0, b=word, dtype=dtype, sums=SUMS, first="{%r80, %r81, %r82, %r83}", majors="0",
         store="\n".join(OWN),
     )  # fmt: skip
-    machine = cta(text, [out, given], threads=256, shared_bytes=96 * 1024)
+    machine = cta(text, [out, arguments], threads=256, shared_bytes=96 * 1024)
     machine.shared.bytes[:] = probe.shared.bytes
     machine.run()
     for i, a in enumerate(both):
@@ -167,10 +167,10 @@ def test_other_forms_are_refused(opcode):
         execute(opcode)
 
 
-def through_shared(form: str, rows: int, given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def through_shared(form: str, rows: int, inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """What stmatrix puts into the rows that lanes name, and what ldmatrix gets from there. rows:
     exclusive or of the offset of each lane's row."""
-    stored, out = np.zeros_like(given), np.zeros_like(given)
+    stored, out = np.zeros_like(inputs), np.zeros_like(inputs)
     execute(
         f"""
         mov.u32 %r298, %tid.x;
@@ -185,7 +185,7 @@ def through_shared(form: str, rows: int, given: np.ndarray) -> tuple[np.ndarray,
         ldmatrix.sync.aligned.m8n8.x4{form}.shared.b16 {{%r30, %r31, %r32, %r33}}, [%r10];
         st.global.v4.b32 [%rd3], {{%r30, %r31, %r32, %r33}};
         """,
-        [given, stored, out],
+        [inputs, stored, out],
     )
     return stored, out
 
@@ -193,23 +193,23 @@ def through_shared(form: str, rows: int, given: np.ndarray) -> tuple[np.ndarray,
 def test_matrices_are_stored_and_loaded():
     """By the PTX manual lane l holds words l % 4 of row l // 4 of each 8 x 8 matrix. The rows that
     lanes name lie here in reverse."""
-    given = np.arange(128, dtype=np.uint32).reshape(32, 4)
-    rows, out = through_shared("", 496, given)
-    assert (out == given).all()
+    arguments = np.arange(128, dtype=np.uint32).reshape(32, 4)
+    rows, out = through_shared("", 496, arguments)
+    assert (out == arguments).all()
     for matrix in range(4):
         for row in range(8):
-            assert (rows[8 * matrix + row] == given[4 * row : 4 * row + 4, matrix]).all()
+            assert (rows[8 * matrix + row] == arguments[4 * row : 4 * row + 4, matrix]).all()
 
 
 def test_matrices_are_transposed():
     """By the PTX manual the word of lane l then holds rows 2 (l % 4) and the next, of column l // 4
     of the matrix in shared memory."""
-    given = np.arange(256, dtype=np.uint16).reshape(32, 8)
-    rows, out = through_shared(".trans", 0, given)
-    assert (out == given).all()
+    arguments = np.arange(256, dtype=np.uint16).reshape(32, 8)
+    rows, out = through_shared(".trans", 0, arguments)
+    assert (out == arguments).all()
     for matrix, lane, number in itertools.product(range(4), range(32), range(2)):
         row, column = 2 * (lane % 4) + number, lane // 4
-        assert rows[8 * matrix + row, column] == given[lane, 2 * matrix + number]
+        assert rows[8 * matrix + row, column] == arguments[lane, 2 * matrix + number]
 
 
 def test_matrices_are_of_whole_warps():
