@@ -223,5 +223,8 @@ def in_fp32(weight: Expr) -> Expr:
     }
     if not known:
         return weight
-    leaf = lambda node: known.get(node, node)
+
+    def leaf(node: Expr) -> Expr:
+        return known.get(node, node)
+
     return fold([weight], leaf, lambda node, args: call(node.op, *args))[0]
