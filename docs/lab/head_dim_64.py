@@ -9,7 +9,7 @@ import torch
 from triton.testing import do_bench
 
 from gdpa_inductor.kernels.cute import launch
-from gdpa_inductor.kernels.cute.plan import build_plan
+from gdpa_inductor.kernels.cute.plan import plan_of
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.operands import Operands
 from gdpa_inductor.program.factors import factored
@@ -55,7 +55,7 @@ def main() -> None:
     for dim in (64, 128):
         for batch, length in SHAPES:
             o, found = operands(batch, length, dim), {name: [] for name in names}
-            plans = {name: build_plan(o, True, True, kind) for name, kind in FORMS.items()}
+            plans = {name: plan_of(o, True, True, kind) for name, kind in FORMS.items()}
             outputs = [launch.forward(o, plan=plan) for plan in plans.values()]
             assert all(torch.equal(outputs[0], x) for x in outputs)
             for turn in range(TURNS):

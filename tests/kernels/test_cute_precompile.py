@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 pytest.importorskip("cutlass")
 
 from gdpa_inductor._compat import inductor
-from gdpa_inductor.kernels.cute import disk, launch, launcher, plan, precompile
+from gdpa_inductor.kernels.cute import disk, launch, plan, precompile
 from gdpa_inductor.kernels.cute.backward import launch as backward
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
@@ -218,7 +218,7 @@ def test_lowering_goes_on_where_asking_fails(monkeypatch) -> None:
 def test_the_process_that_compiles_searches_no_old_objects(monkeypatch) -> None:
     """Importing cutlass and tracing took a fifth of their time to look for garbage in torch."""
     counts = []
-    monkeypatch.setattr(launcher, "object_file", lambda *_: counts.append(gc.get_freeze_count()))
+    monkeypatch.setattr(disk, "kernel_file", lambda *_: counts.append(gc.get_freeze_count()))
     gc.unfreeze()
     try:
         precompile._keep("launch", Sm90Config("bfloat16", 64, 64, "relu(s)"))
@@ -241,11 +241,11 @@ if __name__ == "__main__":
     config = Sm90Config("bfloat16", 64, 64, "relu(s)")
     precompile.forward(config)
     assert "cutlass" not in sys.modules
-    from gdpa_inductor.kernels.cute import launch, launcher
+    from gdpa_inductor.kernels.cute import disk, launch
 
     precompile.finish("launch", config)
     launch.compiled = never
-    assert launcher.object_file("launch", config) is not None
+    assert disk.kernel_file("launch", config) is not None
 """
 
 

@@ -11,13 +11,14 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import importlib
 import importlib.metadata
 import logging
 import os
 import platform
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,15 @@ def object_file(make: Callable[[], Any], *parts: Any) -> bytes:
         if place is not None:
             _store(place, content)
     return content
+
+
+def kernel_file(module: str, *arguments: Hashable) -> bytes:
+    """The object file of the kernel that `compiled(*arguments)` of a module here compiles."""
+
+    def compiled() -> Any:
+        return importlib.import_module(f"{__package__}.{module}").compiled(*arguments)
+
+    return object_file(compiled, module, *arguments)
 
 
 def described(part: Any) -> str:

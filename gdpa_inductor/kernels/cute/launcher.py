@@ -13,11 +13,9 @@ of these GPUs are little-endian.
 
 import ctypes
 import functools
-import importlib
 import struct
 import threading
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 from . import disk, precompile
 from .backward.roots import terms_of
@@ -99,19 +97,10 @@ class WordLauncher:
             self.run()
 
 
-def object_file(module: str, *arguments: Hashable) -> bytes:
-    """The object file of the kernel that `compiled(*arguments)` of a module here compiles."""
-
-    def compiled() -> Any:
-        return importlib.import_module(f"{__package__}.{module}").compiled(*arguments)
-
-    return disk.object_file(compiled, module, *arguments)
-
-
 def load(module: str, *arguments: Hashable) -> Kernel:
-    """The kernel of `object_file`, once a worker that compiles it has ended."""
+    """The kernel of `disk.kernel_file`, once a worker that compiles it has ended."""
     precompile.finish(module, *arguments)
-    return Kernel(object_file(module, *arguments))
+    return Kernel(disk.kernel_file(module, *arguments))
 
 
 @functools.cache

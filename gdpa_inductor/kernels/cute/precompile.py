@@ -52,7 +52,7 @@ def table(*arguments: Hashable) -> None:
 
 
 def _request(module: str, *arguments: Hashable) -> None:
-    """Have a worker compile a kernel (`launcher.object_file`), once, unless it is on disk."""
+    """Have a worker compile a kernel (`disk.kernel_file`), once, unless it is on disk."""
     key = (module, *arguments)
     if key not in _FUTURES and disk.keeps() and not disk.has(*key):
         _FUTURES[key] = inductor.in_background(_keep, *key)
@@ -61,10 +61,8 @@ def _request(module: str, *arguments: Hashable) -> None:
 def _keep(module: str, *arguments: Hashable) -> None:
     """The worker's part. Objects that it holds already are no garbage, so they are frozen:
     collections that look through them take a tenth of the time."""
-    from . import launcher
-
     gc.freeze()
-    launcher.object_file(module, *arguments)
+    disk.kernel_file(module, *arguments)
 
 
 def finish(module: str, *arguments: Hashable) -> None:
