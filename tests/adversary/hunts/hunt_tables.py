@@ -172,5 +172,5 @@ def step_on_the_table(q, k, v, t, at):
 
 
 for name, index in {"time": minutes, "log_time": logarithms}.items():
-    CASES.add(f"table_by_{name}", by_time(index), stamps, lambda *given: given[4].zero_())
+    CASES.add(f"table_by_{name}", by_time(index), stamps, lambda q, k, v, t, at: at.zero_())
 CASES.add("table_by_time", by_time(minutes), stamps, step_on_the_table)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from ..rows import D64, Programs, normal, nothing, plus, values
-from .given import T, bf16, fp32, fp64, frozen, of_scores, rounded
+from .operands import T, bf16, fp32, fp64, frozen, of_scores, rounded
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table

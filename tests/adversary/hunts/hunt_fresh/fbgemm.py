@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ..rows import INF, Programs, normal, nothing, plus, values
-from .given import T
+from .operands import T
 
 with contextlib.suppress(Exception):
     import fbgemm_gpu  # noqa: F401  registers torch.ops.fbgemm

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from ..paddings import pad_function, unpad_function
 from ..rows import D64, Programs, normal, plus, values
-from .given import T
+from .operands import T
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table

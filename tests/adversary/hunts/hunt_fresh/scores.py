@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ..rows import D64, Programs, normal, nothing, square, values
-from .given import T, fp32, fp64, frozen, of_scores
+from .operands import T, fp32, fp64, frozen, of_scores
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table

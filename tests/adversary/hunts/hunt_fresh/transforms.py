@@ -5,7 +5,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 
 from ..rows import D64, Programs
-from .given import T, fp64, frozen, of_scores, scored, weighted
+from .operands import T, fp64, frozen, of_scores, scored, weighted
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from ..rows import D64, Programs, after, normal, nothing, plus, values
-from .given import T, attended, fp64, frozen, of_scores, scored, weighted
+from .operands import T, attended, fp64, frozen, of_scores, scored, weighted
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table

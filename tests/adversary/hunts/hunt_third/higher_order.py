@@ -63,7 +63,7 @@ table(
         scored(lambda s, v: (F.silu(s) @ v, s)), q, k, v
     ),
     checkpoint_nested=lambda q, k, v: checkpoint(
-        lambda *given: checkpoint(silu, *given).tanh(), q, k, v
+        lambda *qkv: checkpoint(silu, *qkv).tanh(), q, k, v
     ),
     checkpoint_of_buffer_update=(
         lambda q, k, v, bias: checkpoint(lambda q, k, v: F.silu(q @ k.mT + bias) @ v, q, k, v),
@@ -105,8 +105,8 @@ def checkpoint_with_autocast(q, k, v):
 
 table(
     nothing,
-    vmap_over_batch=(lambda *given: torch.vmap(silu)(*given), ikv()),
-    vmap_over_heads_out=(lambda *given: torch.vmap(silu, in_dims=1, out_dims=-1)(*given), ikv()),
+    vmap_over_batch=(lambda *qkv: torch.vmap(silu)(*qkv), ikv()),
+    vmap_over_heads_out=(lambda *qkv: torch.vmap(silu, in_dims=1, out_dims=-1)(*qkv), ikv()),
     func_grad=(lambda q, k, v: torch.func.grad(lambda q: silu(q, k, v).sum())(q), frozen),
     func_jvp=(
         lambda q, k, v: torch.func.jvp(lambda q: silu(q, k, v), (q,), (torch.ones_like(q),)),
@@ -261,8 +261,8 @@ def state_is_carried(q, k, v):
 table(
     nothing,
     enumerate_over_heads_with_lists=(
-        lambda *given: torch.stack(
-            [torch.tanh(q @ k.mT) @ v for q, k, v in zip(*(x.unbind(1) for x in given))][::-1], 1
+        lambda *qkv: torch.stack(
+            [torch.tanh(q @ k.mT) @ v for q, k, v in zip(*(x.unbind(1) for x in qkv))][::-1], 1
         ),
         ikv(),
     ),
