@@ -128,14 +128,6 @@ def out_variant(q, k, v):
         return relu(buf) @ v, buf
 
 
-@case(qkv32)
-def data_write_between(q, k, v):
-    k2 = k * 1
-    s = q @ k2.mT
-    k2.data.mul_(2)
-    return relu(s) @ k2
-
-
 @case(with_number)
 def item_scale(q, k, v, t):
     c = t.item()

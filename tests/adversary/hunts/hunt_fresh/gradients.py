@@ -18,7 +18,6 @@ table(
     custom_scale_grad=lambda s: torch.tanh(Scale.apply(s)),
     arg_unused_grad=lambda s: torch.sigmoid(s * 0),
     const_activation=lambda s: (torch.sigmoid(s) > 0).to(D64),
-    sign_activation=torch.sign,
     floor_activation=torch.floor,
     bool_activation_int=lambda s: (s > 0).int().double(),
     ones_like_activation=lambda s: torch.ones_like(s).tril(),

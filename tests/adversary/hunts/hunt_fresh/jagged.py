@@ -69,7 +69,6 @@ table(
 table(
     jag(),
     of=padded,
-    jag_value_exp=lambda a, b, c, o: plain(a, b, c.exp(), o),
     jag_roll_queries=lambda a, b, c, o: plain(a.roll(1, 1), b, c, o),
     jag_other_offsets_out=(lambda a, b, c, o, o2: plain(a, b, c, o2), OTHERS),
 )

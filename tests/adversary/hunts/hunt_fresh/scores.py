@@ -103,13 +103,7 @@ table(
     weights_round=torch.round,
     weights_floor_frac=lambda s: s - s.floor(),
     weights_sign_sqrt=lambda s: s.sign() * s.abs().sqrt(),
-    weights_fmod=lambda s: torch.fmod(s, 1.0),
-    weights_remainder=lambda s: torch.remainder(s, 0.7),
     weights_nan_to_num=lambda s: torch.nan_to_num(torch.log(s), nan=-1.0),
-    weights_hardshrink=lambda s: F.hardshrink(s, 0.3),
-    weights_threshold=lambda s: F.threshold(s, 0.2, 7.0),
-    weights_elu_neg=lambda s: F.elu(s, 0.3),
-    weights_softplus=lambda s: F.softplus(s, beta=3, threshold=1),
     weights_gelu_tanh=lambda s: F.gelu(s, approximate="tanh"),
     weights_prelu=lambda s: F.prelu(s, torch.tensor([0.1, 0.4])),
     weights_prelu_learned=(lambda s, a: F.prelu(s, a), values([0.1, 0.4], grad=True)),
@@ -149,13 +143,10 @@ def where_scores_positive(q, k, v):
 
 table(
     fp64,
-    relu_clamp_ties=lambda q, k, v: (q.round() @ T(k.round())).clamp(0, 1) @ v,
     relu_clamp_tensor=lambda q, k, v: (
         (q.round() @ T(k.round())).clamp(torch.zeros(1, dtype=D64), torch.ones(1, dtype=D64)) @ v
     ),
     abs_at_zero=lambda q, k, v: (q.round() @ T(k.round())).abs() @ v,
-    xlogy=lambda q, k, v: torch.xlogy(torch.sigmoid(q @ T(k)), torch.sigmoid(q @ T(k))) @ v,
-    copysign=lambda q, k, v: torch.copysign(torch.sigmoid(q @ T(k)), q @ T(k)) @ v,
     heaviside=lambda q, k, v: (
         torch.heaviside((q.round() @ T(k.round())).detach(), torch.tensor(0.25, dtype=D64)) @ v
     ),
@@ -186,7 +177,6 @@ table(
     div_floor_positions=outer(lambda i, j: torch.div(i - j, 2, rounding_mode="floor") == -1),
     div_trunc_positions=outer(lambda i, j: torch.div(i - j, 2, rounding_mode="trunc") == 0),
     shift_positions=outer(lambda i, j: ((i - j) >> 1) == -1),
-    lshift_positions=outer(lambda i, j: (i << 7) + j, lambda: torch.arange(5, dtype=torch.uint8)),
     mask_bucketize=outer(torch.eq, lambda: torch.bucketize(torch.arange(5), torch.tensor([1, 3]))),
     mask_searchsorted=outer(
         torch.eq, lambda: torch.searchsorted(torch.tensor([0, 2, 5]), torch.arange(5), right=True)

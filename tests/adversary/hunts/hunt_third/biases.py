@@ -123,11 +123,6 @@ table(
         normal((5, 3)),
         lambda: (torch.randint(0, 3, (5, 7)),),
     ),
-    bias_take_along=(
-        lambda s, a, i: torch.sigmoid(s + torch.take_along_dim(a, i, 1)),
-        normal((5, 3)),
-        lambda: (torch.randint(0, 3, (5, 7)),),
-    ),
     bias_take=(
         lambda s, a, i: torch.sigmoid(s + a.take(i)),
         normal((5, 3)),
