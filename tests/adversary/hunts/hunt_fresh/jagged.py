@@ -161,6 +161,6 @@ UNPADS = {
         9, 5, offsets=lambda o: F.pad(o.flip(0).diff().abs().cumsum(0), (1, 0))
     ),
 }
-for a, pad in PADS.items():
-    for b, unpad in UNPADS.items():
-        PROGRAMS.add(f"func_{a}_{b}", padded_and_unpadded(pad, unpad), jag(grad=True))
+for one, pads in PADS.items():
+    for other, unpads in UNPADS.items():
+        PROGRAMS.add(f"func_{one}_{other}", padded_and_unpadded(pads, unpads), jag(grad=True))

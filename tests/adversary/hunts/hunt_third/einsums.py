@@ -76,12 +76,6 @@ table(
 )
 table(
     normal(*TEN),
-    einsum_with_scale_operand=(
-        lambda q, k, v, w: torch.einsum(
-            "bhij,bhjc->bhic", torch.einsum("bhid,bhjd,h->bhij", q, k, w).relu(), v
-        ),
-        normal(3),
-    ),
     einsum_with_gate_operand=(
         lambda q, k, v, w: torch.einsum(
             "bhij,bhjc,bi->bhic", torch.einsum(SCORES, q, k).relu(), v, w
@@ -98,10 +92,6 @@ table(
         lambda q, k, v, w: torch.einsum("bhid,bhjd,ij,bhjc->bhic", q, k, w, v),
         normal((5, 7)),
     ),
-    einsum_of_four_swapped_mask=(
-        lambda q, k, v, w: torch.einsum("bhid,bhjd,ji,bhjc->bhic", q, k, w, v),
-        normal((7, 5)),
-    ),
     einsum_of_four_key_weights=(
         lambda q, k, v, w: torch.einsum("bhid,bhjd,j,bhjc->bhic", q, k, w, v),
         normal(7),
@@ -113,6 +103,16 @@ table(
 )
 table(
     nothing,
+    einsum_with_scale_operand=(
+        lambda q, k, v, w: torch.einsum(
+            "bhij,bhjc->bhic", torch.einsum("bhid,bhjd,h->bhij", q, k, w).relu(), v
+        ),
+        normal((2, 3, 5, 4), (2, 3, 7, 4), (2, 1, 7, 3), 3),
+    ),
+    einsum_of_four_swapped_mask=(
+        lambda q, k, v, w: torch.einsum("bhid,bhjd,ji,bhjc->bhic", q, k, w, v),
+        normal((2, 3, 5, 4), (2, 3, 5, 4), (2, 3, 5, 3), (5, 5)),
+    ),
     einsum_broadcasts_ones=(
         einsums(SCORES, "bhij,bhjc->bhic"),
         normal((2, 1, 5, 4), (1, 3, 7, 4), (2, 3, 7, 3)),
