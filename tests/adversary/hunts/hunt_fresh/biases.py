@@ -14,7 +14,6 @@ LEARNED_SCALE = values(0.7, dtype=D64, grad=True)
 
 table(
     fp64,
-    scale_parameter_item=(lambda q, k, v, s: F.silu(q @ T(k) * s.detach()) @ v * s, LEARNED_SCALE),
     scale_on_weights=(lambda q, k, v, s: (F.silu(q @ T(k)) * s) @ v, LEARNED_SCALE),
 )
 table(
@@ -22,7 +21,6 @@ table(
     of=of_scores,
     bias_col=(lambda s, b: torch.sigmoid(s + b), normal((5, 1))),
     bias_one=(lambda s, b: torch.sigmoid(s + b), normal(1)),
-    bias_adds_rank=(lambda s, b: torch.sigmoid(s + b), normal((3, 1, 1, 1, 1))),
     bias_adds_rank_mul=(lambda s, b: torch.sigmoid(s) * b, normal((3, 1, 1, 5, 5))),
     bias_used_twice=(lambda s, b: torch.sigmoid(s + b) * b, normal((2, 1, 5, 5))),
     bias_unfold=(lambda s, b: torch.sigmoid(s + b.unfold(1, 5, 1).flip(1)), normal((2, 9))),

@@ -78,7 +78,6 @@ table(
     mul_detached_mask_param=lambda q, k, v: (
         (torch.relu(q @ T(k)) * torch.sigmoid(v[..., 0]).unsqueeze(-2)) @ v
     ),
-    weights_returned=weighted(torch.sigmoid)(lambda w, v: (w @ v, w)),
     weights_detached_returned=weighted(torch.sigmoid)(lambda w, v: (w @ v, w.detach().mean())),
     row_normalised_after=weighted(torch.sigmoid)(lambda w, v: (w @ v) / w.sum(-1, keepdim=True)),
     hook_on_scores=scored(
@@ -140,11 +139,6 @@ def mod_param_inplace_between(s, q, k, v):
 def mod_python_state(s, q, k, v):
     s.calls += 1
     return F.silu(q @ T(k) * s.calls) @ v
-
-
-@module
-def mod_tied(s, q, k, v):
-    return F.silu(s.linear(q) @ T(s.linear(q))) @ s.linear(q) @ s.linear.weight
 
 
 @module

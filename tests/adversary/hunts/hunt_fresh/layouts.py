@@ -13,7 +13,6 @@ table(
     fp64,
     of=of_scores,
     weights_flipped=lambda s: F.relu(s).flip(-1),
-    weights_rolled=lambda s: F.relu(s).roll(1, -1),
     bias_on_flat_scores=lambda s: torch.tanh(s.view(4, 25) + torch.arange(25, dtype=D64) / 10).view(
         2, 2, 5, 5
     ),
@@ -32,12 +31,6 @@ table(
     fp64,
     kron_like=lambda q, k, v: (
         F.relu(q @ T(k)).reshape(4, 25) @ v.reshape(4, 20).t().repeat(7, 1)[:25]
-    ),
-    scores_padded=lambda q, k, v: (
-        torch.sigmoid(F.pad(q @ T(k), (1, 0))) @ F.pad(v, (0, 0, 1, 0), value=2.0)
-    ),
-    gqa_repeat=lambda q, k, v: (
-        F.relu(q @ T(k[:, :1].repeat_interleave(2, 1))) @ v[:, :1].repeat_interleave(2, 1)
     ),
     scores_cat_sink=lambda q, k, v: (
         torch.sigmoid(torch.cat([torch.zeros(2, 2, 5, 1, dtype=D64), q @ T(k)], -1))[..., 1:] @ v

@@ -208,7 +208,6 @@ table(
         F.relu(s)
         * torch.zeros(5, 5, dtype=D64).scatter(1, torch.tensor([[0], [1], [1], [4], [2]]), 1.0)
     ),
-    mask_topk=lambda s: F.relu(s) * (s >= s.topk(2, -1).values[..., -1:]),
     mask_topk_detached=lambda s: F.relu(s) * (s >= s.detach().topk(2, -1).values[..., -1:]),
 )
 table(
