@@ -12,11 +12,6 @@ case, table = PROGRAMS.case, PROGRAMS.table
 GROUPS = normal((2, 6, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3))
 
 
-def repeated(keys, values):
-    """Keys and values of fewer heads are repeated."""
-    return lambda q, k, v: F.relu(q @ keys(k).mT) @ values(v)
-
-
 @case(GROUPS)
 def gqa_by_rows(q, k, v):
     q = q.view(2, 2, 3, 5, 4).reshape(2, 2, 15, 4)

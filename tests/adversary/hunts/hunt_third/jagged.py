@@ -3,7 +3,6 @@
 import torch
 import torch.nn.functional as F
 
-from ..paddings import pad_function, unpad_function
 from ..rows import Programs, normal, plus, values
 
 PROGRAMS = Programs()
@@ -162,9 +161,6 @@ def jagged_lengths_changed(q, k, v, l):
     o = ends(l)
     l.copy_(torch.tensor([1, 4, 2, 2]))
     return attend(q, k, v, o, kv=ends(l))
-
-
-Pad, Unpad = pad_function(5), unpad_function(9, 5)
 
 
 def nested(*fills):
