@@ -72,16 +72,6 @@ table(
     of=masked,
     half_bias_and_full=lambda bias: bias < torch.full((N, M), 257.0).bfloat16(),
 )
-table(
-    long_half,
-    of=of_scores,
-    half_positions_below_257=lambda s: torch.where(
-        torch.arange(300).to(s.dtype) < 257, F.silu(s), 0.0
-    ),
-    half_positions_at_least_257=lambda s: (
-        F.silu(s) * (torch.arange(300, dtype=torch.int64).to(torch.bfloat16) >= 257)
-    ),
-)
 
 
 # Functions that are written as others, where a decision follows
@@ -157,7 +147,15 @@ def with_infinity():
 
 # Of the adversary's seed 42336: the gradient of q is infinite, and no NaN.
 table(
-    with_infinity,
+    nothing,
     of=of_scores,
-    log_sigmoid_times_infinity=lambda s, weight: F.logsigmoid(s) * weight,
+    half_positions_below_257=(
+        lambda s: torch.where(torch.arange(300).to(s.dtype) < 257, F.silu(s), 0.0),
+        long_half,
+    ),
+    half_positions_at_least_257=(
+        lambda s: F.silu(s) * (torch.arange(300, dtype=torch.int64).to(torch.bfloat16) >= 257),
+        long_half,
+    ),
+    log_sigmoid_times_infinity=(lambda s, weight: F.logsigmoid(s) * weight, with_infinity),
 )

@@ -14,10 +14,6 @@ LEARNED_SCALE = values(0.7, dtype=D64, grad=True)
 
 table(
     fp64,
-    scale_on_weights=(lambda q, k, v, s: (F.silu(q @ T(k)) * s) @ v, LEARNED_SCALE),
-)
-table(
-    fp64,
     of=of_scores,
     bias_col=(lambda s, b: torch.sigmoid(s + b), normal((5, 1))),
     bias_one=(lambda s, b: torch.sigmoid(s + b), normal(1)),
@@ -143,6 +139,7 @@ table(
         lambda q, k, v: torch.sigmoid((q * 300) @ T(k * 300) * 1e-4) @ v,
         rounded(torch.float16),
     ),
+    scale_on_weights=(lambda q, k, v, s: (F.silu(q @ T(k)) * s) @ v, fp64, LEARNED_SCALE),
 )
 table(
     nothing,

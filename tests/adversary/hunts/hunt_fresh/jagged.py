@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from ..paddings import pad_function, unpad_function
-from ..rows import D64, Programs, normal, plus, values
+from ..rows import D64, Programs, normal, nothing, plus, values
 from .operands import T
 
 PROGRAMS = Programs()
@@ -68,12 +68,6 @@ table(
 )
 table(
     jag(),
-    of=padded,
-    jag_roll_queries=lambda a, b, c, o: plain(a.roll(1, 1), b, c, o),
-    jag_other_offsets_out=(lambda a, b, c, o, o2: plain(a, b, c, o2), OTHERS),
-)
-table(
-    jag(),
     jag_value_padding_one=lambda q, k, v, o: plain(pad(q, o), pad(k, o), pad(v, o, p=1.0), o),
     jag_other_offsets_v=(lambda q, k, v, o, o2: plain(pad(q, o), pad(k, o), pad(v, o2), o), OTHERS),
     jag_nested_matmul=lambda *qkv: torch.stack(
@@ -81,11 +75,18 @@ table(
     ),
 )
 table(
-    jag(d=8),
+    nothing,
     of=padded,
-    jag_heads_wrong_order=lambda a, b, c, o: unpad(
-        (F.silu(a.view(3, 2, 5, 4) @ T(b.view(3, 2, 5, 4))) @ c.view(3, 2, 5, 4)).reshape(3, 5, 8),
-        o,
+    jag_roll_queries=(lambda a, b, c, o: plain(a.roll(1, 1), b, c, o), jag()),
+    jag_other_offsets_out=(lambda a, b, c, o, o2: plain(a, b, c, o2), jag(), OTHERS),
+    jag_heads_wrong_order=(
+        lambda a, b, c, o: unpad(
+            (F.silu(a.view(3, 2, 5, 4) @ T(b.view(3, 2, 5, 4))) @ c.view(3, 2, 5, 4)).reshape(
+                3, 5, 8
+            ),
+            o,
+        ),
+        jag(d=8),
     ),
 )
 

@@ -28,21 +28,6 @@ SCORES, GRID = "bhid,bhjd->bhij", "bnd,bxyd->bnxy"
 TEN = (2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 3)
 
 table(
-    qkv(),
-    einsum_output_sums_rows=einsums(SCORES, "bhij,bhjc->bhc"),
-    einsum_sums_heads=einsums(SCORES, "bhij,bhjc->bic"),
-)
-table(
-    square(),
-    einsum_diagonal_of_scores=einsums(SCORES, "bhii,bhic->bhic"),
-    transformer_xl=(
-        lambda q, k, v, u, w: (
-            F.silu((q + u[:, None]) @ k.mT + (q + w[:, None]).sum(-1, keepdim=True)) @ v
-        ),
-        normal((2, 4), (2, 4)),
-    ),
-)
-table(
     normal(*TEN),
     einsum_with_gate_operand=(
         lambda q, k, v, w: torch.einsum(
@@ -89,14 +74,28 @@ table(
     ),
 )
 table(
-    normal((2, 5, 4), (2, 3, 2, 4), (2, 3, 2, 3)),
-    keys_in_a_grid_masked=einsums(
-        GRID,
-        "bnxy,bxyc->bnc",
-        lambda s: (s * (torch.arange(3)[:, None] > torch.arange(2))).sigmoid(),
+    nothing,
+    einsum_output_sums_rows=(einsums(SCORES, "bhij,bhjc->bhc"), qkv()),
+    einsum_sums_heads=(einsums(SCORES, "bhij,bhjc->bic"), qkv()),
+    einsum_diagonal_of_scores=(einsums(SCORES, "bhii,bhic->bhic"), square()),
+    transformer_xl=(
+        lambda q, k, v, u, w: (
+            F.silu((q + u[:, None]) @ k.mT + (q + w[:, None]).sum(-1, keepdim=True)) @ v
+        ),
+        square(),
+        normal((2, 4), (2, 4)),
+    ),
+    keys_in_a_grid_masked=(
+        einsums(
+            GRID,
+            "bnxy,bxyc->bnc",
+            lambda s: (s * (torch.arange(3)[:, None] > torch.arange(2))).sigmoid(),
+        ),
+        normal((2, 5, 4), (2, 3, 2, 4), (2, 3, 2, 3)),
     ),
     keys_in_a_grid_with_biases=(
         einsums(GRID, "bnxy,bxyc->bnc", lambda s, a, b: (s + a + b).sigmoid()),
+        normal((2, 5, 4), (2, 3, 2, 4), (2, 3, 2, 3)),
         normal((5, 3, 1), (3, 2)),
     ),
 )

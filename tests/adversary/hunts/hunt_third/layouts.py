@@ -67,19 +67,9 @@ def qkv_unbind(x):
 
 
 table(
-    normal((2, 6, 6)),
-    x_and_its_transpose_are_masks=lambda x: (F.silu(x @ x.mT + x * x.mT) * x.mT) @ x,
-)
-table(
     nothing,
     of=of_scores,
     no_batch=(torch.sigmoid, normal((0, 5, 4), (0, 7, 4), (0, 7, 3))),
-)
-table(
-    qkv(),
-    cat_of_two_scores=lambda q, k, v: (
-        F.silu(torch.cat([q @ k.mT, q @ (2 * k).mT], -1)) @ torch.cat([v, v], -2)
-    ),
 )
 table(
     nothing,
@@ -117,6 +107,14 @@ table(
     chain_of_three=(
         lambda q, k, v: torch.chain_matmul(q[0, 0], k[0, 0].T, v[0, 0]),
         normal((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 4)),
+    ),
+    x_and_its_transpose_are_masks=(
+        lambda x: (F.silu(x @ x.mT + x * x.mT) * x.mT) @ x,
+        normal((2, 6, 6)),
+    ),
+    cat_of_two_scores=(
+        lambda q, k, v: F.silu(torch.cat([q @ k.mT, q @ (2 * k).mT], -1)) @ torch.cat([v, v], -2),
+        qkv(),
     ),
 )
 table(
