@@ -112,7 +112,6 @@ table(
     reals_equal=lambda r: r[:, None] == r[None, :],
     reals_not_greater=lambda r: ~(r[:, None] > r[None, :]),
     reals_is_inf=lambda r: torch.isinf(torch.maximum(r[:, None], r[None, :])),
-    reals_is_nan=lambda r: torch.isnan(r[:, None] * r[None, :]),
     reals_quotient=lambda r: (r[:, None] / r[None, :]) > 0,
     reals_clamped=lambda r: r[:, None].clamp(0, 2) >= torch.clamp(r[None, :], min=1),
 )

@@ -131,10 +131,6 @@ table(
 )
 table(
     qkv,
-    slice_from_before_the_start=lambda q, k, v: F.silu(q @ k.mT)[:, :, :, -12:4] @ v[:, :, :4],
-    query_slice_from_before=lambda q, k, v: F.silu(q[:, :, -12:4] @ k.mT) @ v,
-    score_slice_last_half=lambda q, k, v: F.silu((q @ k.mT)[..., -4:]) @ v[:, :, -4:],
-    score_slice_past_end=lambda q, k, v: F.silu((q @ k.mT)[..., 4:100]) @ v[:, :, 4:],
     head_slice_before=lambda q, k, v: F.silu((q @ k.mT)[:, -9:1]) @ v[:, :1],
 )
 

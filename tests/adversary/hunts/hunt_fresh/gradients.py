@@ -12,7 +12,6 @@ case, table = PROGRAMS.case, PROGRAMS.table
 table(
     fp64,
     of=of_scores,
-    plain=lambda s: F.silu(s * 0.5),
     detach_weights=lambda s: torch.sigmoid(s).detach(),
     detach_scores_in_gate=lambda s: s * torch.sigmoid(s.detach()),
     custom_scale_grad=lambda s: torch.tanh(Scale.apply(s)),

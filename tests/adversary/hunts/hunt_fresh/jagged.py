@@ -70,9 +70,6 @@ table(
     jag(),
     jag_value_padding_one=lambda q, k, v, o: plain(pad(q, o), pad(k, o), pad(v, o, p=1.0), o),
     jag_other_offsets_v=(lambda q, k, v, o, o2: plain(pad(q, o), pad(k, o), pad(v, o2), o), OTHERS),
-    jag_nested_matmul=lambda *qkv: torch.stack(
-        [(F.silu(a @ b.t()) @ c).sum(0) for a, b, c in zip(*(x.split([2, 3, 4]) for x in qkv[:3]))]
-    ),
 )
 table(
     nothing,

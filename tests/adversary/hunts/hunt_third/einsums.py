@@ -76,8 +76,6 @@ table(
 table(
     nothing,
     einsum_output_sums_rows=(einsums(SCORES, "bhij,bhjc->bhc"), qkv()),
-    einsum_sums_heads=(einsums(SCORES, "bhij,bhjc->bic"), qkv()),
-    einsum_diagonal_of_scores=(einsums(SCORES, "bhii,bhic->bhic"), square()),
     transformer_xl=(
         lambda q, k, v, u, w: (
             F.silu((q + u[:, None]) @ k.mT + (q + w[:, None]).sum(-1, keepdim=True)) @ v

@@ -9,7 +9,6 @@ from ..rows import (
     Programs,
     ikv,
     normal,
-    nothing,
     of_scores,
     scored,
     square,
@@ -38,12 +37,6 @@ def no_grad_twin(q, k, v):
     with torch.no_grad():
         g = (q @ k.mT).sigmoid()
     return (q @ k.mT * g) @ v
-
-
-table(
-    nothing,
-    twin_with_swapped_factors=(lambda q, k, v: ((k @ q.mT).sigmoid() * (q @ k.mT)) @ v, square()),
-)
 
 
 @case(ikv(), of=of_scores)
@@ -82,13 +75,6 @@ def hook_on_query(q, k, v):
     p = q * 1
     p.register_hook(lambda g: g * 3)
     return F.silu(p @ k.mT) @ v
-
-
-@case(ikv())
-def requires_grad_on_scores(q, k, v):
-    s = (q @ k.mT).detach()
-    s.requires_grad_()
-    return (F.silu(s) @ v), s
 
 
 class Straight(torch.autograd.Function):

@@ -88,7 +88,6 @@ def checkpoint_writes_inside(q, k, v):
 
 table(
     nothing,
-    vmap_over_heads_out=(lambda *qkv: torch.vmap(silu, in_dims=1, out_dims=-1)(*qkv), ikv()),
     func_grad=(lambda q, k, v: torch.func.grad(lambda q: silu(q, k, v).sum())(q), frozen),
     func_jvp=(
         lambda q, k, v: torch.func.jvp(lambda q: silu(q, k, v), (q,), (torch.ones_like(q),)),
@@ -134,13 +133,6 @@ def autocast_disabled_inside(q, k, v):
         with torch.autocast("cpu", enabled=False):
             w = F.silu(s.float() / 3)
         return w @ v
-
-
-@case(ikv(), of=in_fp32)
-def autocast_second_only(q, k, v):
-    s = q @ k.mT
-    with torch.autocast("cpu", torch.bfloat16):
-        return F.silu(s) @ v
 
 
 @case(plus(ikv(), normal((5, 7), dtype=torch.float32)), of=in_fp32)

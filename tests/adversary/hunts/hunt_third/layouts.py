@@ -29,18 +29,6 @@ def baddbmm_output_inplace(q, k, v):
     return out
 
 
-table(
-    normal((2, 5, 4), (2, 7, 4), (2, 7, 3)),
-    inner_products=lambda q, k, v: torch.inner(torch.inner(q[1], k[1]).sigmoid(), v[1].mT),
-    tensordot_pair=lambda q, k, v: torch.tensordot(
-        F.relu(torch.tensordot(q[0], k[0], dims=([1], [1]))), v[0], dims=1
-    ),
-    tensordot_cross_batch=lambda q, k, v: torch.tensordot(
-        F.relu(torch.tensordot(q, k, dims=([2], [2]))), v[1], dims=([3], [0])
-    ),
-)
-
-
 @case(normal((2, 12, 8)))
 def unfolded_windows(x):
     w = x.unfold(1, 4, 2)  # [2, 5, 8, 4]
@@ -66,11 +54,6 @@ def qkv_unbind(x):
     return torch.einsum("bhij,bjhd->bihd", F.silu(s) / 6, v).flatten(2)
 
 
-table(
-    nothing,
-    of=of_scores,
-    no_batch=(torch.sigmoid, normal((0, 5, 4), (0, 7, 4), (0, 7, 3))),
-)
 table(
     nothing,
     baddbmm_bias=(

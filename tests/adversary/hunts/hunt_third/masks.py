@@ -121,7 +121,6 @@ MASKS = {
             & torch.ones(s.shape[-2:], dtype=torch.bool).triu(-1)
         )
     ),
-    "one_hot": lambda s: s.sigmoid() * F.one_hot(torch.arange(s.shape[-2]) % 7, 7),
     "block_diagonal": m(lambda i, j: i // 2 == j // 2),
     "dilated": m(lambda i, j: ((i - j) % 2 == 0) & ((i - j).abs() <= 4)),
     "prefix": m(lambda i, j: (j < 2) | (j <= i)),

@@ -22,7 +22,6 @@ from ..rows import (
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
 SIZES = ((2, 2, 5, 4), (2, 2, 7, 4), (2, 2, 7, 4))
-INTEGERS = lambda: tuple(torch.randint(-3, 4, size) for size in SIZES)
 COMPLEX = normal(*SIZES, dtype=torch.complex128)
 FLAGS = lambda: (torch.rand(5, 7) > 0.5,)
 PAST_24_BITS = values([16777216, 16777217, 16777218, 16777219, 0, 1, 2])
@@ -67,7 +66,6 @@ table(
         normal((1, 2, 4, 4), (1, 2, 4, 4), dtype=torch.bfloat16),
         normal((1, 2, 4, 4), dtype=torch.float32),
     ),
-    all_integers=(torch.relu, INTEGERS),
     int_beside_fp32=(
         lambda s, n: F.relu(s + (n > 16777216.5) + (n == 16777216.0) * 2 + (n - 16777216)),
         square(b=1, n=4, dtype=torch.float32),
@@ -85,10 +83,6 @@ table(
 )
 table(
     nothing,
-    integer_scores_float_weights=(
-        lambda q, k, v: (q @ k.mT).double().sigmoid() @ v.double(),
-        INTEGERS,
-    ),
     complex_conjugated=(lambda q, k, v: (q @ k.mH).real @ v.real, COMPLEX),
     fp16_overflow=(
         lambda q, k, v: (((q @ k.mT) * 30000).clamp(-65504, 65504) / 65504) @ v,
