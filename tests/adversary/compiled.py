@@ -23,10 +23,7 @@ Backend = str | Callable
 def run_compiled(seed: int, judge: str = "both", device: str = "cpu") -> Outcome:
     """One program through Inductor twice, with all of its tensors on a device."""
     program = replace(generate(seed), device=device)
-    outcome = Outcome(
-        seed, program.label, program.hostilities, program.family, program.dtype,
-        program.spelling, "right",
-    )  # fmt: skip
+    outcome = Outcome.of(program, "right")
     with settings(program):
         try:
             entry = enter(program)

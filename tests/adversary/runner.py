@@ -49,6 +49,11 @@ class Outcome:
     forms: dict[str, tuple[str, str, int]] = field(default_factory=dict)
     seconds: float = 0.0
 
+    @classmethod
+    def of(cls, program: Program, status: str, fault: str = "") -> "Outcome":
+        p = program
+        return cls(p.seed, p.label, p.hostilities, p.family, p.dtype, p.spelling, status, fault)
+
 
 def run_seed(seed: int, judge: str = "both") -> Outcome:
     return run_program(generate(seed), judge)
@@ -57,15 +62,7 @@ def run_seed(seed: int, judge: str = "both") -> Outcome:
 def run_program(program: Program, judge: str = "both") -> Outcome:
     """Eager, then every form of the captured graphs."""
     start = time.time()
-    outcome = Outcome(
-        program.seed,
-        program.label,
-        program.hostilities,
-        program.family,
-        program.dtype,
-        program.spelling,
-        "right",
-    )
+    outcome = Outcome.of(program, "right")
     if "import fbgemm_gpu" in program.source and not _has_fbgemm():
         outcome.status, outcome.fault = "eager", "there is no fbgemm for this torch"
         return outcome
@@ -301,8 +298,7 @@ def _alone(job: tuple[int, str, Callable]) -> Outcome:
                 found = pool.submit(target, *args).result()
             except concurrent.futures.process.BrokenProcessPool:
                 fault = "the process died"
-                return Outcome(program.seed, program.label, program.hostilities, program.family,
-                               program.dtype, program.spelling, status, fault)  # fmt: skip
+                return Outcome.of(program, status, fault)
             except Exception:  # eager raises: the program itself tells
                 continue
     return found
@@ -332,8 +328,6 @@ def _guarded(job: tuple[int, str, Callable]) -> Outcome:
         if isinstance(error, KeyboardInterrupt):
             raise
         fault = "runner: " + "".join(traceback.format_exception(error)[-3:])
-        program = generate(seed)
-        return Outcome(seed, program.label, program.hostilities, program.family, program.dtype,
-                       program.spelling, "crash", fault)  # fmt: skip
+        return Outcome.of(generate(seed), "crash", fault)
     finally:
         signal.alarm(0)

@@ -16,8 +16,8 @@ Each case is a function of tensors and a function that makes its arguments. Both
         return torch.relu(wide @ k.float().mT) @ v.float()
 
     def operands():
-        made = (torch.randn(1, 2, 4, 8, dtype=torch.bfloat16) for _ in range(3))
-        return tuple(x.requires_grad_() for x in made)
+        three = (torch.randn(1, 2, 4, 8, dtype=torch.bfloat16) for _ in range(3))
+        return tuple(x.requires_grad_() for x in three)
 
     CASES = [(write_on_a_cast, operands)]
 
@@ -59,15 +59,15 @@ def cases(kind: str = "CASES") -> list[Case]:
 
     fbgemm has builds for some versions of torch only (.ci/matrix.txt).
     """
-    found = []
+    collected = []
     for hunt in pkgutil.iter_modules(__path__):
         if hunt.name.startswith("test_"):
             continue
         if hunt.name in NEED_FBGEMM and importlib.util.find_spec("fbgemm_gpu") is None:
             continue
         module = importlib.import_module(f"{__name__}.{hunt.name}")
-        for given, make_arguments in getattr(module, kind, ()):
-            function, before = given if isinstance(given, tuple) else (given, None)
-            name = f"{hunt.name}: {name_of(given)}"
-            found.append(Case(name, function, make_arguments, before))
-    return found
+        for entry, make_arguments in getattr(module, kind, ()):
+            function, before = entry if isinstance(entry, tuple) else (entry, None)
+            name = f"{hunt.name}: {name_of(entry)}"
+            collected.append(Case(name, function, make_arguments, before))
+    return collected

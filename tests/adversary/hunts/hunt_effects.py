@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from .rows import Programs, after, leaves, normal, of_scores, plus, qkv32, scored, values
+from .rows import Programs, after, leaves, normal, nothing, of_scores, plus, qkv32, scored, values
 
 CASES = Programs()
 case, table = CASES.case, CASES.table
@@ -49,15 +49,6 @@ def fused_sgd_changes_momentum(s, b, m):
     w = relu(s * m)
     fused_sgd([b], [torch.ones(7)], [m], 0.9)
     return w
-
-
-table(
-    observed,
-    observer_changes_a_scale=lambda q, k, v, *operands: (
-        relu((q @ k.mT) * operands[4]) @ v + observe(q.detach(), *operands).sum()
-    ),
-    dead_observer_of_scores=of_scores(after(observe, lambda s, *operands: relu(s))),
-)
 
 
 # Hooks and functions of autograd's
@@ -128,14 +119,6 @@ def out_variant(q, k, v):
         return relu(buf) @ v, buf
 
 
-@case(qkv32)
-def data_write_between(q, k, v):
-    k2 = k * 1
-    s = q @ k2.mT
-    k2.data.mul_(2)
-    return relu(s) @ k2
-
-
 @case(with_number)
 def item_scale(q, k, v, t):
     c = t.item()
@@ -153,8 +136,15 @@ table(
     shared_regions=scored(lambda s, v: (relu(s) @ v, torch.tanh(s) @ v)),
 )
 table(
-    complexes,
-    negative_views=lambda q, k, v: relu(q.conj().imag @ k.imag.mT) @ v.conj().imag,
+    nothing,
+    observer_changes_a_scale=(
+        lambda q, k, v, *operands: (
+            relu((q @ k.mT) * operands[4]) @ v + observe(q.detach(), *operands).sum()
+        ),
+        observed,
+    ),
+    dead_observer_of_scores=(of_scores(after(observe, lambda s, *operands: relu(s))), observed),
+    negative_views=(lambda q, k, v: relu(q.conj().imag @ k.imag.mT) @ v.conj().imag, complexes),
 )
 
 

@@ -89,7 +89,6 @@ MORE.table(
     of=of_scores,
     power_of_one=(lambda s, b: F.silu(s) * torch.pow(1.0, b), normal((5, 7))),
     zeroth_power=(lambda s, b: F.silu(s) + b**0, normal((5, 7))),
-    a_head_twice=lambda s: torch.stack([F.silu(s[:, 0]), F.gelu(s[:, 0])], 1),
     heads_exchanged=lambda s: torch.stack([F.silu(s[:, 1]), F.gelu(s[:, 0])], 1),
     biases_exchanged=(
         lambda s, b: torch.stack([F.silu(s[0] + b[1]), F.gelu(s[1] + b[0])]),

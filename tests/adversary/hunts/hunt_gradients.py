@@ -43,7 +43,6 @@ table(
         lambda: (*qkv32(), torch.tensor(1.5, requires_grad=True)),
     ),
     sign_scores=(torch.sign, qkv32),
-    pow_zero=(lambda s: torch.pow(s, 0), qkv32),
     detached_weights_frozen_value=(lambda s: torch.relu(s).detach(), qkv32),
 )
 table(
@@ -69,7 +68,6 @@ def overwritten_bias(s, b):
 table(
     qkvb,
     of=of_scores,
-    detached_expand_as=lambda s, b: torch.relu(s + b.expand_as(s).detach()),
     data_of_expand_as=lambda s, b: torch.relu(s + b.expand_as(s).data),
     detached_type_as=lambda s, b: torch.relu(s + b.type_as(s).detach()),
     detached_sum_with_zeros=lambda s, b: torch.relu(s + (torch.zeros_like(s) + b).detach()),
@@ -83,7 +81,6 @@ table(
     bias_argument_of_isnan=lambda s, b: torch.relu(s.masked_fill(b.isnan(), 0.0)),
     learned_bounds=lambda s, b: torch.clamp(s, min=b, max=b + 1),
     bias_in_zeros_like=lambda s, b: torch.relu(s + torch.zeros_like(b + s)),
-    score_times_zero_bias=lambda s, b: torch.relu(s + b * 0),
     full_like_of_bias=lambda s, b: torch.relu(s + torch.full_like(b, 0.5)),
 )
 
@@ -127,7 +124,6 @@ table(
     qkv32,
     hard_threshold=lambda q, k, v: ((q @ k.mT) > 0).to(v.dtype) @ v,
     detached_scores=lambda q, k, v: torch.relu((q @ k.mT).detach()) @ v,
-    same_tensor_thrice=lambda q, k, v: torch.relu(k @ k.mT) @ k,
     detached_twin=lambda q, k, v: torch.relu(q @ k.mT) * torch.sigmoid((q @ k.mT).detach()) @ v,
     twin_of_detached_query=lambda q, k, v: (
         torch.relu(q @ k.mT) * torch.sigmoid(q.detach() @ k.mT) @ v

@@ -49,37 +49,21 @@ table(
     with_bytes,
     of=masked,
     bytes_less=lambda t: t[:, None] < t[None, :],
-    bytes_apart=lambda t: (t[:, None] - t[None, :]) < 10,
-    bytes_not=lambda t: ~(t[:, None] | t[None, :]) > 5,
     bytes_low_bits=lambda t: (t[:, None] & 15) == (t[None, :] & 15),
     bytes_shifted=lambda t: (t[:, None] << 3) < (t[None, :] >> 2),
     bytes_as_truth=lambda t: torch.logical_and(t[:, None] >> 6, t[None, :] & 1),
-    bytes_minus=lambda t: -(t[:, None] * torch.ones_like(t)) < 100,
-    bytes_below_300=lambda t: (t[:, None] // t[None, :].clamp(min=1)) < 300,
     bytes_plus_float=lambda t: (t[:, None] + 0.5) > t[None, :],
 )
 table(
     with_small,
     of=masked,
-    small_apart=lambda t: (t[:, None] - t[None, :]).abs() < 3,
     small_abs=lambda t: t.abs()[:, None] <= t[None, :].abs(),
     small_neg=lambda t: (-t)[:, None] <= t[None, :],
     small_wide=lambda t: (t[:, None].long() - t[None, :].long()).abs() < 3,
-    small_remainder=lambda t: (t[:, None].int() - t[None, :].int()) % 7 == 3,
-    small_fmod=lambda t: torch.fmod(t[:, None].int() - t[None, :].int(), 7) == -3,
-    small_remainder_negative=lambda t: (t[:, None].int() - t[None, :].int()) % -7 == -3,
-    small_floor=lambda t: (t[:, None].int() - t[None, :].int()) // 50 == -1,
-    small_floor_negative=lambda t: (t[:, None].int() - t[None, :].int()) // -50 == 1,
-    small_trunc=lambda t: (
-        torch.div(t[:, None].int() - t[None, :].int(), 50, rounding_mode="trunc") == -1
-    ),
-    small_shift_right=lambda t: ((t[:, None].int() - t[None, :].int()) >> 4) == -2,
-    small_bits_of_negative=lambda t: ((t[:, None].int() - t[None, :].int()) & 63) == 2,
 )
 table(
     with_ints,
     of=masked,
-    ints_apart=lambda t: (t[:, None] - t[None, :]) >= 0,
     ints_apart_wide=lambda t: (t[:, None].long() - t[None, :]) >= 0,
     ints_product_wide=lambda t: (t[:, None].long() * t[None, :]) >> 20 > 7,
     ints_as_floats=lambda t: t[:, None].float() >= t[None, :],
@@ -98,9 +82,6 @@ table(
     longs_floor_of_product=lambda t: (t[:, None] * t[None, :]) // 1000 >= 0,
     longs_as_floats=lambda t: t[:, None].float() > t[None, :].float(),
     longs_against_float=lambda t: t[:, None] >= t[None, :].float(),
-    longs_sign=lambda t: torch.sign(t[:, None] - t[None, :]) == torch.sign(t[None, :]),
-    longs_square=lambda t: (t[:, None] - t[None, :]) ** 2 < 10,
-    longs_square_method=lambda t: (t[:, None] - t[None, :]).square() < 10,
     longs_max_min=lambda t: (
         (torch.maximum(t[:, None], t[None, :]) - torch.minimum(t[:, None], t[None, :])) < 2**40
     ),
@@ -111,8 +92,6 @@ table(
     with_flags,
     of=masked,
     flags_added=lambda f: (f[:, None] + f[None, :]) == 1,
-    flags_counted=lambda f: (f[:, None].int() + f[None, :]) == 1,
-    flags_shifted=lambda f: (f[:, None].int() << 2) + f[None, :] > 3,
     flags_compared=lambda f: f[:, None] <= f[None, :],
     flags_max=lambda f: torch.maximum(f[:, None], f[None, :]),
     flags_xor_not=lambda f: ~(f[:, None] ^ ~f[None, :]),
@@ -132,9 +111,7 @@ table(
     reals_as_truth=lambda r: torch.logical_or(r[:, None], r[None, :] - 1),
     reals_equal=lambda r: r[:, None] == r[None, :],
     reals_not_greater=lambda r: ~(r[:, None] > r[None, :]),
-    reals_sum_is_finite=lambda r: torch.isfinite(r[:, None] + r[None, :]),
     reals_is_inf=lambda r: torch.isinf(torch.maximum(r[:, None], r[None, :])),
-    reals_is_nan=lambda r: torch.isnan(r[:, None] * r[None, :]),
     reals_quotient=lambda r: (r[:, None] / r[None, :]) > 0,
     reals_clamped=lambda r: r[:, None].clamp(0, 2) >= torch.clamp(r[None, :], min=1),
 )
@@ -152,7 +129,6 @@ table(
 table(
     nothing,
     of=masked,
-    shorts_product=(lambda t: t[:, None] * t[None, :] >= 0, with_shorts),
     shorts_product_wide=(lambda t: t[:, None].int() * t[None, :].int() >= 0, with_shorts),
     unsigned_less=(lambda t: t[:, None].int() >= t[None, :].int(), with_unsigned),
     complex_differs=(lambda t: t[:, None] != t[None, :], with_complex),
@@ -168,7 +144,6 @@ table(
 table(
     nothing,
     of=of_scores,
-    detached_outer=(lambda s, a, b: F.silu(s + (a[:, None] - b[None, :]).detach()), with_columns),
     detached_part=(lambda s, a, b: F.silu(s + (a[:, None].detach() * b[None, :])), with_columns),
     detached_view=(
         lambda s, a, b: F.silu(s + a.detach()[:, None] + b.data[None, :] * a[:, None]),

@@ -24,10 +24,6 @@ def with_vectors():
     return (*qkv(), *leaves((M,), (2 * M,)))
 
 
-def grouped():
-    return leaves((B, 4, N, D), (B, 2, M, D), (B, 2, M, D))
-
-
 def special():
     """No NaN among the scores: eager's own vectors and single elements differ in gradients there
     (elu, hardswish, softshrink, hardshrink).
@@ -71,29 +67,6 @@ table(qkv, ACTS, of=of_infinities, prefix="infinities_through_")
 table(special, ACTS, of=of_halves, prefix="specials_through_")
 
 
-def groups(repeat):
-    """Keys and values of two heads, repeated for four."""
-    return lambda q, k, v: F.silu(q @ repeat(k).mT) @ repeat(v)
-
-
-table(
-    grouped,
-    heads_in_rows=lambda q, k, v: (F.silu(q.reshape(B, 2, 2 * N, D) @ k.mT) @ v).view(
-        B, 2, 2, N, D
-    ),
-    groups_repeated=groups(lambda x: x.repeat_interleave(2, 1)),
-    groups_tiled=groups(lambda x: x.repeat(1, 2, 1, 1)),
-    groups_expanded_inside=groups(lambda x: x[:, None].expand(B, 2, 2, M, D).reshape(B, 4, M, D)),
-)
-
-
-@case(grouped)
-def einsum_groups(q, k, v):
-    q = q.view(B, 2, 2, N, D)
-    s = torch.einsum("bgrnd,bgmd->bgrnm", q, k)
-    return torch.einsum("bgrnm,bgmd->bnrgd", F.silu(s), v)
-
-
 @case(with_bias)
 def expanded_batches(q, k, v, b):
     k, v = k[:1].expand(B, H, M, D), v[:, :1].expand(B, H, M, D)
@@ -103,16 +76,9 @@ def expanded_batches(q, k, v, b):
 
 table(
     with_bias,
-    einsum_broadcast=lambda q, k, v, b: torch.einsum(
-        "hnm,bhmd->bnhd", torch.relu(torch.einsum("bhnd,hmd->hnm", q, k[0]) + b), v
-    ),
-    einsum_keys_first=lambda q, k, v, b: torch.einsum(
-        "bmhn,bhmd->dnhb", F.silu(torch.einsum("bhmd,bhnd->bmhn", k, q) + b.permute(2, 0, 1)), v
-    ),
     einsum_ellipsis=lambda q, k, v, b: torch.einsum(
         "...nm,...md->...dn", F.gelu(torch.einsum("...nd,...md->...nm", q, k)), v
     ),
-    rows_flipped=lambda q, k, v, b: (F.silu(q.flip(2) @ k.mT + b.flip(-1)) @ v).flip(2),
     # Open: with alpha=0.5 alone eager gives the bias zeros, and the rewrite none; the judge refuses
     # that. No case yet.
     bias_of_beta_zero=lambda q, k, v, b: (

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .rows import Programs, normal, of_scores, plus
+from .rows import Programs, normal, nothing, of_scores, plus
 
 CASES = Programs()
 case, table = CASES.case, CASES.table
@@ -61,8 +61,12 @@ table(
     ),
     table_hard=of_scores(lambda s, t, i: F.silu(s) * (t[i].permute(2, 0, 1) > 0)),
 )
-table(operands(32, 4), of=of_biases, table_gather=(lambda t, i: torch.gather(t, 1, i), places()))
-table(operands(4), of=of_biases, table_take=(torch.take, places()))
+table(
+    nothing,
+    of=of_biases,
+    table_gather=(lambda t, i: torch.gather(t, 1, i), operands(32, 4), places()),
+    table_take=(torch.take, operands(4), places()),
+)
 
 
 class Emb(nn.Module):
@@ -172,5 +176,5 @@ def step_on_the_table(q, k, v, t, at):
 
 
 for name, index in {"time": minutes, "log_time": logarithms}.items():
-    CASES.add(f"table_by_{name}", by_time(index), stamps, lambda *given: given[4].zero_())
+    CASES.add(f"table_by_{name}", by_time(index), stamps, lambda q, k, v, t, at: at.zero_())
 CASES.add("table_by_time", by_time(minutes), stamps, step_on_the_table)

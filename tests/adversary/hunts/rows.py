@@ -153,9 +153,9 @@ class Programs(list):
         return add
 
 
-def name_of(given: Callable | tuple) -> str:
-    """given: the first item of an entry."""
-    function = given[0] if isinstance(given, tuple) else given
+def name_of(entry: Callable | tuple) -> str:
+    """entry: the first item of a case."""
+    function = entry[0] if isinstance(entry, tuple) else entry
     return getattr(function, "__name__", type(function).__name__)
 
 

@@ -26,9 +26,9 @@ from . import Case, cases
 RELATIVE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 
-def observe(case: Case, function, made) -> dict:
+def observe(case: Case, function, operands) -> dict:
     """Outputs, arguments afterwards and gradients, with the names of `judging`."""
-    arguments, parameters = made
+    arguments, parameters = operands
     torch.manual_seed(1)
     returned = function(*arguments)
     returned = returned if isinstance(returned, tuple) else (returned,)
@@ -52,7 +52,7 @@ def _cotangent(x: torch.Tensor) -> torch.Tensor:
     return torch.linspace(-1, 1, x.numel(), dtype=torch.float64).view(x.shape).to(x.dtype)
 
 
-def made(case: Case):
+def fresh(case: Case):
     """Fresh arguments, and a fresh module where the function is one."""
     torch.manual_seed(0)
     arguments = case.make_arguments()
@@ -88,9 +88,9 @@ class Widths(TorchDispatchMode):
         self.seen = {torch.float64}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        self.seen |= {x.dtype for x in tree_leaves(made) if torch.is_tensor(x)} & RELATIVE.keys()
-        return made
+        result = func(*args, **(kwargs or {}))
+        self.seen |= {x.dtype for x in tree_leaves(result) if torch.is_tensor(x)} & RELATIVE.keys()
+        return result
 
     @property
     def narrowest(self) -> torch.dtype:
@@ -105,14 +105,14 @@ class Eager:
 
     @cached_property
     def seen(self) -> dict:
-        return observe(self.case, *made(self.case))
+        return observe(self.case, *fresh(self.case))
 
     @cached_property
     def narrowest(self) -> torch.dtype:
         """The least precise dtype that it computes in, fp64 where that is not known."""
         widths = Widths()
         with contextlib.suppress(NotImplementedError), widths:
-            observe(self.case, *made(self.case))
+            observe(self.case, *fresh(self.case))
         return widths.narrowest
 
     @cached_property
@@ -163,15 +163,15 @@ class Eager:
 
 def moved(case: Case, dtype: torch.dtype | None = None, eps: float = 0.0, draw: int = 0):
     """Fresh arguments in another dtype, or a rounding away."""
-    function, (arguments, parameters) = made(case)
+    function, (arguments, parameters) = fresh(case)
     generator = torch.Generator().manual_seed(draw)
 
     def move(x):
         if not torch.is_tensor(x) or not x.is_floating_point():
             return x
         sign = torch.randint(0, 2, x.shape, generator=generator) * 2 - 1
-        found = (x.detach().double() * (1 + eps * sign)).to(dtype or x.dtype)
-        return found.requires_grad_(x.requires_grad)
+        moved = (x.detach().double() * (1 + eps * sign)).to(dtype or x.dtype)
+        return moved.requires_grad_(x.requires_grad)
 
     if dtype is not None and isinstance(function, torch.nn.Module):
         function.to(dtype)
@@ -191,7 +191,7 @@ def test_rewritten_as_in_eager(case, request: pytest.FixtureRequest):
     capture = Capture(judged_options("on"), current="on")
 
     def fault_of_run() -> str:
-        function, operands = made(case)
+        function, operands = fresh(case)
         torch._dynamo.reset()
         compiled = torch.compile(function, backend=capture, dynamic=False)
         return eager.unlike(observe(case, compiled, operands))

@@ -41,14 +41,14 @@ def operand(kind: str, access: tuple[str, ...], shift: int) -> torch.Tensor:
 @pytest.mark.parametrize("shift", range(4))
 def test_what_is_left_out_is_zero(name, shift):
     program = ScoreMod.parse(PROGRAMS[name])
-    given = [operand(a.kind, a.access, shift * (i + 1)) for i, a in enumerate(program.aux)]
+    operands = [operand(a.kind, a.access, shift * (i + 1)) for i, a in enumerate(program.aux)]
     term = tiles.zero((program.weight,), program.aux)
     if term is None:
         return  # nothing is left out
-    placed = [aux_on_axes(x, spec) for x, spec in zip(given, program.aux, strict=True)]
+    placed = [aux_on_axes(x, spec) for x, spec in zip(operands, program.aux, strict=True)]
     verdict = tiles.verdicts(term, index, (STEP, STEP), placed, [], torch.float64)
     score = torch.linspace(-3, 3, 64 * 64, dtype=torch.float64).view(SIZES)
-    leaf = program_leaves(score, given, [], program)
+    leaf = program_leaves(score, operands, [], program)
     (weight,) = fold([program.weight], leaf, torch_apply(torch.float64))
     left_out = verdict.expand(1, 1, 4, 4).repeat_interleave(STEP, 2).repeat_interleave(STEP, 3)
     assert not (left_out & (weight != 0) & ~weight.isnan()).any()
@@ -75,28 +75,28 @@ def test_a_window_of_the_largest_integer_is_no_window(text, axis):
     (condition, *_) = program.weight.args
     ends = closed(classify([program.weight], program.aux), axis)
     other = "q_idx" if axis == "kv_idx" else "kv_idx"
-    for given in itertools.product([LEAST, MOST, 0, 5, 50, 2**62], repeat=len(program.aux)):
+    for operands in itertools.product([LEAST, MOST, 0, 5, 50, 2**62], repeat=len(program.aux)):
         for low in (0, 48):
             place = {f"{other}_lo": low, f"{other}_hi": low + STEP - 1}
-            known = {name: value(term, place, given) for name, term in ends.items()}
+            known = {name: value(term, place, operands) for name, term in ends.items()}
             for first in range(0, 64, STEP):
                 there = {axis: (first, first + STEP - 1), other: (low, low + STEP - 1)}
                 corners = [
-                    value(condition, {"q_idx": q, "kv_idx": kv, "b": 0, "h": 0}, given)
+                    value(condition, {"q_idx": q, "kv_idx": kv, "b": 0, "h": 0}, operands)
                     for q, kv in itertools.product(there["q_idx"], there["kv_idx"])
                 ]
                 lives = not known.get("empty") and first <= known.get("upper", MOST)
                 lives = lives and first + STEP > known.get("lower", LEAST)
                 whole = not known.get("mixed") and first >= known.get("whole_lower", LEAST)
                 whole = whole and first + STEP <= known.get("whole_upper", MOST - 1) + 1
-                assert lives or not any(corners), (given, first, known)
-                assert not (lives and whole) or all(corners), (given, first, known)
+                assert lives or not any(corners), (operands, first, known)
+                assert not (lives and whole) or all(corners), (operands, first, known)
 
 
-def value(term: Expr, leaves: dict[str, int], given: tuple[int, ...]) -> int:
+def value(term: Expr, leaves: dict[str, int], operands: tuple[int, ...]) -> int:
     def leaf(node: Expr) -> torch.Tensor:
         if node.op == "aux":
-            return torch.tensor(given[int(node.value or 0)])
+            return torch.tensor(operands[int(node.value or 0)])
         return torch.tensor(node.value if node.is_const else leaves[node.op])
 
     return int(fold([term], leaf, torch_apply(torch.float64))[0])

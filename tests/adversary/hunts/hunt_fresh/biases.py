@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from ..rows import D64, Programs, normal, nothing, plus, values
-from .given import T, bf16, fp32, fp64, frozen, of_scores, rounded
+from .operands import T, bf16, fp32, fp64, frozen, of_scores, rounded
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -14,15 +14,9 @@ LEARNED_SCALE = values(0.7, dtype=D64, grad=True)
 
 table(
     fp64,
-    scale_parameter_item=(lambda q, k, v, s: F.silu(q @ T(k) * s.detach()) @ v * s, LEARNED_SCALE),
-    scale_on_weights=(lambda q, k, v, s: (F.silu(q @ T(k)) * s) @ v, LEARNED_SCALE),
-)
-table(
-    fp64,
     of=of_scores,
     bias_col=(lambda s, b: torch.sigmoid(s + b), normal((5, 1))),
     bias_one=(lambda s, b: torch.sigmoid(s + b), normal(1)),
-    bias_adds_rank=(lambda s, b: torch.sigmoid(s + b), normal((3, 1, 1, 1, 1))),
     bias_adds_rank_mul=(lambda s, b: torch.sigmoid(s) * b, normal((3, 1, 1, 5, 5))),
     bias_used_twice=(lambda s, b: torch.sigmoid(s + b) * b, normal((2, 1, 5, 5))),
     bias_unfold=(lambda s, b: torch.sigmoid(s + b.unfold(1, 5, 1).flip(1)), normal((2, 9))),
@@ -76,15 +70,7 @@ table(
     round_trip_add=lambda s: s + 1e6 - 1e6,
     neg_zero=lambda s: (1 / (s.relu() * -0.0)).clamp(-1, 1),
     square_root_square=lambda s: s.square().sqrt(),
-    double_island=lambda s: torch.sigmoid(s.double() * 1e-12 + 1e-12).float(),
-    double_island2=lambda s: (s.double() + 1e9 - 1e9).float(),
 )
-
-
-@case(fp64)
-def autocast_double(q, k, v):
-    with torch.autocast("cpu", torch.bfloat16):
-        return F.silu(q @ T(k)) @ v
 
 
 @case(fp32)
@@ -125,10 +111,6 @@ table(
         lambda q, k, v: torch.relu((q @ T(k.conj())).real) @ v.imag,
         rounded(torch.complex128),
     ),
-    integer_scores=(
-        lambda q, k, v: torch.sigmoid(q @ T(k)) @ v.float(),
-        multiplied(3, torch.int64),
-    ),
     integer_scores_div=(
         lambda q, k, v: ((q @ T(k)) / 3).relu() @ v.float(),
         multiplied(3, torch.int64),
@@ -137,14 +119,11 @@ table(
         lambda q, k, v: torch.sigmoid(((q * 300) @ T(k * 300)).half()).bfloat16() @ v,
         bf16,
     ),
-    bf_query_float_matmul=(
-        lambda q, k, v: torch.sigmoid(q.float() @ T(k.float())).bfloat16() @ v,
-        bf16,
-    ),
     half_overflow=(
         lambda q, k, v: torch.sigmoid((q * 300) @ T(k * 300) * 1e-4) @ v,
         rounded(torch.float16),
     ),
+    scale_on_weights=(lambda q, k, v, s: (F.silu(q @ T(k)) * s) @ v, fp64, LEARNED_SCALE),
 )
 table(
     nothing,
@@ -174,6 +153,4 @@ table(
     arange_mask_promotes=lambda q, k, v: (
         F.relu(q @ T(k)).double() * torch.arange(5, dtype=torch.float64) @ v.double()
     ),
-    value_cast=lambda q, k, v: (torch.sigmoid(q @ T(k)).double() @ v.double()).float(),
-    query_cast=lambda q, k, v: torch.sigmoid((q.double() @ T(k.double())).float()) @ v,
 )

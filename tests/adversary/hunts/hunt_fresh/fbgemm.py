@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ..rows import INF, Programs, normal, nothing, plus, values
-from .given import T
+from .operands import T
 
 with contextlib.suppress(Exception):
     import fbgemm_gpu  # noqa: F401  registers torch.ops.fbgemm
@@ -118,7 +118,7 @@ table(
     fb_only_kv=lambda q, k, v, o: torch.sigmoid(q[:6].view(3, 2, 4) @ T(pad(k, o))) @ pad(v, o),
     fb_shared_k=lambda q, k, v, o: plain(pad(q, o), k, v, o),
     fb_offset_gradient_of_input=lambda q, k, v, o: (
-        plain(pad(q * v, o), pad(q + k, o), pad(v, o), o),
+        unpad(F.silu(pad(q * v, o) @ T(pad(q + k, o))) @ pad(v, o), o),
         q.sum(),
     ),
     fb_unpad_total_from_shape=lambda q, k, v, o: unpad(
@@ -131,7 +131,6 @@ table(
     fb_value_shift=lambda c: c - 0.5,
     fb_dropout_padded_value=lambda c: F.dropout(c, 0.5),
     fb_softmaxed_values=lambda c: c.softmax(-1),
-    fb_value_sigmoid=torch.sigmoid,
     fb_value_div0=lambda c: c / c.norm(dim=-1, keepdim=True),
     fb_linear_value=lambda c: F.linear(
         c, torch.eye(4, dtype=torch.float32), torch.ones(4, dtype=torch.float32)
@@ -174,7 +173,8 @@ table(
         (torch.sigmoid(a @ T(b)) * (torch.arange(5) < lengths(o))) @ (c - 0.5), o
     ),
     fb_key_shift_tanh=lambda a, b, c, o: unpad(torch.tanh(a @ T(b + 1)) @ c, o),
-    fb_q_norm=lambda a, b, c, o: plain(F.normalize(a, dim=1), b, c, o),
+    fb_q_norm=lambda a, b, c, o: unpad(F.silu(F.normalize(a, dim=1) @ T(b)) @ c, o),
+    fb_value_sigmoid=lambda a, b, c, o: unpad(torch.tanh(a @ T(b)) @ torch.sigmoid(c), o),
     fb_o2_out=(lambda a, b, c, o, o2: plain(a, b, c, o2), OTHERS),
     fb_residual=lambda a, b, c, o: unpad(torch.sigmoid(a @ T(b)) @ c + a, o),
     fb_padded_mean=lambda a, b, c, o: (torch.sigmoid(a @ T(b)) @ c).mean(1),

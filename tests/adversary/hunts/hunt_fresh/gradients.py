@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from ..rows import D64, Programs, after
-from .given import T, fp64, of_scores, scored, weighted
+from .operands import T, fp64, of_scores, scored, weighted
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -12,13 +12,11 @@ case, table = PROGRAMS.case, PROGRAMS.table
 table(
     fp64,
     of=of_scores,
-    plain=lambda s: F.silu(s * 0.5),
     detach_weights=lambda s: torch.sigmoid(s).detach(),
     detach_scores_in_gate=lambda s: s * torch.sigmoid(s.detach()),
     custom_scale_grad=lambda s: torch.tanh(Scale.apply(s)),
     arg_unused_grad=lambda s: torch.sigmoid(s * 0),
     const_activation=lambda s: (torch.sigmoid(s) > 0).to(D64),
-    sign_activation=torch.sign,
     floor_activation=torch.floor,
     bool_activation_int=lambda s: (s > 0).int().double(),
     ones_like_activation=lambda s: torch.ones_like(s).tril(),
@@ -79,7 +77,6 @@ table(
     mul_detached_mask_param=lambda q, k, v: (
         (torch.relu(q @ T(k)) * torch.sigmoid(v[..., 0]).unsqueeze(-2)) @ v
     ),
-    weights_returned=weighted(torch.sigmoid)(lambda w, v: (w @ v, w)),
     weights_detached_returned=weighted(torch.sigmoid)(lambda w, v: (w @ v, w.detach().mean())),
     row_normalised_after=weighted(torch.sigmoid)(lambda w, v: (w @ v) / w.sum(-1, keepdim=True)),
     hook_on_scores=scored(
@@ -141,11 +138,6 @@ def mod_param_inplace_between(s, q, k, v):
 def mod_python_state(s, q, k, v):
     s.calls += 1
     return F.silu(q @ T(k) * s.calls) @ v
-
-
-@module
-def mod_tied(s, q, k, v):
-    return F.silu(s.linear(q) @ T(s.linear(q))) @ s.linear(q) @ s.linear.weight
 
 
 @module

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 
 from ..paddings import pad_function, unpad_function
-from ..rows import D64, Programs, normal, plus, values
-from .given import T
+from ..rows import D64, Programs, normal, nothing, plus, values
+from .operands import T
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -68,25 +68,22 @@ table(
 )
 table(
     jag(),
-    of=padded,
-    jag_value_exp=lambda a, b, c, o: plain(a, b, c.exp(), o),
-    jag_roll_queries=lambda a, b, c, o: plain(a.roll(1, 1), b, c, o),
-    jag_other_offsets_out=(lambda a, b, c, o, o2: plain(a, b, c, o2), OTHERS),
-)
-table(
-    jag(),
     jag_value_padding_one=lambda q, k, v, o: plain(pad(q, o), pad(k, o), pad(v, o, p=1.0), o),
     jag_other_offsets_v=(lambda q, k, v, o, o2: plain(pad(q, o), pad(k, o), pad(v, o2), o), OTHERS),
-    jag_nested_matmul=lambda *qkv: torch.stack(
-        [(F.silu(a @ b.t()) @ c).sum(0) for a, b, c in zip(*(x.split([2, 3, 4]) for x in qkv[:3]))]
-    ),
 )
 table(
-    jag(d=8),
+    nothing,
     of=padded,
-    jag_heads_wrong_order=lambda a, b, c, o: unpad(
-        (F.silu(a.view(3, 2, 5, 4) @ T(b.view(3, 2, 5, 4))) @ c.view(3, 2, 5, 4)).reshape(3, 5, 8),
-        o,
+    jag_roll_queries=(lambda a, b, c, o: plain(a.roll(1, 1), b, c, o), jag()),
+    jag_other_offsets_out=(lambda a, b, c, o, o2: plain(a, b, c, o2), jag(), OTHERS),
+    jag_heads_wrong_order=(
+        lambda a, b, c, o: unpad(
+            (F.silu(a.view(3, 2, 5, 4) @ T(b.view(3, 2, 5, 4))) @ c.view(3, 2, 5, 4)).reshape(
+                3, 5, 8
+            ),
+            o,
+        ),
+        jag(d=8),
     ),
 )
 
@@ -162,6 +159,6 @@ UNPADS = {
         9, 5, offsets=lambda o: F.pad(o.flip(0).diff().abs().cumsum(0), (1, 0))
     ),
 }
-for a, pad in PADS.items():
-    for b, unpad in UNPADS.items():
-        PROGRAMS.add(f"func_{a}_{b}", padded_and_unpadded(pad, unpad), jag(grad=True))
+for one, pads in PADS.items():
+    for other, unpads in UNPADS.items():
+        PROGRAMS.add(f"func_{one}_{other}", padded_and_unpadded(pads, unpads), jag(grad=True))

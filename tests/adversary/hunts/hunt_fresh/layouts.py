@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import D64, Programs, normal
-from .given import T, attended, fp64, frozen, of_scores, scored, weighted
+from ..rows import D64, Programs
+from .operands import T, fp64, frozen, of_scores, scored, weighted
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -13,7 +13,6 @@ table(
     fp64,
     of=of_scores,
     weights_flipped=lambda s: F.relu(s).flip(-1),
-    weights_rolled=lambda s: F.relu(s).roll(1, -1),
     bias_on_flat_scores=lambda s: torch.tanh(s.view(4, 25) + torch.arange(25, dtype=D64) / 10).view(
         2, 2, 5, 5
     ),
@@ -33,12 +32,6 @@ table(
     kron_like=lambda q, k, v: (
         F.relu(q @ T(k)).reshape(4, 25) @ v.reshape(4, 20).t().repeat(7, 1)[:25]
     ),
-    scores_padded=lambda q, k, v: (
-        torch.sigmoid(F.pad(q @ T(k), (1, 0))) @ F.pad(v, (0, 0, 1, 0), value=2.0)
-    ),
-    gqa_repeat=lambda q, k, v: (
-        F.relu(q @ T(k[:, :1].repeat_interleave(2, 1))) @ v[:, :1].repeat_interleave(2, 1)
-    ),
     scores_cat_sink=lambda q, k, v: (
         torch.sigmoid(torch.cat([torch.zeros(2, 2, 5, 1, dtype=D64), q @ T(k)], -1))[..., 1:] @ v
     ),
@@ -49,12 +42,6 @@ table(
 def index_weights(q, k, v):
     i = torch.tensor([4, 0, 0, 2])
     return F.relu(q @ T(k))[..., i] @ v[..., i, :]
-
-
-@case(normal((2, 4, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)))
-def gqa_transposed_groups(q, k, v):
-    q = q.view(2, 2, 2, 5, 4)
-    return (F.relu(q @ T(k).unsqueeze(1)) @ v.unsqueeze(1)).reshape(2, 4, 5, 4)
 
 
 @case(fp64)
@@ -86,12 +73,6 @@ table(
     baddbmm_scores=lambda q, k, v: (
         F.silu(torch.baddbmm(torch.ones(1, 5, 5, dtype=D64), q, T(k), beta=0.5, alpha=2)) @ v
     ),
-    baddbmm_beta0_nan=lambda q, k, v: (
-        F.silu(
-            torch.baddbmm(torch.full((1, 5, 5), float("nan"), dtype=D64), q, T(k), beta=0, alpha=2)
-        )
-        @ v
-    ),
     baddbmm_empty_out=lambda q, k, v: (
         F.silu(torch.baddbmm(torch.empty(2, 5, 5, dtype=D64), q, T(k), beta=0, alpha=0.125)) @ v
     ),
@@ -101,27 +82,11 @@ table(
 )
 table(
     fp64,
-    q_is_k_is_v=lambda q, k, v: F.silu(q @ T(q)) @ q,
-    sum_of_attentions=lambda q, k, v: F.silu(q @ T(k)) @ v + torch.tanh(k @ T(q)) @ v,
     product_of_scores=lambda q, k, v: (torch.sigmoid(q @ T(k)) * torch.tanh(k @ T(q))) @ v,
     scores_plus_scores=lambda q, k, v: F.relu(q @ T(k) + k @ T(q)) @ v,
     linear_attention=lambda q, k, v: F.relu(q) @ (T(F.relu(k)) @ v),
-    einsum_odd=lambda q, k, v: torch.einsum(
-        "zbcx,zxbd->xzdc", torch.einsum("zxcv,zxbv->zbcx", q, k).relu(), v
-    ),
-    einsum_diag=lambda q, k, v: torch.einsum("aacd,aaed->ace", q, k).relu() @ v[:, 0],
-    einsum_head_sum=lambda q, k, v: torch.einsum("bhqd,bhkd->bqk", q, k).relu() @ v[:, 0],
-    einsum_out_head_sum=lambda q, k, v: torch.einsum(
-        "bhqk,bhkd->bqd", torch.einsum("bhqd,bhkd->bhqk", q, k).relu(), v
-    ),
-    einsum_cross_heads=lambda q, k, v: torch.einsum(
-        "bhqgk,bgkd->bhqd", torch.einsum("bhqd,bgkd->bhqgk", q, k).relu(), v
-    ),
     einsum_three=lambda q, k, v: torch.einsum(
         "bhqk,bhkd,bhqd->bhqd", torch.einsum("bhqd,bhkd->bhqk", q, k).relu(), v, q
-    ),
-    einsum_broadcast=lambda q, k, v: torch.einsum(
-        "...qk,...kd->...dq", torch.einsum("...qd,...kd->...qk", q, k[:, :1]).relu(), v
     ),
     einsum_implicit=lambda q, k, v: torch.einsum(
         "bhqk,bhkd", torch.einsum("bhqd,bhkd->bhqk", q, k).relu(), v
@@ -146,34 +111,21 @@ table(
     ).sum(-2),
     bilinear=lambda q, k, v: F.bilinear(q, q, torch.randn(5, 4, 4, dtype=D64)).relu() @ v,
     same_scores_twice=weighted(F.silu)(lambda w, v: (w @ v, w @ (v + 1))),
-    value_is_function_of_scores=scored(lambda s, v: torch.tanh(s) @ (v + s.mean())),
     value_is_scores=scored(lambda s, v: torch.tanh(s) @ s),
-    key_from_output=attended(torch.tanh)(lambda o: torch.sigmoid(o @ T(o)) @ o),
 )
 table(
     matrices,
     addmm_2d=lambda q, k, v: torch.addmm(v, F.silu(q @ k.t()), v, beta=-1, alpha=0.3),
     addmm_bias_row=lambda q, k, v: F.relu(torch.addmm(torch.arange(5.0, dtype=D64), q, k.t())) @ v,
-    linear_2d=lambda q, k, v: F.linear(F.silu(F.linear(q, k)), v.t()),
     linear_2d_bias=lambda q, k, v: F.linear(
         F.silu(F.linear(q, k, torch.arange(5.0, dtype=D64))), v.t(), torch.ones(4, dtype=D64)
     ),
     addmv=lambda q, k, v: torch.mv(F.silu(q @ k.t()), v[:, 0]),
     sparse_weights=lambda q, k, v: torch.sparse.mm(F.relu(q @ k.t()).detach().to_sparse(), v),
-    sparse_sampled=lambda q, k, v: (
-        torch.sparse.sampled_addmm(
-            torch.eye(5, dtype=D64).to_sparse_csr(), q.detach(), k.detach().t(), beta=0.0
-        )
-        .to_dense()
-        .relu()
-        @ v
-    ),
 )
 table(
     fp64,
     of=of_scores,
-    transposed_weights=lambda s: T(F.silu(s)),
     weights_plus_eye=lambda s: F.silu(s) + torch.eye(5, dtype=D64),
     two_activations_sum=lambda s: F.silu(s) + torch.tanh(s),
-    sparse_mask=lambda s: F.relu(s) * torch.eye(5).to_sparse().to_dense(),
 )

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ..rows import D64, Programs, normal, nothing, square, values
-from .given import T, fp32, fp64, frozen, of_scores
+from .operands import T, fp32, fp64, frozen, of_scores
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -20,18 +20,14 @@ table(
     talking_heads=lambda s: torch.einsum("bhqk,hg->bgqk", s, torch.ones(2, 2, dtype=D64)).relu(),
     pool_on_scores=lambda s: F.max_pool2d(s, 3, 1, 1).relu(),
     norm_on_scores=lambda s: F.layer_norm(s, (5,)).relu(),
-    scale_from_scores=lambda s: F.relu(s / s.std()),
     scale_from_scores_detached=lambda s: F.relu(s / s.detach().std()),
 )
 table(
     fp64,
     sigmoid_minus_logn=lambda q, k, v: torch.sigmoid(q @ T(k) - math.log(k.shape[-2])) @ v,
-    group_norm_out=lambda q, k, v: F.layer_norm(F.relu(q @ T(k)) @ v, (4,)),
     item_scale=lambda q, k, v: F.relu(q @ T(k) * q.detach().abs().max()) @ v,
     std_scale=lambda q, k, v: F.relu(q @ T(k) / q.std()) @ v,
     batched_scale=lambda q, k, v: F.relu(q @ T(k) * q.norm(dim=-1, keepdim=True)) @ v,
-    gate_output=lambda q, k, v: F.silu(q @ T(k)) @ v * torch.sigmoid(q),
-    tensor_subclass_param=lambda q, k, v: F.silu(q @ T(torch.nn.Parameter(k.detach()))) @ v,
 )
 
 
@@ -47,14 +43,10 @@ def naninf():
 table(
     naninf,
     of=of_scores,
-    nan_plain=torch.sigmoid,
-    nan_relu=F.relu,
     nan_where=lambda s: torch.where(torch.isnan(s), 0.0, s),
     nan_to_num=lambda s: torch.nan_to_num(s, posinf=1.0),
-    nan_ones=lambda s: s**0,
     nan_times_zero=lambda s: s * 0,
     nan_eq_self=lambda s: (s == s).to(D64) + s.detach() * 0,
-    nan_clamp=lambda s: s.clamp(0, 1),
     nan_fmax=lambda s: torch.fmax(s, torch.zeros((), dtype=D64)),
     nan_minmax=lambda s: torch.minimum(
         torch.maximum(s, torch.zeros((), dtype=D64)), torch.ones((), dtype=D64)
@@ -62,13 +54,6 @@ table(
     nan_sub_self=lambda s: s - s,
     nan_ternary_not=lambda s: torch.where(~(s <= 0), s, 0.0),
 )
-
-
-@case(fp64)
-def bias_inf_times_zero(q, k, v):
-    b = torch.full((5, 5), float("inf"), dtype=D64).triu(1)
-    b[b != b] = 0
-    return torch.sigmoid(q @ T(k) - b) @ v
 
 
 table(
@@ -99,17 +84,10 @@ def bias_neg_inf_silu_mul(q, k, v):
 table(
     fp32,
     of=of_scores,
-    weights_to_int=lambda s: s.to(torch.int32).to(torch.float32),
     weights_round=torch.round,
     weights_floor_frac=lambda s: s - s.floor(),
     weights_sign_sqrt=lambda s: s.sign() * s.abs().sqrt(),
-    weights_fmod=lambda s: torch.fmod(s, 1.0),
-    weights_remainder=lambda s: torch.remainder(s, 0.7),
     weights_nan_to_num=lambda s: torch.nan_to_num(torch.log(s), nan=-1.0),
-    weights_hardshrink=lambda s: F.hardshrink(s, 0.3),
-    weights_threshold=lambda s: F.threshold(s, 0.2, 7.0),
-    weights_elu_neg=lambda s: F.elu(s, 0.3),
-    weights_softplus=lambda s: F.softplus(s, beta=3, threshold=1),
     weights_gelu_tanh=lambda s: F.gelu(s, approximate="tanh"),
     weights_prelu=lambda s: F.prelu(s, torch.tensor([0.1, 0.4])),
     weights_prelu_learned=(lambda s, a: F.prelu(s, a), values([0.1, 0.4], grad=True)),
@@ -149,13 +127,10 @@ def where_scores_positive(q, k, v):
 
 table(
     fp64,
-    relu_clamp_ties=lambda q, k, v: (q.round() @ T(k.round())).clamp(0, 1) @ v,
     relu_clamp_tensor=lambda q, k, v: (
         (q.round() @ T(k.round())).clamp(torch.zeros(1, dtype=D64), torch.ones(1, dtype=D64)) @ v
     ),
     abs_at_zero=lambda q, k, v: (q.round() @ T(k.round())).abs() @ v,
-    xlogy=lambda q, k, v: torch.xlogy(torch.sigmoid(q @ T(k)), torch.sigmoid(q @ T(k))) @ v,
-    copysign=lambda q, k, v: torch.copysign(torch.sigmoid(q @ T(k)), q @ T(k)) @ v,
     heaviside=lambda q, k, v: (
         torch.heaviside((q.round() @ T(k.round())).detach(), torch.tensor(0.25, dtype=D64)) @ v
     ),
@@ -186,7 +161,6 @@ table(
     div_floor_positions=outer(lambda i, j: torch.div(i - j, 2, rounding_mode="floor") == -1),
     div_trunc_positions=outer(lambda i, j: torch.div(i - j, 2, rounding_mode="trunc") == 0),
     shift_positions=outer(lambda i, j: ((i - j) >> 1) == -1),
-    lshift_positions=outer(lambda i, j: (i << 7) + j, lambda: torch.arange(5, dtype=torch.uint8)),
     mask_bucketize=outer(torch.eq, lambda: torch.bucketize(torch.arange(5), torch.tensor([1, 3]))),
     mask_searchsorted=outer(
         torch.eq, lambda: torch.searchsorted(torch.tensor([0, 2, 5]), torch.arange(5), right=True)
@@ -218,12 +192,10 @@ table(
         F.relu(s)
         * torch.zeros(5, 5, dtype=D64).scatter(1, torch.tensor([[0], [1], [1], [4], [2]]), 1.0)
     ),
-    mask_topk=lambda s: F.relu(s) * (s >= s.topk(2, -1).values[..., -1:]),
     mask_topk_detached=lambda s: F.relu(s) * (s >= s.detach().topk(2, -1).values[..., -1:]),
 )
 table(
     nothing,
-    one_token_one_depth=(lambda q, k, v: torch.sigmoid(q @ k) @ v, square(n=1, d=1)),
     vector_query=(
         lambda q, k, v: (torch.sigmoid(q @ T(k)).unsqueeze(-2) @ v).squeeze(-2),
         normal(4, (2, 5, 4), (2, 5, 4)),
@@ -232,24 +204,15 @@ table(
 table(
     nothing,
     of=of_scores,
-    empty_rows=(torch.sigmoid, square(n=0)),
-    empty_keys=(torch.sigmoid, normal((2, 2, 5, 4), (2, 2, 0, 4), (2, 2, 0, 4))),
     empty_depth=(torch.sigmoid, normal((2, 2, 5, 0), (2, 2, 3, 0), (2, 2, 3, 4))),
     empty_value=(torch.sigmoid, normal((2, 2, 5, 4), (2, 2, 3, 4), (2, 2, 3, 0))),
-    empty_batch=(torch.sigmoid, square(b=0, n=5)),
     one_token=(torch.sigmoid, square(n=1)),
     one_query_bias_broadcasts_rows=(
         lambda s: torch.sigmoid(s + torch.arange(3, dtype=D64)[:, None]),
         normal((2, 2, 1, 4), (2, 2, 5, 4), (2, 2, 5, 4)),
     ),
-    broadcast_batches=(torch.sigmoid, normal((1, 2, 5, 4), (2, 1, 5, 4), (3, 1, 1, 5, 4))),
-    vector_value=(torch.sigmoid, normal((5, 4), (2, 5, 4), 5)),
     one_key_broadcasts=(
         lambda s: torch.sigmoid(s + torch.arange(3, dtype=D64)),
-        normal((2, 2, 5, 4), (2, 2, 1, 4), (2, 2, 3, 4)),
-    ),
-    one_key_expanded=(
-        lambda s: torch.sigmoid(s).expand(2, 2, 5, 3),
         normal((2, 2, 5, 4), (2, 2, 1, 4), (2, 2, 3, 4)),
     ),
 )

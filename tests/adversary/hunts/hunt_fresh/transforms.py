@@ -5,10 +5,17 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 
 from ..rows import D64, Programs
-from .given import T, fp64, frozen, of_scores, scored, weighted
+from .operands import T, fp64, frozen, of_scores, scored, weighted
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
+
+
+@case(fp64)
+def dropout_two_draws(q, k, v):
+    a = torch.rand(3, dtype=D64)
+    o = F.silu(q @ T(k)) @ F.dropout(v, 0.2)
+    return o * torch.rand(1, dtype=D64), a
 
 
 @case(fp64)
@@ -30,7 +37,6 @@ table(
     fp64,
     of=of_scores,
     dropout_weights=lambda s: F.dropout(F.silu(s), 0.3),
-    dropout_eval=lambda s: F.dropout(F.silu(s), 0.3, training=False),
     dropout_one=lambda s: F.dropout(F.silu(s), 1.0),
     rrelu_train=lambda s: F.rrelu(s, training=True),
     rand_mask=lambda s: F.silu(s) * (torch.rand(5, 5) > 0.5),
@@ -38,12 +44,7 @@ table(
 )
 table(
     fp64,
-    dropout_after=lambda q, k, v: F.dropout(F.silu(q @ T(k)) @ v, 0.3),
-    vmap_all=lambda q, k, v: torch.vmap(lambda a, b, c: F.silu(a @ T(b)) @ c)(q, k, v),
     vmap_shared_kv=lambda q, k, v: torch.vmap(lambda a: F.silu(a @ T(k)) @ v)(q),
-    vmap_out_dims=lambda q, k, v: torch.vmap(
-        lambda a, b, c: F.silu(a @ T(b)) @ c, in_dims=(1, 1, 0), out_dims=2
-    )(q, k, v),
     func_grad=lambda q, k, v: torch.func.grad(lambda a: (F.silu(a @ T(k)) @ v).sum())(q),
     func_jvp=lambda q, k, v: torch.func.jvp(
         lambda a: F.silu(a @ T(k)) @ v, (q,), (torch.ones_like(q),)
@@ -53,10 +54,6 @@ table(
     ),
     checkpointed_dropout=lambda q, k, v: torch.utils.checkpoint.checkpoint(
         lambda a, b, c: F.dropout(F.silu(a @ T(b)) @ c, 0.3), q, k, v, use_reentrant=False
-    ),
-    dropout_two_draws=lambda q, k, v: (
-        (F.silu(q @ T(k)) @ F.dropout(v, 0.2)) * torch.rand(1, dtype=D64),
-        torch.rand(3, dtype=D64),
     ),
     func_grad_mixed=lambda q, k, v: (
         torch.func.grad(lambda a: (F.silu(a @ T(k)) @ v).square().sum())(q) + (F.silu(q @ T(k)) @ v)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from ..rows import D64, Programs, after, normal, nothing, plus, values
-from .given import T, attended, fp64, frozen, of_scores, scored, weighted
+from .operands import T, attended, fp64, frozen, of_scores, scored, weighted
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -62,13 +62,6 @@ def mask_written_between(q, k, v, m):
     return o
 
 
-table(
-    fp64,
-    of=attended(F.silu),
-    output_data_written=after(lambda o: o.data.zero_(), lambda o: o),
-)
-
-
 @case(fp64)
 def operand_data_written(q, k, v):
     u = v.clone()
@@ -114,24 +107,6 @@ table(
 )
 
 
-@case(plus(fp64, normal((5, 5))))
-def made_bias_written_after_break(q, k, v, b):
-    c = b * 2
-    o = torch.sigmoid(q @ T(k) + c) @ v
-    torch._dynamo.graph_break()
-    c.mul_(0.1)
-    return o, c
-
-
-@case(plus(fp64, normal((5, 5))))
-def bias_written_after_break(q, k, v, b):
-    o = torch.sigmoid(q @ T(k) + b) @ v
-    torch._dynamo.graph_break()
-    with torch.no_grad():
-        b.mul_(0.1)
-    return o
-
-
 @case(frozen)
 def same_object_mutated(q, k, v):
     a = q.clone()
@@ -147,12 +122,6 @@ def swapped_in_place(q, k, v):
     q.copy_(v)
     v.copy_(w @ q)
     return w.sum() * 0 + v
-
-
-@case(frozen)
-def output_into_input(q, k, v):
-    v.copy_(torch.tanh(q @ T(k)) @ v)
-    return v * 2
 
 
 def no_grad(change):

@@ -28,10 +28,6 @@ table(
         lambda s, n: s.sigmoid() * (-torch.arange(7) > per_batch(-n)),
         values([-128, 3], dtype=torch.int8),
     ),
-    int32_lengths_scaled=(
-        lambda s, n: s.sigmoid() * (torch.arange(7) < per_batch(n * 65536 * 40000)),
-        values([1, 3], dtype=torch.int32),
-    ),
     lengths_floordiv=(
         lambda s, n: s.sigmoid() * (torch.arange(7) // per_batch(n) == 1),
         values([-2, 3]),
@@ -87,10 +83,6 @@ table(
         lambda s, m: s.sigmoid() * m * m,
         lambda: (torch.randint(0, 255, (5, 7), dtype=torch.uint8),),
     ),
-    uint8_mask_summed=(
-        lambda s, m: s.sigmoid() * (m + m),
-        lambda: (torch.randint(100, 255, (5, 7), dtype=torch.uint8),),
-    ),
     int_bias=(lambda s, m: torch.sigmoid(s + m), lambda: (torch.randint(-3, 3, (5, 7)),)),
     int_bias_huge=(
         lambda s, m: torch.sigmoid((s + m) * 1e-16),
@@ -118,16 +110,6 @@ table(
     ),
     bias_selected=(lambda s, a: torch.sigmoid(s + a[1] + a[0, :, :1]), normal((3, 5, 7))),
     bias_diagonal_view=(lambda s, a: torch.sigmoid(s + a.diagonal(0, 0, 1)), normal((7, 7, 5))),
-    bias_gathered=(
-        lambda s, a, i: torch.sigmoid(s + a.gather(1, i)),
-        normal((5, 3)),
-        lambda: (torch.randint(0, 3, (5, 7)),),
-    ),
-    bias_take_along=(
-        lambda s, a, i: torch.sigmoid(s + torch.take_along_dim(a, i, 1)),
-        normal((5, 3)),
-        lambda: (torch.randint(0, 3, (5, 7)),),
-    ),
     bias_take=(
         lambda s, a, i: torch.sigmoid(s + a.take(i)),
         normal((5, 3)),
@@ -137,11 +119,6 @@ table(
         lambda s, a, i: torch.sigmoid(s + F.embedding(i, a, max_norm=0.5).permute(2, 0, 1)),
         normal((4, 2), grad=False),
         lambda: (torch.randint(0, 4, (5, 7)),),
-    ),
-    bias_index_select=(
-        lambda s, a, i: torch.sigmoid(s + a.index_select(-1, i)),
-        normal((5, 3)),
-        lambda: (torch.randint(0, 3, (7,)),),
     ),
     bias_index_put=(
         lambda s, a, i: torch.sigmoid(
@@ -155,7 +132,6 @@ table(
         normal((5, 7)),
         lambda: (torch.randint(0, 3, (5, 7)),),
     ),
-    lookup_by_bool=(lambda s, a, m: s.sigmoid() * a[m.long()], normal(2), FLAGS),
 )
 
 
@@ -175,54 +151,15 @@ table(
     large,
     of=of_biases,
     prefix="table_",
-    plain=(lambda a, i: a[i], normal(5), at()),
-    negative=(lambda a, i: a[i], normal(5), at(-5, 5)),
-    second_dim=(lambda a, i: a[:, i], normal((2, 5)), at()),
-    first_dim_then_permuted=(lambda a, i: a[i].permute(2, 0, 1), normal((5, 2)), at()),
     new_dim=(lambda a, i: a[None, i], normal(5), at()),
-    ellipsis=(lambda a, i: a[..., i], normal((2, 5)), at()),
-    sliced_and_indexed=(lambda a, i: a[1:, i], normal((3, 5)), at()),
-    integer_and_indexed=(lambda a, i: a[1, i], normal((3, 5)), at()),
     int32=(lambda a, i: a[i], normal(5), at(dtype=torch.int32)),
-    uint8=(lambda a, i: a[i.long()], normal(5), at(dtype=torch.uint8)),
-    embedding=(lambda a, i: F.embedding(i, a).permute(2, 0, 1), normal((5, 2)), at()),
-    embedding_padding=(
-        lambda a, i: F.embedding(i, a, padding_idx=-1).permute(2, 0, 1),
-        normal((5, 2)),
-        at(),
-    ),
-    embedding_frequency=(
-        lambda a, i: F.embedding(i, a, scale_grad_by_freq=True).permute(2, 0, 1),
-        normal((5, 2)),
-        at(),
-    ),
     select=(lambda a, i: a.index_select(0, i.flatten()).view(40, 48), normal(5), at()),
     select_last=(lambda a, i: torch.index_select(a, -1, i[0]), normal((40, 5)), at()),
     gather_=(lambda a, i: a.expand(40, 5).gather(1, i), normal((1, 5)), at()),
-    gather_own=(lambda a, i: a.gather(-1, i), normal((40, 3)), at(0, 3)),
-    gather_rows=(lambda a, i: a.gather(0, i), normal((3, 48)), at(0, 3)),
-    gather_first_columns=(lambda a, i: a.gather(0, i), normal((3, 60)), at(0, 3)),
-    twice_looked_up=(lambda a, i: a[i] + a[4 - i] * 2, normal(5), at()),
-    two_indices=(lambda a, i: a[i, 4 - i], normal((5, 5)), at()),
-    index_used_for_mask=(lambda a, i: a[i] * (i > 2), normal(5), at()),
     bf16=(lambda a, i: a[i], normal(5, dtype=torch.bfloat16), at(0, 5, (40, 48))),
     table_of_function=(lambda a, i: torch.sin(a * 2)[i], normal(5), at()),
-    index_clamped_in_place=(lambda a, i: a[i.clamp_(1, 3)], normal(5), at()),
     per_batch=(lambda a, i: a[i][:, None], normal(5), at(shape=(2, 40, 48))),
-    of_distance=(
-        lambda a, i: a[(torch.arange(40)[:, None] - torch.arange(48)).clamp(-2, 2) + 2 + 0 * i],
-        normal(5),
-        at(),
-    ),
-    hook_on_lookup=(lambda a, i: hooked(a[i]), normal(5), at()),
-    retain_table_view=(lambda a, i: a.view(5, 2)[i].permute(2, 0, 1), normal(10), at()),
 )
-
-
-def hooked(x):
-    if x.requires_grad:
-        x.register_hook(lambda g: g * 2)
-    return x
 
 
 @case(plus(qkv(), values([3, 5]), values([1, 2])))

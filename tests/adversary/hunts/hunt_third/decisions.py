@@ -34,8 +34,6 @@ table(
     two_scales_hardshrink=lambda s: F.hardshrink(s * 0.1 * 0.7, 0.21),
     two_scales_clamp_gradient=lambda s: (s * 0.1 * 0.7).clamp(max=0.21),
     two_scales_relu6_gradient=lambda s: F.hardtanh(s * 0.1 * 0.7, -0.21, 0.21),
-    scale_by_head_dim_then_temperature=lambda s: (s * 8**-0.5 * 8**-0.5 >= 0.125 * 3) * s,
-    scale_of_baddbmm=lambda s: s,
     hardsigmoid_decides=lambda s: (F.hardsigmoid(s) >= 2 / 3) * s + (F.hardsigmoid(s) == 5 / 6) * 3,
     hardswish_decides=lambda s: (F.hardswish(s) >= 2 / 3) * s + (F.hardswish(s) == 5 / 3) * 3,
     leaky_decides=lambda s: (F.leaky_relu(s, 0.1) <= -0.3) * s,
@@ -203,10 +201,6 @@ table(
     nothing,
     of=of_scores,
     prefix="whole_",
-    power_of_two_fp32=(
-        lambda s: (2 ** (s * 0.5) >= 2**1.5) * s + (2.0 ** (s / 3) >= 2.0) * s,
-        whole(torch.float32),
-    ),
     scales_by_head_dim_twice_fp32=(
         lambda s: F.silu(s * 8**-0.5 * 8**-0.5) * (s * 8**-0.5 * 8**-0.5 >= 1.0),
         whole(torch.float32),
@@ -219,11 +213,6 @@ table(
         lambda s, a: s.relu() * (a * 0.1 * 0.7 >= 0.21) + (a * 0.6 * (1 / 3)).floor(),
         whole(),
         values([3.0, 6.0], dtype=D64),
-    ),
-    power_of_two_of_an_operand_decides=(
-        lambda s, a: s.relu() * (2 ** (a * 0.5) >= 2.8284271247461903),
-        whole(),
-        values([3.0, 5.0], dtype=D64),
     ),
 )
 table(

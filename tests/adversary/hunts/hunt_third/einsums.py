@@ -13,7 +13,6 @@ from ..rows import (
     plus,
     qkv,
     square,
-    weighted,
 )
 
 PROGRAMS = Programs()
@@ -29,97 +28,33 @@ SCORES, GRID = "bhid,bhjd->bhij", "bnd,bxyd->bnxy"
 TEN = (2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 3)
 
 table(
-    qkv(),
-    einsum_scrambled=einsums("zhid,zhjd->jzih", "jzih,zhjc->cihz", F.silu),
-    einsum_three=lambda q, k, v: torch.einsum("bhid,bhjd,bhjc->bhic", q, k, v),
-    einsum_output_sums_rows=einsums(SCORES, "bhij,bhjc->bhc"),
-    einsum_sums_heads=einsums(SCORES, "bhij,bhjc->bic"),
-)
-table(
-    square(),
-    einsum_diagonal_of_scores=einsums(SCORES, "bhii,bhic->bhic"),
-    einsum_contracts_rows=einsums(SCORES, "bhij,bhic->bhjc"),
-    einsum_ellipsis=einsums("...id,...jd->...ij", "...ij,...jc->i...c", torch.sigmoid),
-    einsum_sublists=lambda q, k, v: torch.einsum(
-        F.relu(torch.einsum(q, [0, 1, 2, 3], k, [0, 1, 4, 3], [0, 1, 2, 4])),
-        [0, 1, 2, 4],
-        v,
-        [0, 1, 4, 5],
-    ),
-    relative_keys_shaw=(
-        lambda q, k, v, e: F.silu(q @ k.mT + torch.einsum("bhid,ijd->bhij", q, e)) @ v,
-        normal((6, 6, 4)),
-    ),
-    transformer_xl=(
-        lambda q, k, v, u, w: (
-            F.silu((q + u[:, None]) @ k.mT + (q + w[:, None]).sum(-1, keepdim=True)) @ v
-        ),
-        normal((2, 4), (2, 4)),
-    ),
-)
-table(
-    square(h=4, n=4),
-    axial_rows=einsums("bxyd,bxzd->bxyz", "bxyz,bxzc->bxyc", torch.sigmoid),
-    axial_columns=einsums("bxyd,bzyd->bxyz", "bxyz,bzyc->bxyc", torch.sigmoid),
-    axial_mixed_up=einsums("bxyd,bzyd->bxyz", "bxyz,bxzc->bxyc", torch.sigmoid),
-    triangle_multiplication=lambda q, k, v: torch.einsum(
-        "bijc,bjkc->bikc", torch.einsum("bikc,bjkc->bijc", q.sigmoid(), k).relu(), v
-    ),
-)
-table(
-    square(b=6, h=6, n=6, d=6),
-    einsum_wrong_axis=einsums(SCORES, "bhij,bhcj->bhic"),
-    einsum_swapped_batch_of_v=einsums(SCORES, "bhij,bjhc->bihc"),
-    einsum_v_has_other_batch=einsums(SCORES, "bhij,hbjc->bhic"),
-    einsum_cross_keys=einsums("bhid,bjhd->bhij", "bhij,bjhc->bihc"),
-    einsum_scores_contract_heads=einsums("bhid,bjhd->bij", "bij,bhjc->bhic"),
-)
-table(
     normal(*TEN),
-    einsum_with_scale_operand=(
-        lambda q, k, v, w: torch.einsum(
-            "bhij,bhjc->bhic", torch.einsum("bhid,bhjd,h->bhij", q, k, w).relu(), v
-        ),
-        normal(3),
-    ),
     einsum_with_gate_operand=(
         lambda q, k, v, w: torch.einsum(
             "bhij,bhjc,bi->bhic", torch.einsum(SCORES, q, k).relu(), v, w
         ),
         normal((2, 5)),
     ),
-    einsum_with_mask_operand=(
-        lambda q, k, v, w: torch.einsum(
-            "bhij,ij,bhjc->bhic", torch.einsum(SCORES, q, k).relu(), w, v
-        ),
-        normal((5, 7)),
-    ),
     einsum_of_four=(
         lambda q, k, v, w: torch.einsum("bhid,bhjd,ij,bhjc->bhic", q, k, w, v),
         normal((5, 7)),
-    ),
-    einsum_of_four_swapped_mask=(
-        lambda q, k, v, w: torch.einsum("bhid,bhjd,ji,bhjc->bhic", q, k, w, v),
-        normal((7, 5)),
     ),
     einsum_of_four_key_weights=(
         lambda q, k, v, w: torch.einsum("bhid,bhjd,j,bhjc->bhic", q, k, w, v),
         normal(7),
     ),
-    einsum_of_four_channel_weights=(
-        lambda q, k, v, w: torch.einsum("bhid,bhjd,d,bhjc->bhic", q, k, w, v),
-        normal(4),
-    ),
 )
 table(
     nothing,
-    einsum_broadcasts_ones=(
-        einsums(SCORES, "bhij,bhjc->bhic"),
-        normal((2, 1, 5, 4), (1, 3, 7, 4), (2, 3, 7, 3)),
+    einsum_with_scale_operand=(
+        lambda q, k, v, w: torch.einsum(
+            "bhij,bhjc->bhic", torch.einsum("bhid,bhjd,h->bhij", q, k, w).relu(), v
+        ),
+        normal((2, 3, 5, 4), (2, 3, 7, 4), (2, 1, 7, 3), 3),
     ),
-    keys_in_a_grid_transposed_values=(
-        einsums(GRID, "bnxy,byxc->bnc", torch.sigmoid),
-        normal((2, 5, 4), (2, 3, 2, 4), (2, 2, 3, 3)),
+    einsum_of_four_swapped_mask=(
+        lambda q, k, v, w: torch.einsum("bhid,bhjd,ji,bhjc->bhic", q, k, w, v),
+        normal((2, 3, 5, 4), (2, 3, 5, 4), (2, 3, 5, 3), (5, 5)),
     ),
     window_masks_per_window=(
         lambda q, k, v, mask: (
@@ -137,28 +72,30 @@ table(
         ),
         normal((2, 3, 2, 4), (2, 5, 4), (2, 5, 3)),
     ),
-    relative_values_shaw=(
-        weighted(F.silu)(lambda w, v, e: w @ v + torch.einsum("bhij,ijd->bhid", w, e)),
-        plus(square(), normal((6, 6, 4))),
-    ),
 )
 table(
-    normal((2, 5, 4), (2, 3, 2, 4), (2, 3, 2, 3)),
-    keys_in_a_grid=einsums(GRID, "bnxy,bxyc->bnc", torch.sigmoid),
-    keys_in_a_grid_masked=einsums(
-        GRID,
-        "bnxy,bxyc->bnc",
-        lambda s: (s * (torch.arange(3)[:, None] > torch.arange(2))).sigmoid(),
+    nothing,
+    einsum_output_sums_rows=(einsums(SCORES, "bhij,bhjc->bhc"), qkv()),
+    transformer_xl=(
+        lambda q, k, v, u, w: (
+            F.silu((q + u[:, None]) @ k.mT + (q + w[:, None]).sum(-1, keepdim=True)) @ v
+        ),
+        square(),
+        normal((2, 4), (2, 4)),
+    ),
+    keys_in_a_grid_masked=(
+        einsums(
+            GRID,
+            "bnxy,bxyc->bnc",
+            lambda s: (s * (torch.arange(3)[:, None] > torch.arange(2))).sigmoid(),
+        ),
+        normal((2, 5, 4), (2, 3, 2, 4), (2, 3, 2, 3)),
     ),
     keys_in_a_grid_with_biases=(
         einsums(GRID, "bnxy,bxyc->bnc", lambda s, a, b: (s + a + b).sigmoid()),
+        normal((2, 5, 4), (2, 3, 2, 4), (2, 3, 2, 3)),
         normal((5, 3, 1), (3, 2)),
     ),
-)
-table(
-    normal((2, 5, 4), (2, 2, 2, 4), (2, 2, 2, 3)),
-    keys_in_a_square_grid_transposed_values=einsums(GRID, "bnxy,byxc->bnc", torch.sigmoid),
-    one_dim_of_the_grid_is_summed=einsums(GRID, "bnxy,bxyc->bnxc", torch.sigmoid),
 )
 
 
@@ -177,13 +114,6 @@ def relative_by_skewing(q, k, v, e):
     r = q @ e.mT  # [2, 2, 6, 11]
     r = F.pad(r, (0, 1)).flatten(2)
     r = F.pad(r, (0, 5)).view(2, 2, 7, 11)[:, :, :6, 5:]
-    return F.silu(q @ k.mT + r) @ v
-
-
-@case(plus(square(), normal((2, 11, 4))))
-def relative_by_as_strided(q, k, v, e):
-    r = (q @ e.mT).contiguous()
-    r = r.as_strided((2, 2, 6, 6), (132, 66, 10, 1), 5)
     return F.silu(q @ k.mT + r) @ v
 
 

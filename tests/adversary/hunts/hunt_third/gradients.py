@@ -7,11 +7,8 @@ from ..rows import (
     D64,
     INF,
     Programs,
-    after,
-    attended,
     ikv,
     normal,
-    nothing,
     of_scores,
     scored,
     square,
@@ -28,13 +25,6 @@ def no_grad_scores(q, k, v):
     return F.silu(s) @ v
 
 
-@case(ikv(), of=of_scores)
-def no_grad_activation(s):
-    with torch.no_grad():
-        w = F.silu(s)
-    return w
-
-
 @case(ikv())
 def no_grad_all(q, k, v):
     with torch.no_grad():
@@ -47,20 +37,6 @@ def no_grad_twin(q, k, v):
     with torch.no_grad():
         g = (q @ k.mT).sigmoid()
     return (q @ k.mT * g) @ v
-
-
-table(
-    nothing,
-    query_as_value_detached=(
-        lambda q, k, v: (q @ k.mT).sigmoid() @ k.detach() + (q @ q.mT).relu() @ q,
-        square(),
-    ),
-    twin_with_swapped_factors=(lambda q, k, v: ((k @ q.mT).sigmoid() * (q @ k.mT)) @ v, square()),
-    twin_of_flipped_heads=(
-        lambda q, k, v: ((q[:, [1, 0]] @ k[:, [1, 0]].mT).sigmoid() * (q @ k.mT)) @ v,
-        ikv(h=2),
-    ),
-)
 
 
 @case(ikv(), of=of_scores)
@@ -79,15 +55,6 @@ def mask_made_without_gradient(s):
 
 
 @case(ikv())
-def enable_grad_inside_no_grad(q, k, v):
-    with torch.no_grad():
-        with torch.enable_grad():
-            s = q @ k.mT
-            o = s.relu() @ v
-    return o
-
-
-@case(ikv())
 def inference_mode_mask(q, k, v):
     with torch.inference_mode():
         _mask = torch.ones(5, 7, dtype=q.dtype).tril()
@@ -100,7 +67,6 @@ table(
     detached_weights=lambda s: s.sigmoid().detach(),
     function_straight_through=lambda s: Straight.apply(s),
     function_reverses_scores=lambda s: F.silu(Reverse.apply(s)),
-    hook_on_scores=after(lambda s: s.register_hook(lambda g: g * 2), F.silu),
 )
 
 
@@ -109,13 +75,6 @@ def hook_on_query(q, k, v):
     p = q * 1
     p.register_hook(lambda g: g * 3)
     return F.silu(p @ k.mT) @ v
-
-
-@case(ikv())
-def requires_grad_on_scores(q, k, v):
-    s = (q @ k.mT).detach()
-    s.requires_grad_()
-    return (F.silu(s) @ v), s
 
 
 class Straight(torch.autograd.Function):
@@ -144,31 +103,16 @@ def saved_tensor_hooks_around(q, k, v):
         return F.relu(q @ k.mT) @ v
 
 
-@case(ikv())
-def save_on_cpu_around(q, k, v):
-    with torch.autograd.graph.save_on_cpu():
-        return F.relu(q @ k.mT) @ v
-
-
 table(
     ikv(),
     detached_twin=lambda q, k, v: (q @ k.mT * (q.detach() @ k.detach().mT).sigmoid()) @ v,
     detached_query_twin=lambda q, k, v: (q @ k.mT * (q.detach() @ k.mT).sigmoid()) @ v,
-    detached_query_only=lambda q, k, v: (q.detach() @ k.mT).sigmoid() @ v,
-    twin_written_twice=lambda q, k, v: ((q @ k.mT).sigmoid() * (q @ k.mT)) @ v,
-    twin_transposed=lambda q, k, v: ((k @ q.mT).mT.sigmoid() * (q @ k.mT)) @ v,
-    twin_of_scaled_query=lambda q, k, v: ((2 * q @ k.mT).sigmoid() * (q @ k.mT)) @ v,
     twin_of_cloned_query=lambda q, k, v: ((q.clone() @ k.mT).sigmoid() * (q @ k.mT)) @ v,
-    function_reverses_query=lambda q, k, v: F.silu(Reverse.apply(q) @ k.mT) @ Reverse.apply(v),
     function_reverses_output=lambda q, k, v: Reverse.apply(F.silu(q @ k.mT) @ v),
     function_makes_mask=lambda q, k, v: (
         (F.silu(q @ k.mT) * Straight.apply(q.sum(-1, keepdim=True))) @ v
     ),
-    grad_inside=lambda q, k, v: (F.silu(q @ k.mT) @ v).sum(),
     detached_value_and_scores=scored(lambda s, v: (s.detach().sigmoid() * s) @ v.detach()),
-    hook_on_output=attended(F.silu)(
-        after(lambda o: o.register_hook(lambda g: g * 3), lambda o: o + 1)
-    ),
 )
 table(
     ikv(),

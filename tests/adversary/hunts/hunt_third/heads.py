@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import D64, INF, Programs, normal, nothing, of_scores, plus, qkv, randn, square
+from ..rows import D64, INF, Programs, normal, nothing, of_scores, plus, qkv, square
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -12,45 +12,10 @@ case, table = PROGRAMS.case, PROGRAMS.table
 GROUPS = normal((2, 6, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3))
 
 
-def repeated(keys, values):
-    """Keys and values of fewer heads are repeated."""
-    return lambda q, k, v: F.relu(q @ keys(k).mT) @ values(v)
-
-
-def thrice(x):
-    return x.repeat_interleave(3, dim=1)
-
-
-def tiled(x):
-    return x.repeat(1, 3, 1, 1)
-
-
-table(
-    GROUPS,
-    gqa_repeat_interleave=repeated(thrice, thrice),
-    gqa_repeat=repeated(tiled, tiled),
-    gqa_expand_mixed=repeated(
-        lambda k: k[:, :, None].expand(2, 2, 3, 7, 4).reshape(2, 6, 7, 4),
-        lambda v: v[:, None].expand(2, 3, 2, 7, 3).reshape(2, 6, 7, 3),
-    ),
-)
-table(
-    normal((2, 6, 5, 4), (2, 2, 7, 4), (2, 3, 7, 3)),
-    gqa_different_groups=repeated(thrice, lambda v: v.repeat_interleave(2, 1)),
-)
-
-
 @case(GROUPS)
 def gqa_by_rows(q, k, v):
     q = q.view(2, 2, 3, 5, 4).reshape(2, 2, 15, 4)
     s = torch.sigmoid(q @ k.mT)
-    return (s @ v).view(2, 2, 3, 5, 3).flatten(1, 2)
-
-
-@case(plus(GROUPS, normal((5, 7))))
-def gqa_by_rows_with_bias(q, k, v, bias):
-    q = q.view(2, 2, 3, 5, 4).reshape(2, 2, 15, 4)
-    s = torch.sigmoid((q @ k.mT).view(2, 2, 3, 5, 7) + bias).view(2, 2, 15, 7)
     return (s @ v).view(2, 2, 3, 5, 3).flatten(1, 2)
 
 
@@ -66,36 +31,9 @@ def gqa_by_interleaved_rows_causal(q, k, v):
 table(
     nothing,
     of=of_scores,
-    heads_of_one=(F.relu, normal((2, 1, 5, 4), (1, 3, 7, 4), (2, 3, 7, 3))),
     bias_adds_a_dim=(
         lambda s, c: F.silu(s + c),
         normal((2, 5, 4), (2, 7, 4), (2, 7, 3), (3, 1, 1, 1)),
-    ),
-    bias_symmetrised=(
-        lambda s, bias: F.silu(s + bias.T * bias),
-        normal((2, 2, 6, 4), (2, 2, 6, 4), (2, 2, 6, 3), (6, 6)),
-    ),
-    bias_stride_zero=(
-        lambda s, bias: F.silu(s + bias),
-        qkv(),
-        lambda: (randn(1, 1).detach().expand(5, 7).requires_grad_(),),
-    ),
-    heads_swapped_for_rows=(lambda s: F.relu(s).transpose(1, 2), square(h=6)),
-)
-table(
-    qkv(),
-    stack_heads_loop=lambda q, k, v: torch.stack(
-        [F.silu(q[:, i] @ k[:, i].mT) @ v[:, i] for i in range(2)], 1
-    ),
-    stack_heads_swapped_v=lambda q, k, v: torch.stack(
-        [F.silu(q[:, i] @ k[:, i].mT) @ v[:, 1 - i] for i in range(2)], 1
-    ),
-    mean_over_heads_after=lambda q, k, v: (F.silu(q @ k.mT) @ v).mean(1),
-    stack_scores_then_one_product=lambda q, k, v: (
-        F.silu(torch.stack([q[:, i] @ k[:, i].mT * (i + 1) for i in range(2)], 1)) @ v
-    ),
-    stack_scores_swapped=lambda q, k, v: (
-        F.silu(torch.stack([q[:, 1 - i] @ k[:, 1 - i].mT for i in range(2)], 1)) @ v
     ),
 )
 
@@ -122,7 +60,6 @@ table(
         normal((2, 1, 5, 7), (1, 2, 1, 7), (5, 1), 7),
     ),
     bias_transposed=(lambda s, bias: F.silu(s + bias.T), normal((7, 5))),
-    bias_as_strided_overlap=(lambda s, x: F.silu(s + x.as_strided((5, 7), (1, 2), 3)), normal(70)),
 )
 
 
@@ -136,10 +73,6 @@ def mask_on_folded_heads(q, k, v, w):
 
 table(
     nothing,
-    talking_heads=(
-        lambda q, k, v, w: F.silu(torch.einsum("bhij,hg->bgij", q @ k.mT, w)) @ v,
-        plus(qkv(), normal((2, 2))),
-    ),
     talking_heads_after=(
         lambda q, k, v, w: torch.einsum("bhij,hg->bgij", F.relu(q @ k.mT), w) @ v,
         plus(qkv(), normal((2, 2))),
@@ -171,12 +104,6 @@ table(
         normal((6, 5, 4), (6, 7, 4), (6, 7, 3), (3, 5, 7)),
     ),
 )
-
-
-@case(normal((2, 5, 3, 4), (2, 7, 3, 4), (2, 7, 3, 4)))
-def heads_last_linear(q, k, v):
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return F.silu(F.linear(q[0, 0], k[0, 0])) @ v[0, 0]
 
 
 def of_operands(f):

@@ -24,9 +24,6 @@ case, table = PROGRAMS.case, PROGRAMS.table
 checkpoint = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
 frozen = normal((2, 2, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3), grad=False)
 batches = normal((2, 5, 4), (2, 7, 4), (2, 7, 4), grad=False)
-heads_inside = lambda: tuple(
-    torch.randn(2, 5, 2, 4, dtype=D64).transpose(1, 2).detach().requires_grad_() for _ in range(3)
-)
 BIAS = lambda: (torch.zeros(7, dtype=D64),)
 
 
@@ -53,17 +50,12 @@ def in_fp32(f):
 
 table(
     ikv(),
-    checkpoint_all=lambda q, k, v: checkpoint(silu, q, k, v),
-    checkpoint_detached_query=lambda q, k, v: checkpoint(
-        lambda q, k, v: silu(q.detach(), k, v), q, k, v
-    ),
-    checkpoint_scores_only=lambda q, k, v: checkpoint(lambda q, k: F.silu(q @ k.mT), q, k) @ v,
     checkpoint_second_only=scored(lambda s, v: checkpoint(lambda s, v: F.silu(s) @ v, s, v)),
     checkpoint_returns_scores=lambda q, k, v: checkpoint(
         scored(lambda s, v: (F.silu(s) @ v, s)), q, k, v
     ),
     checkpoint_nested=lambda q, k, v: checkpoint(
-        lambda *given: checkpoint(silu, *given).tanh(), q, k, v
+        lambda *qkv: checkpoint(silu, *qkv).tanh(), q, k, v
     ),
     checkpoint_of_buffer_update=(
         lambda q, k, v, bias: checkpoint(lambda q, k, v: F.silu(q @ k.mT + bias) @ v, q, k, v),
@@ -91,22 +83,11 @@ def checkpoint_writes_inside(q, k, v):
     return checkpoint(inner, q, k, v)
 
 
-@case(ikv())
-def checkpoint_with_autocast(q, k, v):
-    def inner(q, k, v):
-        with torch.autocast("cpu", enabled=False):
-            return silu(q, k, v)
-
-    return checkpoint(inner, q, k, v)
-
-
 # Transforms, conditions and loops
 
 
 table(
     nothing,
-    vmap_over_batch=(lambda *given: torch.vmap(silu)(*given), ikv()),
-    vmap_over_heads_out=(lambda *given: torch.vmap(silu, in_dims=1, out_dims=-1)(*given), ikv()),
     func_grad=(lambda q, k, v: torch.func.grad(lambda q: silu(q, k, v).sum())(q), frozen),
     func_jvp=(
         lambda q, k, v: torch.func.jvp(lambda q: silu(q, k, v), (q,), (torch.ones_like(q),)),
@@ -146,32 +127,12 @@ def map_of_attention(q, k, v):
 
 
 @case(ikv(), of=in_fp32)
-def autocast_first_only(q, k, v):
-    with torch.autocast("cpu", torch.bfloat16):
-        s = q @ k.mT
-    return F.silu(s.float()) @ v
-
-
-@case(ikv(), of=in_fp32)
-def autocast_all(q, k, v):
-    with torch.autocast("cpu", torch.bfloat16):
-        return silu(q, k, v)
-
-
-@case(ikv(), of=in_fp32)
 def autocast_disabled_inside(q, k, v):
     with torch.autocast("cpu", torch.bfloat16):
         s = q @ k.mT
         with torch.autocast("cpu", enabled=False):
             w = F.silu(s.float() / 3)
         return w @ v
-
-
-@case(ikv(), of=in_fp32)
-def autocast_second_only(q, k, v):
-    s = q @ k.mT
-    with torch.autocast("cpu", torch.bfloat16):
-        return F.silu(s) @ v
 
 
 @case(plus(ikv(), normal((5, 7), dtype=torch.float32)), of=in_fp32)
@@ -190,20 +151,6 @@ table(
     custom_op_on_operands=lambda q, k, v: silu(custom(q), k, custom(v)),
     custom_op_between=of_scores(custom),
 )
-
-
-@case(ikv())
-def autograd_grad_inside(q, k, v):
-    o = silu(q, k, v)
-    (g,) = torch.autograd.grad(o.sum(), q)
-    return o.detach() + g.sum()
-
-
-@case(ikv(), of=scored)
-def autograd_grad_of_scores(s, v):
-    o = F.silu(s) @ v
-    (g,) = torch.autograd.grad(o.sum(), s)
-    return o.detach() + g.sum()
 
 
 # Writes to operands, loops over heads and blocks, and views of the result
@@ -258,44 +205,8 @@ def state_is_carried(q, k, v):
     return torch.cat(out, 2)
 
 
-table(
-    nothing,
-    enumerate_over_heads_with_lists=(
-        lambda *given: torch.stack(
-            [torch.tanh(q @ k.mT) @ v for q, k, v in zip(*(x.unbind(1) for x in given))][::-1], 1
-        ),
-        ikv(),
-    ),
-    scores_kept_in_dict=(scored(lambda s, v: {"out": s.relu() @ v, "n": s.dim()}), ikv()),
-    output_is_a_view_of_the_result=(attended(F.silu)(lambda o: (o, o[0], o.mT, o.view(-1))), ikv()),
-    as_strided_of_transposed=(
-        attended(F.silu)(lambda o: (o.as_strided((3, 4), (4, 1), 2), o.stride())),
-        heads_inside,
-    ),
-)
-
-
-@case(ikv(), of=attended(F.silu))
-def as_strided_of_the_result(o):
-    o = o.transpose(1, 2)
-    return o.as_strided((3, 4), (4, 1), 2), o.stride(), o.is_contiguous()
-
-
-@case(heads_inside)
-def view_of_einsum_result(q, k, v):
-    o = torch.einsum("bhij,bhjc->bihc", F.silu(torch.einsum("bhid,bhjd->bhij", q, k)), v)
-    return o.as_strided((3, 4), (5, 1), 1), o.permute(2, 0, 1, 3).as_strided((2, 2), (3, 1))
-
-
 @case(ikv(), of=attended(F.silu))
 def contiguous_flag_decides(o):
     u = o.mT.contiguous()
     u.mul_(2)
     return o + u.mT, o.mT
-
-
-@case(ikv(), of=attended(F.silu))
-def reshape_aliases_the_result(o):
-    p = o.reshape(2, 10, 3)
-    p += 1
-    return o

@@ -3,8 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from ..paddings import pad_function, unpad_function
-from ..rows import INF, Programs, normal, plus, values
+from ..rows import Programs, normal, plus, values
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -71,10 +70,6 @@ def rows(mask):
     return mask[:, None, :, None]
 
 
-def bias(s, o, w):
-    return F.silu(s + w)
-
-
 def bias_of_keys(s, o, w, p=None):
     return F.silu(s + columns(pad(w, o if p is None else p, 5)))
 
@@ -82,38 +77,22 @@ def bias_of_keys(s, o, w, p=None):
 table(
     plus(ROWS, OFFSETS),
     prefix="jagged_",
-    plain=attend,
-    cut=lambda q, k, v, o: attend(q, k, v, o, n=3),
     cut_to_one=lambda q, k, v, o: attend(q, k, v, o, n=1),
-    long=lambda q, k, v, o: attend(q, k, v, o, n=12),
-    two_offsets_alike=(lambda q, k, v, o, p: attend(q, k, v, o, kv=p), OFFSETS),
-    two_offsets_differ=(lambda q, k, v, o, p: attend(q, k, v, o, kv=p), OTHERS),
-    unpadded_by_others=(lambda q, k, v, o, p: attend(q, k, v, o, out=p), OTHERS),
-    unpadded_longer=lambda q, k, v, o: attend(q, k, v, o, total=12),
     unpadded_shorter=lambda q, k, v, o: attend(q, k, v, o, total=7),
-    offsets_cloned=lambda q, k, v, o: attend(q, k, v, o.clone(), kv=o.int(), out=o + 0),
-    two_layers=lambda q, k, v, o: attend(attend(q, k, v, o), attend(k, q, v, o), v, o),
 )
 table(
     plus(ROWS, OFFSETS),
     of=weights,
     prefix="jagged_",
-    sigmoid=lambda s, o: torch.sigmoid(s),
     exp=lambda s, o: torch.exp(s),
     reciprocal=lambda s, o: 1 / (s * s + 1),
     log=lambda s, o: torch.log(s.abs() + 1),
     abs_sqrt=lambda s, o: (s.abs() + 1e-6).sqrt(),
-    masked_by_offsets_else_seven=lambda s, o: torch.where(
-        columns(within(o[1:] - o[:-1])), F.silu(s), 7.0
-    ),
     masked_where_it_is=lambda s, o: torch.where(
         columns(within((o[:-1] - o[1:]).neg())), 7.0, F.silu(s)
     ),
     masked_by_diff=lambda s, o: F.silu(s) * columns(within(o.diff().to(torch.int8))) + 1,
     causal=lambda s, o: F.silu(s).tril(),
-    bias_dense=(bias, normal((5, 5))),
-    bias_dense_batch=(bias, normal((4, 1, 5, 5))),
-    bias_infinite=(lambda s, o, w: F.silu(s + (w + w.detach().sign() * 0)), normal((5, 5))),
     bias_of_keys=(bias_of_keys, normal(9)),
     bias_by_other_offsets=(bias_of_keys, normal(9), OTHERS),
     bias_of_more_values=(bias_of_keys, normal(12)),
@@ -131,34 +110,10 @@ table(
     plus(ROWS, OFFSETS),
     of=padded,
     prefix="jagged_",
-    value_plus_one_after_padding=lambda a, b, c, o: torch.sigmoid(a @ b.mT) @ (c + 1),
-    value_doubled_after_padding=lambda a, b, c, o: torch.sigmoid(a @ b.mT) @ (c * 2),
-    query_detached_after_padding=lambda a, b, c, o: torch.sigmoid(a.detach() @ b.mT) @ c,
-    dense_keys=(lambda a, b, c, o, keys: torch.sigmoid(a @ keys.mT) @ keys, normal((4, 2, 6, 4))),
-    dense_keys_shared=(
-        lambda a, b, c, o, keys: torch.sigmoid(a @ keys.mT) @ keys,
-        normal((1, 2, 6, 4)),
-    ),
     attends_over_samples=lambda a, b, c, o: (
         torch.sigmoid(a.permute(2, 1, 0, 3) @ b.permute(2, 1, 3, 0)) @ c.permute(2, 1, 0, 3)
     ).permute(2, 1, 0, 3),
-    attends_over_heads=lambda a, b, c, o: (
-        torch.sigmoid(a.transpose(1, 2) @ b.permute(0, 2, 3, 1)) @ c.transpose(1, 2)
-    ).transpose(1, 2),
 )
-
-
-@case(plus(ROWS, OFFSETS))
-def jagged_output_used_padded(q, k, v, o):
-    a, b, c = (heads_first(x, o) for x in (q, k, v))
-    s = torch.sigmoid(a @ b.mT) @ c
-    return unpad(s.transpose(1, 2), o, q.shape[0]), s.sum()
-
-
-@case(plus(ROWS, OFFSETS, normal((2, 3, 4))))
-def jagged_seeds(q, k, v, o, seeds):
-    a, b, c = (heads_first(x, o) for x in (q, k, v))
-    return torch.sigmoid(seeds @ b.mT) @ c, torch.sigmoid(a @ b.mT + 1) @ c
 
 
 @case(plus(ROWS, OFFSETS), of=padded)
@@ -193,32 +148,8 @@ def jagged_query_padded_without_gradient(q, k, v, o):
 
 
 table(
-    ROWS,
-    prefix="jagged_",
-    offsets_begin_late=(lambda q, k, v, o: attend(q, k, v, o + 1), offsets_of(3, 0, 2, 2)),
-    rows_behind_the_last=(attend, offsets_of(2, 0, 2, 2)),
-    offsets_fall=(attend, values([0, 5, 3, 9])),
-    offsets_overlap=(attend, values([0, 6, 4, 9])),
-    offsets_int32=(attend, offsets_of(3, 0, 4, 2, dtype=torch.int32)),
-    all_empty=(attend, offsets_of(0, 0, 0)),
-)
-table(
     plus(ROWS, LENGTHS),
     prefix="jagged_",
-    offsets_of_lengths=lambda q, k, v, l: attend(
-        q, k, v, ends(l), kv=torch.cat([torch.zeros(1, dtype=l.dtype), l.cumsum(0)])
-    ),
-    offsets_of_lengths_padded_with_one=lambda q, k, v, l: attend(q, k, v, ends(l, value=1)),
-    offsets_of_two_lengths=(
-        lambda q, k, v, l, m: attend(q, k, v, ends(l), kv=ends(m)),
-        values([1, 4, 2, 2]),
-    ),
-    offsets_after_zero_written=lambda q, k, v, l: attend(
-        q, k, v, torch.cat([torch.zeros(1, dtype=l.dtype).add_(1), l.cumsum(0)]), kv=ends(l)
-    ),
-    masked_by_lengths=lambda q, k, v, l: weights(
-        lambda s, o: F.silu(s) * columns(within(l)) * rows(within(l))
-    )(q, k, v, ends(l)),
     masked_by_other_lengths=lambda q, k, v, l: weights(
         lambda s, o: F.silu(s) * columns(within(l - 1)) * rows(within(l - 1).flip(0))
     )(q, k, v, ends(l)),
@@ -230,21 +161,6 @@ def jagged_lengths_changed(q, k, v, l):
     o = ends(l)
     l.copy_(torch.tensor([1, 4, 2, 2]))
     return attend(q, k, v, o, kv=ends(l))
-
-
-Pad, Unpad = pad_function(5), unpad_function(9, 5)
-
-
-def by_aten(pad=Pad, unpad=Unpad, fills=(0.0, 0.0, 0.0)):
-    def program(q, k, v, o):
-        a, b, c = (
-            pad.apply(x.flatten(1), o, f).view(4, 5, 2, 4).transpose(1, 2)
-            for x, f in zip((q, k, v), fills)
-        )
-        s = torch.sigmoid(a @ b.mT) @ c
-        return unpad.apply(s.transpose(1, 2).reshape(4, 5, 8), o)
-
-    return program
 
 
 def nested(*fills):
@@ -259,20 +175,3 @@ def nested(*fills):
         return torch.sigmoid(a @ b.mT) @ c
 
     return program
-
-
-table(
-    plus(ROWS, OFFSETS),
-    prefix="jagged_",
-    aten=by_aten(),
-    aten_double_gradient=by_aten(pad=pad_function(5, lambda g: g * 2)),
-    aten_unpad_pads_ones=by_aten(unpad=unpad_function(9, 5, fill=1.0)),
-    aten_query_of_ones=by_aten(fills=(1.0, 0.5, 0.0)),
-    aten_value_of_ones=by_aten(fills=(0.0, 0.0, 1.0)),
-    aten_query_infinite=by_aten(fills=(INF, 0.0, 0.0)),
-    aten_key_of_minus_two=by_aten(fills=(0.0, -2.0, 0.0)),
-    aten_value_minus_zero=by_aten(fills=(0.0, 0.0, -0.0)),
-    nested_padded=nested(0.0, 0.0, 0.0),
-    nested_padded_with_a_half=nested(0.0, 1.0, 0.5),
-    nested_of_two_offsets=(nested(0.0, 0.0, 0.0), OTHERS),
-)

@@ -4,28 +4,17 @@ import torch
 import torch.nn.functional as F
 
 from ..rows import (
-    D64,
     Programs,
     ikv,
     nothing,
     of_scores,
-    plus,
     scored,
     square,
-    values,
     weighted,
 )
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
-
-
-@case(square())
-def output_feeds_everything(q, k, v):
-    for _ in range(3):
-        q = torch.sigmoid(q @ k.mT) @ v
-        v = torch.tanh(k @ q.mT) @ v
-    return q
 
 
 @case(ikv(), of=scored)
@@ -49,14 +38,6 @@ def buffer_from_scores_shape(s, v):
     return F.silu(s).masked_fill(mask, 0) @ v, mask
 
 
-@case(plus(ikv(), values(2.0, dtype=D64)))
-def number_by_item_then_written(q, k, v, scale):
-    x = scale.item()
-    s = q @ k.mT
-    scale.mul_(3)
-    return F.silu(s * x) @ v
-
-
 @case(ikv())
 def closure_and_partial(q, k, v):
     import functools
@@ -69,21 +50,17 @@ def closure_and_partial(q, k, v):
 
 table(
     nothing,
-    product_of_scores=(lambda q, k, v: F.relu(q @ k.mT) @ F.relu(k @ v.mT), square(n=4)),
-    associativity=(lambda q, k, v: q @ F.relu(k.mT @ v), square(n=4)),
     python_numbers=(
         lambda q, k, v, scale, n: F.silu(q @ k.mT * scale + n) @ v / n,
         ikv(),
         lambda: (0.5,),
         lambda: (3,),
     ),
-    sum_of_two_attentions=(lambda q, k, v: F.silu(q @ k.mT) @ v + F.relu(q @ k.mT) @ v, ikv()),
     difference_of_weights=(
         lambda q, k, v: (F.silu(q @ k.mT) - 0.5 * F.relu(k @ q.mT).mT) @ v,
         ikv(),
     ),
     scores_as_values=(scored(lambda s, v: F.relu(s) @ s), square(n=4)),
-    power_of_weights=(weighted(F.relu)(lambda w, v: w @ (w @ v)), square(n=4)),
 )
 
 
@@ -113,13 +90,7 @@ table(
     delta_rule=lambda q, k, v: (q @ k.mT).tril() @ (v - (k @ k.mT).tril(-1) @ v),
     linear_attention_two_ways=lambda q, k, v: (q @ k.mT).tril() @ v + q @ (k.mT @ v),
     second_product_by_linear=lambda q, k, v: F.linear(F.relu(q @ k.mT)[0, 0], v[0, 0].T),
-    second_product_sliced=lambda q, k, v: (F.relu(q @ k.mT) @ v)[:, :, 1:3],
-    batch_of_scores_sliced=lambda q, k, v: F.relu(q @ k.mT)[1:] @ v[1:],
-    head_of_scores_selected=lambda q, k, v: F.relu(q @ k.mT)[:, 0] @ v[:, 1],
     head_of_scores_expanded=lambda q, k, v: F.relu(q[:, :1] @ k[:, :1].mT).expand(2, 2, 6, 6) @ v,
-    weights_expanded_over_new_dim=lambda q, k, v: (
-        F.relu(q @ k.mT)[:, :, None].expand(2, 2, 3, 6, 6) @ v[:, :, None]
-    ),
     weights_repeated_heads=lambda q, k, v: F.relu(q[:, :1] @ k[:, :1].mT).repeat(1, 2, 1, 1) @ v,
     weights_interleaved_heads=lambda q, k, v: (
         F.relu(q[:, :1] @ k[:, :1].mT).repeat_interleave(2, 1) @ v
@@ -135,7 +106,6 @@ table(
     nothing,
     of=of_scores,
     factory_wants_gradient=(lambda s: F.silu(s + s.new_zeros(7, requires_grad=True)), ikv()),
-    number_by_item=(lambda s, scale: F.silu(s * scale.item()), ikv(), values(2.0, dtype=D64)),
     ternary_quantisation=(
         lambda s: (
             torch.where(s > 1, 1.0, torch.where(s < -1, -1.0, 0.0)).to(s.dtype) + s - s.detach()
@@ -154,12 +124,6 @@ table(
 )
 
 
-@case(square(), of=weighted(F.relu))
-def normalised_by_ones_column(w, v):
-    o = w @ torch.cat([v, torch.ones_like(v[..., :1])], -1)
-    return o[..., :-1] / (o[..., -1:] + 1)
-
-
 @case(square())
 def window_by_roll(q, k, v):
     out = 0
@@ -168,75 +132,20 @@ def window_by_roll(q, k, v):
     return out
 
 
-@case(square())
-def output_written_into_query(q, k, v):
-    p = q.clone()
-    p.copy_(F.relu(q @ k.mT) @ v)
-    return p
-
-
-@case(square(grad=False))
-def output_overwrites_the_input(q, k, v):
-    q.copy_(F.sigmoid(q @ k.mT) @ v)
-    return q * 1
-
-
-@case(square(grad=False))
-def out_argument_of_scores(q, k, v):
-    out = torch.empty(2, 2, 6, 6, dtype=D64)
-    torch.matmul(q, k.mT, out=out)
-    torch.sigmoid(out, out=out)
-    return out @ v
-
-
 @case(square(grad=False))
 def out_is_the_value(q, k, v):
     torch.matmul(F.sigmoid(q @ k.mT), v.clone(), out=v)
     return v + 0
 
 
-@case(lambda: (torch.randn(2, 2, 6, 4, dtype=D64),) * 3)
-def one_input_given_thrice(q, k, v):
-    q.mul_(2)
-    return F.sigmoid(q @ k.mT) @ v
-
-
-def views_of_one():
-    x = torch.randn(3, 2, 2, 6, 4, dtype=D64)
-    return x, x[0], x[1]
-
-
-@case(views_of_one)
-def inputs_are_views_of_one(x, q, k):
-    s = F.sigmoid(q @ k.mT)
-    x[2].mul_(2)
-    return s @ x[2]
-
-
-@case(views_of_one)
-def inputs_are_views_of_one_written(x, q, k):
-    s = q @ k.mT
-    x.mul_(2)
-    return F.sigmoid(s) @ k
-
-
 table(
     ikv(),
-    scores_returned=scored(lambda s, v: (F.silu(s) @ v, s)),
-    weights_returned=weighted(F.silu)(lambda w, v: (w @ v, w.detach())),
-    shape_of_scores_returned=scored(
-        lambda s, v: (F.silu(s) @ v, s.shape, s.dtype == torch.float64, s.numel(), s.requires_grad)
-    ),
     zeros_like_scores_returned=scored(
         lambda s, v: (F.silu(s) @ v, torch.zeros_like(s), s.new_ones(3), torch.empty_like(s).shape)
     ),
     entropy_of_weights=weighted(torch.sigmoid)(lambda w, v: (w @ v, -(w * w.log()).sum())),
-    two_values_one_weight=weighted(torch.sigmoid)(lambda w, v: w @ v + (w @ v.flip(-1)) * 2),
     factory_of_scores=scored(
         lambda s, v: (F.silu(s) @ v, s.new_zeros(3), s.new_full((2, 2), 4), s.new_ones(s.shape))
-    ),
-    factory_of_integer_dtype=scored(
-        lambda s, v: (F.silu(s) @ v, s.new_zeros(3, dtype=torch.int32), s.new_tensor([1.0, 2.0]))
     ),
     gumbel_like_hard=weighted(torch.sigmoid)(
         lambda s, v: ((s > 0.5).to(s.dtype) - s.detach() + s) @ v

@@ -22,7 +22,6 @@ from ..rows import (
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
 SIZES = ((2, 2, 5, 4), (2, 2, 7, 4), (2, 2, 7, 4))
-INTEGERS = lambda: tuple(torch.randint(-3, 4, size) for size in SIZES)
 COMPLEX = normal(*SIZES, dtype=torch.complex128)
 FLAGS = lambda: (torch.rand(5, 7) > 0.5,)
 PAST_24_BITS = values([16777216, 16777217, 16777218, 16777219, 0, 1, 2])
@@ -67,7 +66,6 @@ table(
         normal((1, 2, 4, 4), (1, 2, 4, 4), dtype=torch.bfloat16),
         normal((1, 2, 4, 4), dtype=torch.float32),
     ),
-    all_integers=(torch.relu, INTEGERS),
     int_beside_fp32=(
         lambda s, n: F.relu(s + (n > 16777216.5) + (n == 16777216.0) * 2 + (n - 16777216)),
         square(b=1, n=4, dtype=torch.float32),
@@ -85,12 +83,7 @@ table(
 )
 table(
     nothing,
-    integer_scores_float_weights=(
-        lambda q, k, v: (q @ k.mT).double().sigmoid() @ v.double(),
-        INTEGERS,
-    ),
     complex_conjugated=(lambda q, k, v: (q @ k.mH).real @ v.real, COMPLEX),
-    real_parts=(lambda q, k, v: F.relu(q.real @ k.imag.mT) @ v.real, COMPLEX),
     fp16_overflow=(
         lambda q, k, v: (((q @ k.mT) * 30000).clamp(-65504, 65504) / 65504) @ v,
         square(b=1, n=4, dtype=torch.float16),
@@ -121,15 +114,11 @@ table(
     ikv(),
     of=of_scores,
     prefix="given_",
-    where_of_tenths=(lambda s, m: s.relu() * torch.where(m, 0.1, 0.2), FLAGS),
     where_of_tenth_and_scores=(lambda s, m: torch.where(m, s, 0.1), FLAGS),
     full_of_tenths_fp32=(lambda s, m: s.relu() * torch.full((5, 7), 0.1) * m, FLAGS),
     zero_dim_tenth_fp32=(lambda s, m: s.relu() * torch.tensor(0.1) * m, FLAGS),
     mask_float_times_tenth=(lambda s, m: s.relu() + m.float() * 0.1, FLAGS),
-    mask_times_tenth=(lambda s, m: s.relu() + m * 0.1, FLAGS),
-    mask_over_three=(lambda s, m: s.relu() + m / 3, FLAGS),
     mask_in_bf16=(lambda s, m: s.relu() + m.bfloat16() * 0.1, FLAGS),
-    mask_filled_tenth=(lambda s, m: s.relu() * torch.ones(5, 7).masked_fill(m, 0.1), FLAGS),
     mask_filled_1e40=(
         lambda s, m: s.clamp(-1, 1) + torch.zeros(5, 7).masked_fill(m, -3e38) * 2,
         FLAGS,
