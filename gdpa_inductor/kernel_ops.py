@@ -20,15 +20,15 @@ CPU_BACKWARD = Signature("attention_cpu_backward", backward=True, keywords=("ski
 
 
 def _lowering() -> Any:
-    return importlib.import_module(f"{__package__}.lowerings.cpu")
+    return importlib.import_module(f"{__package__}.lowerings.blocked")
 
 
 def _forward(given: Arguments[torch.Tensor]) -> torch.Tensor:
-    return _lowering().forward(given)  # type: ignore[no-any-return]
+    return _lowering().forward_on_cpu(given)  # type: ignore[no-any-return]
 
 
 def _backward(given: Arguments[torch.Tensor]) -> list[torch.Tensor]:
-    return _lowering().backward(given)  # type: ignore[no-any-return]
+    return _lowering().backward_on_cpu(given)  # type: ignore[no-any-return]
 
 
 CPU_FORWARD.register(_LIBRARY, "CPU", _forward, fake_output)
