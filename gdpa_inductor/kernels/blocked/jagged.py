@@ -101,17 +101,19 @@ class Rows:
 class JaggedPart:
     """Some sequences as one dense problem: one alone on views, or a group on padded copies."""
 
-    def __init__(self, members: list[int], spans: Spans, lengths: dict[str, int]) -> None:
+    def __init__(
+        self, members: list[int], spans: Spans, lengths: dict[str, int], alone: bool
+    ) -> None:
         first = members[0]
-        self.is_alone = len(members) == 1
+        self.is_alone = alone
         self.numbers = torch.tensor(members)
-        chosen = slice(first, first + 1) if self.is_alone else self.numbers
+        chosen = slice(first, first + 1) if alone else self.numbers
         self._rows: dict[str, Rows] = {}
         for side, length in lengths.items():
             own = spans[side]
             if own is None:
                 rows = Rows(chosen, length)
-            elif self.is_alone:
+            elif alone:
                 rows = Rows(chosen, length, own[first])
             else:
                 bounds = torch.tensor([[own[b].start, own[b].stop] for b in members])
@@ -227,9 +229,9 @@ def _parts(o: Operands[Tensor]) -> Iterator[JaggedPart]:
     alone = {b for b in range(batch) if lengths["q"][b] and lengths["k"][b]}
     for rounded, members in _groups(o, spans, lengths):
         alone.difference_update(members)
-        yield JaggedPart(members, spans, dict(zip("qk", rounded, strict=True)))
+        yield JaggedPart(members, spans, dict(zip("qk", rounded, strict=True)), alone=False)
     for b in sorted(alone):
-        yield JaggedPart([b], spans, {side: lengths[side][b] for side in "qk"})
+        yield JaggedPart([b], spans, {side: lengths[side][b] for side in "qk"}, alone=True)
 
 
 def _spans(offsets: Tensor | None, longest: int) -> tuple[slice, ...] | None:
