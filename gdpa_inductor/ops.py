@@ -290,12 +290,14 @@ torch.library.register_autograd("gdpa::attention_backward", _no_double_backward,
 # The CPU kernel's operators are known to torch as soon as the package is imported: packages of
 # AOTInductor and saved functions look their operators up when they are loaded. What runs them is
 # imported at the first call.
-def _cpu_lowering() -> Any:
-    return importlib.import_module(f"{__package__}.lowerings.cpu")
+def _blocked() -> Any:
+    return importlib.import_module(f"{__package__}.lowerings.blocked")
 
 
 # skip: leave out blocks where all scores are masked
 CPU_FORWARD = Signature("attention_cpu", keywords=("skip",))
 CPU_BACKWARD = Signature("attention_cpu_backward", backward=True, keywords=("skip",))
-CPU_FORWARD.register(_LIBRARY, "CPU", lambda call: _cpu_lowering().forward(call), fake_output)
-CPU_BACKWARD.register(_LIBRARY, "CPU", lambda call: _cpu_lowering().backward(call), fake_gradients)
+CPU_FORWARD.register(_LIBRARY, "CPU", lambda call: _blocked().forward_on_cpu(call), fake_output)
+CPU_BACKWARD.register(
+    _LIBRARY, "CPU", lambda call: _blocked().backward_on_cpu(call), fake_gradients
+)

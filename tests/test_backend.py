@@ -278,25 +278,19 @@ def test_verify_accepts_what_is_right(training: bool) -> None:
 
 @pytest.mark.parametrize("wrong", ["forward", "backward"])
 def test_verify_finds_a_wrong_kernel(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gdpa_inductor.kernels.cpu import dense as kernel
+    from gdpa_inductor.kernels.blocked import loop
 
+    right = loop.run
+
+    def off(operands, results, grad_out=None, skip=True):
+        right(operands, results, grad_out, skip)
+        if (grad_out is None) == (wrong == "forward"):
+            results.matrices["out" if wrong == "forward" else "query"].mul_(1.001)
+
+    monkeypatch.setattr(loop, "run", off)
     if wrong == "forward":
-        right = kernel.forward
-
-        def off(operands, program, out, *others, **options):
-            right(operands, program, out, *others, **options)
-            out.mul_(1.001)
-
-        monkeypatch.setattr(kernel, "forward", off)
         message = r"output 0 is off by .*\nrewritten regions:\n.*test_backend.py:\d+: O = \(silu"
     else:
-        run = kernel.BackwardPass.run
-
-        def off_run(self):
-            run(self)
-            self.grads.query.mul_(1.001)
-
-        monkeypatch.setattr(kernel.BackwardPass, "run", off_run)
         message = r"the gradient of input \d is off by"
     with pytest.raises(GDPAError, match=message):
         compiled(fused, verify=True)(*operands(requires_grad=True))

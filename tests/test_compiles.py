@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import gdpa_inductor
 from gdpa_inductor import GDPAPass
 from gdpa_inductor.backend import apply
-from gdpa_inductor.kernels.cpu import block_pass
+from gdpa_inductor.kernels.blocked import block_pass
 from gdpa_inductor.options import Options
 
 LENGTH = 64

@@ -15,8 +15,8 @@ from triton.testing import do_bench
 
 from benchmarks.cases import Case, formula
 from gdpa_inductor import lowerings
-from gdpa_inductor.kernels.chunked import run
-from gdpa_inductor.kernels.chunked.chunks import passes
+from gdpa_inductor.kernels.blocked import chunks
+from gdpa_inductor.kernels.blocked.chunks import passes
 from gdpa_inductor.program.score_mod import ScoreMod
 
 PROGRAMS = {
@@ -95,7 +95,7 @@ def measure(case: Case, timed: bool = True) -> dict[str, object]:
     program = str(ScoreMod.parse(PROGRAMS[case.activation].format(repr(case.head_dim**-0.5))))
     given = (*(t.detach() for t in (q, k, v)), [], [], program)
     counts: list[int] = []
-    run.passes = lambda call: (
+    chunks.passes = lambda call: (
         counts.append(sum(len(p.blocks) for p in passes(call))) or passes(call)
     )
     torch.compiler.reset()

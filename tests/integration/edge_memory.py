@@ -179,7 +179,7 @@ def caches_deleted() -> None:
 @scenario("full_disk", "no_compiler")
 def loops_cannot_be_compiled(why: str) -> None:
     """Other sizes of a compiled model need another loop: it runs uncompiled, which is told once."""
-    from gdpa_inductor.kernels.cpu import block_pass
+    from gdpa_inductor.kernels.blocked import block_pass
 
     run, (soft, hard) = compiled(dynamic=True), resource.getrlimit(resource.RLIMIT_FSIZE)
     empty_caches()

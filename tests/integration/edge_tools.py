@@ -81,7 +81,7 @@ def matched() -> int:
 def forget() -> None:
     """Nothing is compiled: no model, no direct call, no loop of the CPU kernel."""
     from gdpa_inductor import direct
-    from gdpa_inductor.kernels.cpu import block_pass
+    from gdpa_inductor.kernels.blocked import block_pass
 
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

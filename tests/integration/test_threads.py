@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdpa_inductor.kernels.cpu import block_pass
-from gdpa_inductor.kernels.cpu.block_pass import Compiled, Pass
+from gdpa_inductor.kernels.blocked import block_pass
+from gdpa_inductor.kernels.blocked.block_pass import Compiled, Pass
 from gdpa_inductor.program.score_mod import ScoreMod
 from tests.integration.test_processes import run
 
@@ -94,14 +94,14 @@ def test_sizes_of_a_kind_fail_together(monkeypatch, caplog) -> None:
                 work = Pass(ScoreMod.parse(text).weight)
                 tensors = [torch.zeros(1, 2, rows, 6), torch.zeros(1, 2, rows, 6)]
                 assert block_pass.compiled(work, tensors) is work
-    assert len(tries) == len(block_pass.RUNNERS.failed) == 2 and len(caplog.records) == 1
+    assert len(tries) == len(block_pass.RUNNERS.failures) == 2 and len(caplog.records) == 1
 
 
 def test_failures_are_not_kept_without_end() -> None:
     held = Compiled(3)
     for key in range(9):
         assert held.get(key, lambda: 1 / 0, print, "cpu") is print
-    assert list(held.failed) == [6, 7, 8]
+    assert list(held.failures) == [6, 7, 8]
 
 
 @pytest.mark.parametrize("most", [1, 3])
@@ -110,4 +110,4 @@ def test_what_was_used_longest_ago_goes(most: int) -> None:
     for key in "abcd":
         held.get(key, lambda key=key: key.upper, print, "cpu")
     held.get("d", lambda: pytest.fail("it was compiled"), print, "cpu")
-    assert list(held.made) == list("abcd")[-most:]
+    assert list(held.runners) == list("abcd")[-most:]

@@ -8,10 +8,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from gdpa_inductor.kernels.chunked.fused import FusedPass
-from gdpa_inductor.kernels.cpu.block_pass import Pass
-from gdpa_inductor.lowerings import triton
-from gdpa_inductor.lowerings.chunked import product
+from gdpa_inductor.kernels.blocked.block_pass import Pass
+from gdpa_inductor.kernels.blocked.fused import FusedPass
+from gdpa_inductor.lowerings import chunk_product, triton
 from gdpa_inductor.program.score_mod import ScoreMod
 
 from . import render
@@ -41,7 +40,7 @@ def operands(work: Pass, units: int, heads: int, rows: int, cols: int, dim: int)
 @pytest.mark.parametrize("backward", [False, True])
 def test_scores_are_not_stored(text: str, backward: bool):
     """One kernel, and memory for P and dS only, in 16 bits."""
-    product.register()
+    chunk_product.register()
     asked = work(text, backward)
     given = operands(asked, 4, 2, 200, 300, 40)
     source = render.wrapper(FusedPass(asked, 2), given, decomposed=True)
@@ -54,7 +53,7 @@ def test_scores_are_not_stored(text: str, backward: bool):
 @pytest.mark.parametrize("capability", sorted(DEVICES))
 @pytest.mark.parametrize("dim", [128, 256])
 def test_cubins(capability: int, dim: int, tmp_path):
-    product.register()
+    chunk_product.register()
     asked = work(RELU2, True)
     given = operands(asked, 4, 2, 1024, 1024, dim)
     source = render.wrapper(FusedPass(asked, 2), given, capability, decomposed=True)
@@ -88,6 +87,6 @@ def test_a_lowering_that_fails_on_a_gpu_holds_no_scores(
 
     source = render.wrapper(function, given)
     site = "backward_site" if backward else "forward_site"
-    assert f"from gdpa_inductor.lowerings.chunked.lower import {site} as" in source
-    assert f"lower_{site}()" in source
+    assert f"from gdpa_inductor.lowerings.blocked import {site} as" in source
+    assert f"blocked_{site}()" in source
     assert "200)" not in "".join(re.findall(r"empty_strided_cuda\((.*)\)$", source, re.M))

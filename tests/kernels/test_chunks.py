@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from gdpa_inductor.kernels.chunked import chunks
-from gdpa_inductor.kernels.chunked.chunks import ChunkedCall, MatrixSpec, passes
+from gdpa_inductor.kernels.blocked import chunks
+from gdpa_inductor.kernels.blocked.chunks import ChunkedCall, passes
+from gdpa_inductor.kernels.blocked.operands import MatrixSpec
 
 # Sizes [B,H,M,N], head dims, bytes of an operand's element.
 CALLS = [

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from gdpa_inductor.kernels.cpu import block_pass
-from gdpa_inductor.kernels.cpu.block_pass import Pass, Sum
+from gdpa_inductor.kernels.blocked import block_pass
+from gdpa_inductor.kernels.blocked.block_pass import Pass, Sum
 from gdpa_inductor.program.expr import AXES
 from gdpa_inductor.program.score_mod import ScoreMod
 

@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdpa_inductor.kernels.cpu import block_pass as cpu_pass
-from gdpa_inductor.kernels.cpu import blocks as cpu_blocks
-from gdpa_inductor.kernels.cpu import dense as cpu
-from gdpa_inductor.kernels.cpu import short as cpu_short
+from gdpa_inductor.kernels.blocked import block_pass as cpu_pass
+from gdpa_inductor.kernels.blocked import jagged, loop
+from gdpa_inductor.kernels.blocked import tiling as cpu_blocks
 from gdpa_inductor.lowerings import cpu as lowering
 from tests.jagged_cases import CASES, JaggedCase, poisoned, take
 
@@ -62,7 +61,7 @@ def check(case: JaggedCase, dtype: torch.dtype = torch.float64) -> None:
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The torch form of a pass: what is under test here is which views it is given."""
-    monkeypatch.setattr(cpu, "compiled", lambda work, tensors, **_: work)
+    monkeypatch.setattr(loop, "compiled", lambda work, tensors, **_: work)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -73,18 +72,19 @@ def test_every_form(name: str, uncompiled) -> None:
 def test_short_sequences_run_together(monkeypatch: pytest.MonkeyPatch, uncompiled) -> None:
     """Of about one size; empty ones, single ones and long ones stay alone."""
     seen = []
-    original = cpu_short.Group.operands
+    original = jagged.JaggedPart.operands
 
     def noted(self, *args):
-        seen.append(sorted(self.numbers.tolist()))
+        if not self.is_alone:
+            seen.append(sorted(self.numbers.tolist()))
         return original(self, *args)
 
-    monkeypatch.setattr(cpu_short.Group, "operands", noted)
+    monkeypatch.setattr(jagged.JaggedPart, "operands", noted)
     lengths = (3, 0, 30, 16, 17, 200, 32, 5, 64)
     check(replace(CASES["token and head"], rows=lengths, cols=lengths))
     assert seen == [[0, 3, 7], [2, 4, 6]] * 2
     seen.clear()
-    monkeypatch.setattr(cpu_short, "_MOST", 2)
+    monkeypatch.setattr(jagged, "_MOST", 2)
     check(replace(CASES["full bias, truncated"], rows=lengths, cols=lengths, longest=(20, 18)))
     assert seen == [[0, 7], [3], [2, 6], [4, 8], [5]] * 2
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdpa_inductor.kernels.cpu import blocks as cpu_blocks
-from gdpa_inductor.kernels.cpu import dense as cpu
+from gdpa_inductor.kernels.blocked import loop
+from gdpa_inductor.kernels.blocked import tiling as cpu_blocks
 from gdpa_inductor.lowerings import cpu as lowering
 from gdpa_inductor.program.score_mod import ScoreMod
 from tests import mask_grammar
@@ -37,7 +37,7 @@ MASKS: dict[str, tuple[str, list[Tensor], float]] = {
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which the programs run in plain torch: compiled ones have tests of their own."""
-    monkeypatch.setattr(cpu, "compiled", lambda work, tensors, lengths_vary: work)
+    monkeypatch.setattr(loop, "compiled", lambda work, tensors, lengths_vary: work)
     monkeypatch.setattr(cpu_blocks, "FEW", 0)
     monkeypatch.setattr(cpu_blocks, "EDGE", STEP)
     monkeypatch.setattr(cpu_blocks, "SCORES", STEP * STEP)
@@ -48,13 +48,13 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many scores each product of a block has."""
     counts: list[int] = []
-    products = cpu._products
+    product = loop.BlockLoop._product
 
-    def counted(rows, heads, block, *rest):
+    def counted(self, name, block, *rest):
         counts.append(len(range(block.rows.start, block.rows.stop)) * len(range(M)[block.cols]))
-        return products(rows, heads, block, *rest)
+        return product(self, name, block, *rest)
 
-    monkeypatch.setattr(cpu, "_products", counted)
+    monkeypatch.setattr(loop.BlockLoop, "_product", counted)
     return counts
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gdpa_inductor import lowerings
-from gdpa_inductor.kernels.chunked import chunk, chunks, run
-from gdpa_inductor.kernels.chunked.recording import Immediate, Recording
-from gdpa_inductor.lowerings.chunked.lower import backward_site, forward_site
+from gdpa_inductor.kernels.blocked import chunks, loop
+from gdpa_inductor.kernels.blocked.recording import Immediate, Recording
+from gdpa_inductor.lowerings.blocked import backward_site, forward_site
 from tests.lowerings.operators import canonical
 
 lowerings.register()
@@ -19,12 +19,12 @@ CAUSAL = canonical("where(ge(q_idx,kv_idx),silu(mul(s,0.125)),0.0)")
 def small(monkeypatch: pytest.MonkeyPatch):
     """Some chunks a call, uncompiled."""
     monkeypatch.setattr(chunks, "SCORES", 16 * 20 * 20)
-    monkeypatch.setattr(chunk, "compiled", lambda work, *_: work)
+    monkeypatch.setattr(loop, "compiled", lambda work, *_, **__: work)
     chunks.passes.cache_clear()
-    run._RECORDINGS.clear()
+    loop._RECORDINGS.clear()
     yield
     chunks.passes.cache_clear()
-    run._RECORDINGS.clear()
+    loop._RECORDINGS.clear()
 
 
 def step(query, key, value, grad, text=CAUSAL) -> list[torch.Tensor]:
@@ -52,27 +52,27 @@ def test_a_recording_does_not_mind_where_operands_lie():
     for joined in (True, False, True):
         inputs = operands(joined)
         torch.testing.assert_close(step(*inputs), reference(*inputs), rtol=1e-10, atol=1e-10)
-    assert len(run._RECORDINGS) == 2
+    assert len(loop._RECORDINGS) == 2
 
 
 def test_a_second_call_plans_nothing(monkeypatch: pytest.MonkeyPatch):
     step(*operands(False))
-    monkeypatch.setattr(run, "Chunk", None)
+    monkeypatch.setattr(loop, "BlockLoop", None)
     step(*operands(False))
 
 
 def test_what_is_not_kept_runs_at_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(run, "MOST_RECORDED", 1)
+    monkeypatch.setattr(loop, "MOST_RECORDED", 1)
     inputs = operands(False)
     torch.testing.assert_close(step(*inputs), reference(*inputs), rtol=1e-10, atol=1e-10)
-    assert not run._RECORDINGS
+    assert not loop._RECORDINGS
 
 
 def test_few_recordings_are_kept(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(run, "RECORDINGS", 2)
+    monkeypatch.setattr(loop, "RECORDINGS", 2)
     for length in (30, 40, 50):
         step(*(torch.randn(2, 2, length, 16) for _ in range(4)))
-    assert len(run._RECORDINGS) == 2
+    assert len(loop._RECORDINGS) == 2
 
 
 def test_what_a_step_makes_ends_with_its_last_use():
@@ -92,7 +92,8 @@ def test_what_a_step_makes_ends_with_its_last_use():
             steps.do(torch.Tensor.copy_, steps.bases[1], result.mT)
             del result
         if isinstance(steps, Recording):
-            steps.close().run([x, out])
+            steps.close()
+            steps.run([x, out])
         assert len(alive) == 3 and torch.equal(out, (x + 1).mT)
         out.zero_()
 
@@ -107,8 +108,7 @@ def test_a_call_of_the_generated_code_is_repeated(text: str, asked: tuple, monke
     sites = forward_site(), backward_site()
     for later in (False, True):
         if later:
-            monkeypatch.setattr(run, "forward", None)
-            monkeypatch.setattr(run, "backward", None)
+            monkeypatch.setattr(loop, "run", None)
         *arguments, grad = operands(later)
         aux = [torch.randn(2, 50, 50, dtype=torch.float64)] if text == BIASED else []
         arguments = (*arguments, aux, [], text)
@@ -122,7 +122,7 @@ def test_a_call_of_the_generated_code_is_repeated(text: str, asked: tuple, monke
 @pytest.mark.parametrize("rows", [0, 50])
 def test_a_call_that_cannot_be_repeated_is_run_as_the_first_one(rows: int, monkeypatch):
     """There are no scores, or more chunks than are noted. A constant has no gradient of Q and K."""
-    monkeypatch.setattr(run, "MOST_RECORDED", 1)
+    monkeypatch.setattr(loop, "MOST_RECORDED", 1)
     sites = forward_site(), backward_site()
     for _ in range(2):
         query, key, value = (torch.randn(2, 2, n, 16, dtype=torch.float64) for n in (rows, 50, 50))
@@ -131,7 +131,7 @@ def test_a_call_that_cannot_be_repeated_is_run_as_the_first_one(rows: int, monke
         torch.testing.assert_close(
             results, reference(query, key, value, grad), rtol=1e-10, atol=1e-10
         )
-    assert not any(site.repeats for site in sites)
+    assert not any(site.recorded for site in sites)
 
 
 def test_gradients_that_are_zero_are_so_each_time():

@@ -59,7 +59,7 @@ def test_the_forward_branches_where_nothing_is_loaded_for_some_tiles_alone():
 def test_the_text_is_read_in_every_locale():
     """Comments of the templates have letters that ASCII lacks."""
     program = """
-from gdpa_inductor.kernels.chunked import fused
+from gdpa_inductor.kernels.blocked import fused
 from gdpa_inductor.kernels.triton import template
 names = {path.name.partition(".")[0] for path in template._SOURCES.iterdir()}
 print(len([*map(template.source, names), fused.source()]))

@@ -10,8 +10,7 @@ from torch._inductor.utils import run_and_get_code
 
 from gdpa_inductor import lowerings
 from gdpa_inductor._compat import dynamo
-from gdpa_inductor.kernels.chunked import chunk, chunks, operands
-from gdpa_inductor.kernels.cpu import block_pass
+from gdpa_inductor.kernels.blocked import block_pass, chunks, loop, operands
 from gdpa_inductor.program.score_mod import ScoreMod
 from tests._judge import Results, difference, results
 from tests.activations import ACTIVATIONS
@@ -51,7 +50,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs run as they are: compiling each for every form takes minutes."""
-    monkeypatch.setattr(chunk, "compiled", lambda work, *_: work)
+    monkeypatch.setattr(loop, "compiled", lambda work, *_, **__: work)
 
 
 @pytest.mark.parametrize("rearrange", [lambda t: t, strided, columns_first, gapped])
@@ -116,7 +115,7 @@ def test_programs_and_gradients_of_their_operands(form, uncompiled, name):
 @pytest.mark.parametrize("text", [SILU, "where(ge(q_idx,kv_idx),silu(s),0.0)", "s", "2.0"])
 def test_one_kernel_for_scores_and_program(form, uncompiled, text, monkeypatch):
     """As NVIDIA GPUs have it for 16 bits: P and dS are made anew for each chunk."""
-    monkeypatch.setattr(chunk, "fixed", lambda work, *_: work)
+    monkeypatch.setattr(loop, "fixed", lambda work, *_: work)
     monkeypatch.setattr(operands, "fuses", lambda *_: True)
     same_as_reference(text)
 
@@ -292,7 +291,7 @@ def allocated(code: str) -> list[list[str]]:
 
 # How generated code calls the operators, where sizes vary and where they do not.
 CALLED_BY_NAME = "gdpa.attention_chunked.default", "gdpa.attention_chunked_backward.default"
-SITES = "lower_forward_site()", "lower_backward_site()"
+SITES = "blocked_forward_site()", "blocked_backward_site()"
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from gdpa_inductor import lowerings
 from gdpa_inductor._compat import dynamo, inductor
-from gdpa_inductor.kernels.cpu import block_pass as cpu_pass
-from gdpa_inductor.kernels.cpu import blocks as cpu_blocks
-from gdpa_inductor.kernels.cpu import dense as cpu
+from gdpa_inductor.kernels.blocked import block_pass as cpu_pass
+from gdpa_inductor.kernels.blocked import loop, operands
+from gdpa_inductor.kernels.blocked import tiling as cpu_blocks
 from tests._judge import Results, difference, results
 from tests.activations import ACTIVATIONS
 from tests.lowerings.operators import Operators, canonical
@@ -156,7 +156,7 @@ def test_scalars(small_blocks):
 
 
 def test_only_the_asked_gradients(small_blocks, monkeypatch):
-    monkeypatch.setattr(cpu, "compiled", lambda work, tensors, **_: work)
+    monkeypatch.setattr(loop, "compiled", lambda work, tensors, **_: work)
     operands = [torch.randn(2, 2, 33, 8) for _ in range(4)]
     bias = torch.randn(33, 33)
     text = canonical("a0:f[q_idx,kv_idx]; silu(add(s,a0))")
@@ -256,7 +256,7 @@ def test_tiling(monkeypatch, threads, groups):
         (2, 12, 513, 2049),
     ):
         tiling = cpu_blocks.tile(sizes, groups, shared=False)
-        assert tiling.scores <= threads * cpu_blocks.SCORES
+        assert math.prod(tiling[:4]) <= threads * cpu_blocks.SCORES
         assert sizes[1] % tiling.heads == 0
         assert all(tiling.heads % g == 0 or g % tiling.heads == 0 for g in groups)
         assert tiling.batch == 1 or tiling.heads == sizes[1]
@@ -264,7 +264,7 @@ def test_tiling(monkeypatch, threads, groups):
         for size, step in zip(
             sizes, (tiling.batch, tiling.heads, tiling.rows, tiling.cols), strict=True
         ):
-            spans = list(cpu_blocks.spans(size, step))
+            spans = list(operands.spans(size, step))
             assert [i for span in spans for i in range(size)[span]] == list(range(size))
             # As few blocks as the limit allows, and no sliver at the end.
             assert len(spans) == math.ceil(size / step)

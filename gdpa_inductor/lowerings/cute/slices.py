@@ -15,9 +15,9 @@ from ...problem import Problem
 from ...program.expr import POSITIONS
 from ...program.tile_classes import classify
 from ..backends import hint
-from ..chunked.cost import LEAST, SLACK, estimate, long_functions, padded_to_all, sizes_vary
+from ..chunked import LEAST, SLACK, estimate, long_functions, padded_to_all, sizes_vary
 
-# Rates of a Hopper GPU, as fast as the H100 of `chunked.cost.RATES`
+# Rates of a Hopper GPU, as fast as the H100 of `chunked.RATES`
 # (docs/lab/2026-11-26-slices.md). They serve Blackwell too, where nothing was measured.
 RATE = 560e12  # FLOP/s
 SINGLE = 1.15e-12  # seconds for a score, for each aux operand that TMA does not load

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from gdpa_inductor.kernels.cpu import tiles
+from gdpa_inductor.kernels.blocked import tiling
 from gdpa_inductor.program.expr import AXES, Expr, fold, torch_apply
 from gdpa_inductor.program.loop_bounds import closed
 from gdpa_inductor.program.score_mod import ScoreMod
@@ -42,11 +42,11 @@ def operand(kind: str, access: tuple[str, ...], shift: int) -> torch.Tensor:
 def test_what_is_left_out_is_zero(name, shift):
     program = ScoreMod.parse(PROGRAMS[name])
     operands = [operand(a.kind, a.access, shift * (i + 1)) for i, a in enumerate(program.aux)]
-    term = tiles.zero((program.weight,), program.aux)
+    term = tiling.zero((program.weight,), program.aux)
     if term is None:
         return  # nothing is left out
     placed = [aux_on_axes(x, spec) for x, spec in zip(operands, program.aux, strict=True)]
-    verdict = tiles.verdicts(term, index, (STEP, STEP), placed, [], torch.float64)
+    verdict = tiling.verdicts(term, index, (STEP, STEP), placed, [], torch.float64)
     score = torch.linspace(-3, 3, 64 * 64, dtype=torch.float64).view(SIZES)
     leaf = program_leaves(score, operands, [], program)
     (weight,) = fold([program.weight], leaf, torch_apply(torch.float64))

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from ..._compat import lowering, shapes, templates
-from ...kernels.chunked import fused
-from ...kernels.triton.configs import Config
-from .. import gpu
+from .._compat import lowering, shapes, templates
+from ..kernels.blocked import fused
+from ..kernels.triton.configs import Config
+from . import gpu
 
 # Tiles so small that two CTAs fit on a multiprocessor: one multiplies while the other stores.
 _CONFIG = Config(128, 128, 8, 3)

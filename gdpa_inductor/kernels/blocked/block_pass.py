@@ -17,7 +17,7 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -81,13 +81,13 @@ class Pass:
         """The leaves that are tensors, in the order in which `__call__` takes them."""
         return tuple(node for node in postorder(self.roots) if node.op in _LEAVES)
 
-    def found(
+    def terms(
         self, score: Tensor, grad: Tensor | None, leaves: Iterable[Tensor]
     ) -> tuple[Tensor, ...]:
         """The terms, in the order of `roots`; they broadcast to the scores. leaves: in the order of
         `operands`."""
         dtype = self.dtype or score.dtype
-        given = dict(zip(self.operands, leaves, strict=True))
+        tensors = dict(zip(self.operands, leaves, strict=True))
 
         def leaf(node: Expr) -> Tensor:
             if node.op == "s":
@@ -98,26 +98,26 @@ class Pass:
             if node.op == "const":
                 kind = {"f": dtype, "i": torch.int64, "b": torch.bool}[node.kind]
                 return torch.full((), node.value, dtype=kind, device=score.device)  # type: ignore[arg-type]
-            return _as_kind(given[node], node.kind, dtype)
+            return _as_kind(tensors[node], node.kind, dtype)
 
         return tuple(fold(self.roots, leaf, torch_apply(dtype)))
 
     def __call__(self, score: Tensor, *rest: Tensor) -> None:
-        given: Iterator[Tensor] = iter(rest)
-        grad = next(given) if self.reads_grad else None
+        arguments = iter(rest)
+        grad = next(arguments) if self.reads_grad else None
         places = []
         for root, replaced in ((self.weight, score), (self.score_grad, grad)):
             if root is not None:
-                place = replaced if self.in_place else next(given)
+                place = replaced if self.in_place else next(arguments)
                 assert place is not None
                 places.append(place)
-        totals = [next(given) for _ in self.sums]
-        found = self.found(score, grad, given)
-        for total, asked, term in zip(totals, self.sums, found[len(places) :], strict=True):
-            missing = [d for d, axis in enumerate(AXES) if axis not in asked.axes]
+        totals = [next(arguments) for _ in self.sums]
+        terms = self.terms(score, grad, arguments)
+        for total, summed, term in zip(totals, self.sums, terms[len(places) :], strict=True):
+            missing = [d for d, axis in enumerate(AXES) if axis not in summed.axes]
             full = term.expand_as(score)
             total.copy_(total + (full.sum(missing, keepdim=True) if missing else full))
-        for place, term in zip(places, found, strict=False):
+        for place, term in zip(places, terms, strict=False):
             place.copy_(term)
 
 
@@ -149,61 +149,68 @@ class Compiled:
     """What was compiled, by key. Beyond `most`, what was used longest ago goes.
 
     A hit takes no lock. Compiling holds Dynamo's, because torch's tracers and Inductor's settings
-    are of the process. Where it fails, the plain form runs, and it is tried again later. `told` has
-    the kinds of errors that were warned of.
+    are of the process. Where it fails, the plain form runs, and it is tried again later.
+
+    failures: When a key failed. warned: The devices and kinds of errors of past warnings.
     """
 
     most: int
-    made: OrderedDict[object, Runner] = field(default_factory=OrderedDict)
-    failed: dict[object, float] = field(default_factory=dict)
-    told: set[tuple[str, type]] = field(default_factory=set)
+    runners: OrderedDict[object, Runner] = field(default_factory=OrderedDict)
+    failures: dict[object, float] = field(default_factory=dict)
+    warned: set[tuple[str, type]] = field(default_factory=set)
 
     def get(
-        self, key: object, make: Callable[[], Runner], plain: Runner, device: str,
-        like: Callable[[], object] | None = None,
-    ) -> Runner:  # fmt: skip
-        """like: A key of all that fail if this one does."""
-        found = self._known(key)
-        if found is None and self._is_due(tried := key if like is None else like()):
-            with dynamo.compile_lock():
-                found = self._known(key) or self._make(key, make, device, tried)
-        return found or plain
+        self,
+        key: object,
+        build: Callable[[], Runner],
+        plain: Runner,
+        device: str,
+        kind: Callable[[], object] | None = None,
+    ) -> Runner:
+        """kind: A key of all that fail if this one does."""
+        runner = self._known(key)
+        if runner is None:
+            tried = key if kind is None else kind()
+            if self._is_due(tried):
+                with dynamo.compile_lock():
+                    runner = self._known(key) or self._build(key, build, device, tried)
+        return runner or plain
 
     def clear(self) -> None:
-        self.made.clear()
-        self.failed.clear()
-        self.told.clear()
+        self.runners.clear()
+        self.failures.clear()
+        self.warned.clear()
 
     def _known(self, key: object) -> Runner | None:
-        found = self.made.get(key)
-        if found is not None:
+        runner = self.runners.get(key)
+        if runner is not None:
             with contextlib.suppress(KeyError):  # another thread has dropped it
-                self.made.move_to_end(key)
-        return found
+                self.runners.move_to_end(key)
+        return runner
 
     def _is_due(self, tried: object) -> bool:
-        return time.monotonic() - self.failed.get(tried, -math.inf) > _RETRY
+        return time.monotonic() - self.failures.get(tried, -math.inf) > _RETRY
 
-    def _make(
-        self, key: object, make: Callable[[], Runner], device: str, tried: object
+    def _build(
+        self, key: object, build: Callable[[], Runner], device: str, tried: object
     ) -> Runner | None:
         if not self._is_due(tried):  # it failed while this thread waited
             return None
         try:
-            self.made[key] = make()
+            runner = self.runners[key] = build()
         except Exception as error:
             kind = device, type(getattr(error, "inner_exception", error))
-            level = logging.DEBUG if kind in self.told else logging.WARNING
-            self.told.add(kind)
+            level = logging.DEBUG if kind in self.warned else logging.WARNING
+            self.warned.add(kind)
             about = device, type(error).__name__, error
             log.log(level, "a score program runs uncompiled on the device %r: %s: %s", *about)
-            self.failed[tried] = time.monotonic()
-            while len(self.failed) > self.most:
-                del self.failed[next(iter(self.failed))]
+            self.failures[tried] = time.monotonic()
+            while len(self.failures) > self.most:
+                del self.failures[next(iter(self.failures))]
             return None
-        while len(self.made) > self.most:
-            self.made.popitem(last=False)
-        return self.made[key]
+        while len(self.runners) > self.most:
+            self.runners.popitem(last=False)
+        return runner
 
 
 RUNNERS, FIXED = Compiled(4096), Compiled(1024)
@@ -213,7 +220,7 @@ def compiled(work: Pass, tensors: Sequence[Tensor], lengths_vary: bool = False) 
     """A callable for `tensors`. Each kind of layout is compiled once, whatever its sizes.
 
     lengths_vary: many sizes are to come. Then nothing is compiled for a single one of them, nor for
-    rows or columns of one score. Operands that happen to be contiguous are not told apart.
+    rows or columns of one score. Operands that happen to be contiguous are like others.
     """
     if lengths_vary and 1 in tensors[0].shape[2:]:
         return work
@@ -223,9 +230,9 @@ def compiled(work: Pass, tensors: Sequence[Tensor], lengths_vary: bool = False) 
     if device.type != "cpu" and not lengths_vary:
         return fixed(work, tensors)
     signature = tuple(map(_strided, tensors))
-    make = lambda: _runner(work, signature, lengths_vary, device)
-    like = lambda: (work, _layouts(work, signature, lengths_vary), device)
-    return RUNNERS.get((work, signature, lengths_vary, device), make, work, device.type, like)
+    build = lambda: _runner(work, signature, lengths_vary, device)
+    kind = lambda: (work, _layouts(work, signature, lengths_vary), device)
+    return RUNNERS.get((work, signature, lengths_vary, device), build, work, device.type, kind)
 
 
 def fixed(work: Runner, tensors: Sequence[Tensor], tag: str = "") -> Runner:

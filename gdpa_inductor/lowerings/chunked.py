@@ -1,8 +1,10 @@
-"""Estimate the time of the chunked form and of stock Inductor, from measured rates.
+"""The chunked backend: matrix products of torch's library, on some of the scores at a time.
 
-Stock Inductor writes all scores to memory and reads them again. In chunks, in fp16 and bf16, one
-kernel computes S and the program, so S is not stored at all. In exchange, the backward computes S
-again, the products of a chunk are smaller, and the CPU launches every chunk.
+It takes any device, dtype and head dim. All other backends are preferred to it. `estimate` says
+from measured rates when it is faster than the unfused form. Stock Inductor writes all scores to
+memory and reads them again. In chunks, in fp16 and bf16, one kernel computes S and the program, so
+S is not stored at all. In exchange, the backward computes S again, the products of a chunk are
+smaller, and the CPU launches every chunk.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ from dataclasses import dataclass
 
 import torch
 
-from ...kernels.chunked import chunks
-from ...kernels.chunked.fused import WHOLE
-from ...problem import Problem
-from ...program.expr import POSITIONS, postorder
-from .. import gpu
-from ..backends import hint
+from ..kernels.blocked import chunks
+from ..kernels.blocked.fused import WHOLE
+from ..problem import Problem
+from ..program.expr import POSITIONS, postorder
+from ..rejection import Code
+from . import gpu
+from .backends import Backend, Rule, hint
+from .blocked import lower_in_chunks
 
 # The most that the estimated time may be, relative to stock's: by default, and for profit="memory".
 # An estimate that is level is not sure to win.
@@ -27,30 +31,18 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates of a GPU.
+    """The rates of a GPU. Precisions are "half", "tf32", "ieee" and "double"."""
 
-    whole:    FLOP/s of products of all scores, by precision.
-    chunk:    FLOP/s of products of a chunk, by precision.
-    fused:    FLOP/s of the kernel that computes S and the program, with up to WHOLE channels.
-    deep:     The same with more channels.
-    memory:   Bytes/s of scores that a program reads from memory and writes to it.
-    cache:    The same for the scores of a chunk, part of which stay in the L2 cache.
-    crowded:  Additions/s to a small table.
-    longer:   Seconds for a score, for a function that takes longer than the product beside it.
-    call:     Seconds of the CPU for a call of the operator.
-    launch:   Seconds of the CPU for each kernel.
-    """
-
-    whole: dict[str, float]
-    chunk: dict[str, float]
-    fused: float
-    deep: float
-    memory: float
-    cache: float
-    crowded: float
-    longer: float
-    call: float
-    launch: float
+    whole: dict[str, float]  # FLOP/s of products of all scores, by precision
+    chunk: dict[str, float]  # FLOP/s of products of a chunk, by precision
+    fused: float  # FLOP/s of the kernel that computes S and the program, with up to WHOLE channels
+    deep: float  # the same with more channels
+    memory: float  # bytes/s of scores that a program reads from memory and writes to it
+    cache: float  # the same for the scores of a chunk, part of which stay in the L2 cache
+    crowded: float  # additions/s to a small table
+    longer: float  # seconds for a score, for a function that outlasts the product beside it
+    call: float  # seconds of the CPU for a call of the operator
+    launch: float  # seconds of the CPU for each kernel
 
 
 # An H100 (docs/lab/2026-11-25-chunks.md). Only ratios count, and they are similar on other GPUs.
@@ -146,10 +138,10 @@ def _launches(units: int, rows: int, cols: int, itemsize: int, training: bool, f
             return math.ceil(units / room)
         return units * math.ceil(rows * cols * score_bytes / chunks.SCORES)
 
-    found = parts(itemsize) * (2 if fused else 3)
+    kernels = parts(itemsize) * (2 if fused else 3)
     if training:
-        found += parts((3 if fused else 2) * itemsize) * (5 if fused else 6)
-    return found
+        kernels += parts((3 if fused else 2) * itemsize) * (5 if fused else 6)
+    return kernels
 
 
 def sizes_vary(problem: Problem) -> bool:
@@ -162,21 +154,13 @@ def expected(problem: Problem) -> str:
     return f"about {estimate(problem).launches} launches"
 
 
-def slower(problem: Problem) -> str:
-    return _complaint(problem, LEAST)
-
-
-def frugally_slower(problem: Problem) -> str:
-    return _complaint(problem, SLACK)
-
-
-def _complaint(problem: Problem, allowed: float) -> str:
+def slower(problem: Problem, allowed: float = LEAST) -> str:
     step = "training" if problem.training else "inference"
     where = f"{step} with head dims {problem.head_dim} and {problem.value_dim} in chunks"
     if sizes_vary(problem):
         return f"{where} is slow where sizes vary: each call plans its chunks anew"
-    found = estimate(problem)
-    ratio = found.chunked / found.stock
+    seconds = estimate(problem)
+    ratio = seconds.chunked / seconds.stock
     if ratio <= allowed:
         return ""
     return f"{where} is estimated at {ratio:.2f} times the unfused form's time"
@@ -204,3 +188,16 @@ def strange_dtypes(problem: Problem) -> str:
 
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+_ON_CPU = Rule(Code.SLOWER, not_on_cpu, quiet=True)
+BACKEND = Backend(
+    name="chunked",
+    devices=("cuda", "cpu", "xpu", "mps"),
+    refuses=(Rule(Code.DTYPE, strange_dtypes), Rule(Code.LOWERING, padded_to_all)),
+    pays=(_ON_CPU, Rule(Code.SLOWER, slower, quiet=True)),
+    frugal=(_ON_CPU, Rule(Code.SLOWER, lambda problem: slower(problem, SLACK), quiet=True)),
+    about=expected,
+    by_name=("xpu", "mps"),  # it has not been run there
+    lower=lower_in_chunks,
+    lower_backward=lower_in_chunks,
+)

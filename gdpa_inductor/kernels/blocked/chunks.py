@@ -2,8 +2,7 @@
 
 A chunk is a `Block`: all scores of some (batch, head), or some rows and columns of one of them. In:
 a `ChunkedCall`, which has sizes but no tensors. Out: passes over the chunks. Notation: as in
-`cpu.dense`; a *unit* is one (batch, head), and a *region* is the part of a matrix that a chunk
-reads or adds to.
+`operands`; here a unit is one (batch, head).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..cpu.blocks import Block, spans
+from .operands import Block, MatrixSpec, Region, spans
 
 # Bytes for the scores of a chunk and for fp32 sums: together a call takes at most 60 MiB. Smaller
 # chunks would stay whole in the L2 cache of a GPU, but launching their kernels takes longer than
@@ -22,44 +21,6 @@ from ..cpu.blocks import Block, spans
 SCORES, SUMS = 40 << 20, 20 << 20
 MIN_ROWS = 1024  # the fewest rows of a chunk with all columns; narrower products idle the GPU
 ALIGNED = 64  # rows and columns of a chunk are multiples of this
-
-Region = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class MatrixSpec:
-    """A matrix operand, or the gradient of one: [B|1, H/group, M|N, width].
-
-    along:   The axis of the scores along which it varies: rows or columns.
-    group:   How many query heads read each of its heads.
-    shared:  All batches share it.
-    exact:   Its gradient may be summed in its own dtype.
-    """
-
-    name: str
-    along: str
-    width: int
-    group: int = 1
-    shared: bool = False
-    exact: bool = True
-
-    def span(self, block: Block) -> slice:
-        return block.rows if self.along == "rows" else block.cols
-
-    def region(self, block: Block) -> Region:
-        """The region of a chunk: chunks with equal regions use the same part of the matrix."""
-        first = 0 if self.shared else block.b.start
-        return first, block.h.start // self.group, self.span(block).start
-
-    def is_shared_in(self, block: Block) -> bool:
-        """Whether several units of the chunk read the same matrix."""
-        units = block.shape
-        return (self.shared and units[0] > 1) or (self.group > 1 and units[1] > 1)
-
-    def elements(self, block: Block) -> int:
-        """How many elements a chunk uses, if no units share them."""
-        span = self.span(block)
-        return math.prod(block.shape[:2]) * (span.stop - span.start) * self.width
 
 
 @dataclass(frozen=True)
@@ -92,28 +53,24 @@ class ChunkedCall:
 
 
 @dataclass(frozen=True)
-class ChunkPass:
-    """One pass over the chunks.
-
-    served: What it sums. visits: By name, how often each region is added to.
-    """
+class BlockPass:
+    """One pass over blocks. served: What it sums."""
 
     blocks: tuple[Block, ...]
     served: tuple[MatrixSpec, ...]
-    visits: dict[str, Counter[Region]]
 
 
 @functools.lru_cache(maxsize=256)
-def passes(call: ChunkedCall) -> tuple[ChunkPass, ...]:
+def passes(call: ChunkedCall) -> tuple[BlockPass, ...]:
     """The passes of a call: as few as the memory for sums allows.
 
     Each follows the order of one gradient, whose regions are then complete one after the other.
     Other gradients join the pass if their unfinished sums are small.
     """
     blocks = list(_blocks(call))
-    found: list[ChunkPass] = []
+    plan: list[BlockPass] = []
     left = list(call.wanted)
-    while left or not found:
+    while left or not plan:
         order = sorted(blocks, key=left[0].region) if left else blocks
         served: list[MatrixSpec] = []
         room = SUMS
@@ -122,10 +79,9 @@ def passes(call: ChunkedCall) -> tuple[ChunkPass, ...]:
             if not served or cost <= room:
                 served.append(side)
                 room -= cost
-        visits = {side.name: Counter(map(side.region, order)) for side in served}
-        found.append(ChunkPass(tuple(order), tuple(served), visits))
+        plan.append(BlockPass(tuple(order), tuple(served)))
         left = [side for side in left if side not in served]
-    return tuple(found)
+    return tuple(plan)
 
 
 def unfinished(side: MatrixSpec, order: Sequence[Block]) -> int:
@@ -134,14 +90,14 @@ def unfinished(side: MatrixSpec, order: Sequence[Block]) -> int:
     visits = Counter(regions)
     if side.exact or (max(visits.values()) == 1 and not any(map(side.is_shared_in, order))):
         return 0
-    seen: Counter[Region] = Counter()
-    held = most = 0
+    begun: Counter[Region] = Counter()
+    current = most = 0
     for region, block in zip(regions, order, strict=True):
         size = 4 * side.elements(block)
-        held += size if region not in seen else 0
-        seen[region] += 1
-        most = max(most, held)
-        held -= size if seen[region] == visits[region] else 0
+        current += size if region not in begun else 0
+        begun[region] += 1
+        most = max(most, current)
+        current -= size if begun[region] == visits[region] else 0
     return most
 
 
@@ -229,12 +185,12 @@ def _even(size: int, limit: int) -> int:
 
 def launches(call: ChunkedCall, products: int) -> int:
     """How many kernels a call launches. products: Those of a chunk that are not summed."""
-    found = 0
-    for chunk_pass in passes(call):
-        found += (products + 1) * len(chunk_pass.blocks)  # one is the program
-        for side in chunk_pass.served:
-            shared = sum(map(side.is_shared_in, chunk_pass.blocks))
-            found += len(chunk_pass.blocks) + shared
-            if unfinished(side, chunk_pass.blocks):
-                found += len(chunk_pass.visits[side.name])
-    return found
+    count = 0
+    for block_pass in passes(call):
+        blocks = block_pass.blocks
+        count += (products + 1) * len(blocks)  # one is the program
+        for side in block_pass.served:
+            count += len(blocks) + sum(map(side.is_shared_in, blocks))
+            if unfinished(side, blocks):
+                count += len(set(map(side.region, blocks)))
+    return count

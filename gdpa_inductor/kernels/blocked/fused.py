@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..cpu.block_pass import Pass
 from ..devices import nvidia
+from .block_pass import Pass
 
 WHOLE = 128  # up to so many channels are multiplied in one step
 _SOURCE = Path(__file__).parent / "templates" / "product.py.jinja"
@@ -53,17 +53,8 @@ class FusedPass:
     def __call__(self, query: Tensor, key: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         score = PRODUCT(query, key, self.heads)
         grad, leaves = (rest[0], rest[1:]) if self.work.reads_grad else (None, rest)
-        found = self.work.found(score, grad, leaves)
-        return tuple(term.expand_as(score).to(query.dtype).contiguous() for term in found)
-
-
-def fuses(query: Tensor, value: Tensor) -> bool:
-    """Whether one kernel computes S of these operands and the program."""
-    return (
-        query.dtype == value.dtype
-        and query.dtype in (torch.float16, torch.bfloat16)
-        and _runs_on(query.device)
-    )
+        terms = self.work.terms(score, grad, leaves)
+        return tuple(term.expand_as(score).to(query.dtype).contiguous() for term in terms)
 
 
 @functools.cache
@@ -72,4 +63,13 @@ def _runs_on(device: torch.device) -> bool:
         nvidia(device)
         and importlib.util.find_spec("triton") is not None
         and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+
+
+def fuses(query: Tensor, value: Tensor) -> bool:
+    """Whether one kernel computes S of these operands and the program."""
+    return (
+        query.dtype == value.dtype
+        and query.dtype in (torch.float16, torch.bfloat16)
+        and _runs_on(query.device)
     )

@@ -1,0 +1,200 @@
+"""The operands of a call in blocks, and the tensors that its score program reads.
+
+Notation
+    B, H, M, N   Batches, query heads, rows (queries) and columns (keys) of the scores.
+    block        A slice of each of these.
+    unit         One matrix of a batched product of a block.
+    region       The part of a matrix that a block reads or adds to.
+
+All tensors have four dims. Those of query, key and value are as in `ops`; aux tensors are
+[B|1, H|1, M|1, N|1].
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...program.expr import AXES, Expr
+from ...program.score_mod import ScoreMod
+from .block_pass import storable
+from .fused import fuses
+
+WHOLE = slice(None)
+Region = tuple[int, ...]
+
+
+class Block(NamedTuple):
+    """A block: a slice of each axis of the scores."""
+
+    b: slice
+    h: slice
+    rows: slice
+    cols: slice
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(span.stop - span.start for span in self)
+
+    def cut(self, operand: Tensor) -> Tensor:
+        """The part of a [B|1, H|1, M|1, N|1] operand that the block reads; a view."""
+        sizes = operand.shape
+        return operand[
+            tuple(span if size != 1 else WHOLE for span, size in zip(self, sizes, strict=True))
+        ]
+
+
+def spans(size: int, step: int) -> Iterator[slice]:
+    return (slice(start, min(start + step, size)) for start in range(0, size, max(step, 1)))
+
+
+@dataclass(frozen=True)
+class MatrixSpec:
+    """A matrix operand, or the gradient of one: [B|1, H/group, M|N, width].
+
+    along:   The axis of the scores along which it varies: rows or columns.
+    group:   How many query heads read each of its heads.
+    shared:  All batches share it.
+    exact:   Its gradient may be summed in its own dtype.
+    """
+
+    name: str
+    along: str
+    width: int
+    group: int = 1
+    shared: bool = False
+    exact: bool = True
+
+    def span(self, block: Block) -> slice:
+        return block.rows if self.along == "rows" else block.cols
+
+    def region(self, block: Block) -> Region:
+        """The region of a block: blocks with equal regions use the same part of the matrix."""
+        first = 0 if self.shared else block.b.start
+        return first, block.h.start // self.group, self.span(block).start
+
+    def is_shared_in(self, block: Block) -> bool:
+        """Whether several units of the block read the same matrix."""
+        units = block.shape
+        return (self.shared and units[0] > 1) or (self.group > 1 and units[1] > 1)
+
+    def elements(self, block: Block) -> int:
+        """How many elements a block uses, if no units share them."""
+        span = self.span(block)
+        return math.prod(block.shape[:2]) * (span.stop - span.start) * self.width
+
+
+@dataclass(frozen=True)
+class BlockOperands:
+    """query [B|1,H,M,D], key [B|1,Hk,N,D], value [B|1,Hv,N,Dv], and aux operands on four axes.
+
+    only:          A condition. Scores exist only where it holds.
+    wide:          Scores are stored in fp32, whatever the operands are.
+    lengths_vary:  Many sizes will come, so nothing is compiled for a single one.
+    numbers:       The numbers of the sequences of a jagged call, [batch].
+    pool:          The buffers of the CPU kernel, which all blocks reuse; None for chunks.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    aux: Sequence[Tensor]
+    scalars: Sequence[int]
+    program: ScoreMod
+    only: Expr | None = None
+    wide: bool = False
+    lengths_vary: bool = False
+    numbers: Tensor | None = None
+    pool: dict[str, Tensor] | None = None
+
+    @staticmethod
+    def on_cpu(query: Tensor, key: Tensor, value: Tensor, **others: Any) -> BlockOperands:
+        """The operands of the CPU kernel: query, key and value in the compute dtype.
+
+        others: The other fields.
+        """
+        dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+        query, key, value = (_multipliable(t, dtype) for t in (query, key, value))
+        return BlockOperands(query, key, value, **others)
+
+    @functools.cached_property
+    def sizes(self) -> tuple[int, int, int, int]:
+        batches = [t.shape[0] for t in (self.query, self.key, self.value)]
+        batch = next((size for size in batches if size != 1), 1)
+        return batch, self.query.shape[1], self.query.shape[2], self.key.shape[2]
+
+    @property
+    def device(self) -> torch.device:
+        return self.query.device
+
+    @property
+    def compute(self) -> torch.dtype:
+        return torch.float64 if self.query.dtype == torch.float64 else torch.float32
+
+    @property
+    def score_dtype(self) -> torch.dtype:
+        return self.compute if self.wide else self.query.dtype
+
+    @property
+    def in_place(self) -> bool:
+        """P may overwrite S, and dS may overwrite dP."""
+        return self.score_dtype == self.query.dtype == self.value.dtype
+
+    def fused(self, sums: bool) -> bool:
+        """Whether one kernel computes S and the program. sums: Aux gradients are wanted."""
+        return not sums and not self.lengths_vary and fuses(self.query, self.value)
+
+    @functools.cached_property
+    def sides(self) -> dict[str, MatrixSpec]:
+        """The specs of the operands, which are those of their gradients, and of the output."""
+        matrices = (("query", self.query, "rows"), ("key", self.key, "cols"),
+                    ("value", self.value, "cols"))  # fmt: skip
+        sides = {
+            name: MatrixSpec(
+                name,
+                along,
+                t.shape[-1],
+                self.sizes[1] // max(t.shape[1], 1),
+                t.shape[0] != self.sizes[0],
+                t.dtype.itemsize >= 4,
+            )
+            for name, t, along in matrices
+        }
+        value = sides["value"]
+        sides["out"] = MatrixSpec("out", "rows", value.width, exact=value.exact)
+        return sides
+
+    def index(self, name: str) -> Tensor:
+        """The values of an index, along its axis."""
+        axis = AXES.index(name)
+        if name == "b" and self.numbers is not None:
+            values = self.numbers
+        else:
+            values = torch.arange(self.sizes[axis], device=self.device)
+        return values.view([-1 if d == axis else 1 for d in range(4)])
+
+    def leaves(self, nodes: Iterable[Expr]) -> list[Tensor]:
+        """The tensors that leaves of the program stand for, for the whole problem."""
+
+        def leaf(node: Expr) -> Tensor:
+            number = int(node.value or 0)
+            if node.op == "aux":
+                return storable(self.aux[number].to(self.device))
+            if node.op == "scalar":
+                literal = self.scalars[number]
+                return torch.full((1, 1, 1, 1), literal, dtype=torch.int64, device=self.device)
+            return self.index(node.op)
+
+        return [leaf(node) for node in nodes]
+
+
+def _multipliable(operand: Tensor, dtype: torch.dtype) -> Tensor:
+    """The operand in `dtype`, with contiguous rows or columns, so that torch.bmm makes no copy."""
+    converted = operand.to(dtype)
+    return converted if 1 in converted.stride()[-2:] else converted.contiguous()

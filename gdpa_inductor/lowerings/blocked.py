@@ -1,0 +1,264 @@
+"""The CPU and the chunked lowering: one call of an operator in the generated code.
+
+`gdpa::attention_cpu`, `gdpa::attention_chunked` and their backwards have the arguments and results
+of the public ops, but never hold an M×N tensor. The chunked ones run on any device. Beside results
+they need at most 64 MiB, whatever the lengths; jagged sides are padded first. Generated code calls
+the operators by name. So this module has to be imported before code is loaded from a cache
+(`ops` does so for those of the CPU).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._compat import dynamo
+from ..kernels.blocked import chunks, jagged, loop
+from ..kernels.blocked.loop import RecordedCall, Results
+from ..kernels.blocked.operands import BlockOperands
+from ..operands import (
+    Operands,
+    aux_from_axes,
+    aux_on_axes,
+    aux_sums,
+    check,
+    in_order,
+    output_shape,
+    score_shape,
+)
+from ..ops import (
+    CPU_BACKWARD,
+    CPU_FORWARD,
+    Arguments,
+    Signature,
+    fake_gradients,
+    fake_output,
+    no_autocast,
+)
+from ..program.expr import Expr
+from ..program.expr import aux as aux_leaf
+from ..program.expr import call as call_of
+from ..program.score_mod import Aux
+from ..reference import compute_dtype, reference, reference_backward
+from ..sequences import Padding, pad_heads, unpad_heads
+from . import chunk_product
+from .call import Call, extern_call
+
+log = logging.getLogger("gdpa_inductor")
+
+_LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
+_KEYWORDS = ("fp32_scores", "lengths_vary")
+FORWARD = Signature("attention_chunked", keywords=_KEYWORDS)
+BACKWARD = Signature("attention_chunked_backward", backward=True, keywords=_KEYWORDS)
+
+
+def lower_on_cpu(call: Call) -> Any:
+    """The output, or the wanted gradients of (query, key, value, *aux); contiguous. Inductor IR in
+    and out.
+    """
+    arguments = replace(call.nodes, options={"skip": call.options.skip})
+    return extern_call(CPU_BACKWARD if call.backward else CPU_FORWARD, arguments)
+
+
+def lower_in_chunks(call: Call) -> Any:
+    """The same in chunks. The generated code calls a site in place of the operator, where what the
+    first run finds out serves all later ones.
+    """
+    _count(call)
+    arguments = call.on_its_device(
+        fp32_scores=call.options.fp32_scores, lengths_vary=not call.static
+    )
+    again = call.static and not call.problem.jagged and not call.fakes.operands.scalars
+    callee = None
+    if again and not any(call.needs[3:]):
+        callee = (__name__, "backward_site" if call.backward else "forward_site", "")
+    return extern_call(BACKWARD if call.backward else FORWARD, arguments, callee)
+
+
+def _count(call: Call) -> None:
+    """Count the launches of a call whose sizes are known."""
+    if not call.static or call.problem.jagged or 0 in score_shape(call.fakes.operands):
+        return
+    o = _chunked(call.fakes.operands, {"fp32_scores": call.options.fp32_scores})
+    sums = any(call.needs[3:])
+    names = _wanted(call.needs) if call.backward else ["out"]
+    planned = loop.call_of(o, names, call.fakes.grad_out if call.backward else None, sums)
+    count = chunks.launches(planned, (2 if call.backward else 1) - o.fused(sums))
+    dynamo.counters["gdpa"]["chunked_launches"] += count
+    log.info("%s in chunks: %d launches", call.signature.name, count)
+
+
+def _wanted(needs: Sequence[bool]) -> list[str]:
+    """The wanted gradients of matrices, in the order of their passes."""
+    order = (("value", needs[2]), ("key", needs[1]), ("query", needs[0]))
+    return [name for name, need in order if need]
+
+
+class ChunkedSite:
+    """One call in the generated code, where all sizes and strides are constants.
+
+    Its first run checks operands, plans chunks and records the steps. Later runs repeat them.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        self._signature = signature
+        self._run = _attention_backward if signature.backward else _attention
+        self.recorded: RecordedCall | None = None
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self._run(self._signature.bind(*args, **options), self)
+
+
+def forward_site() -> ChunkedSite:
+    return ChunkedSite(FORWARD)
+
+
+def backward_site() -> ChunkedSite:
+    return ChunkedSite(BACKWARD)
+
+
+def _run_chunks(
+    site: ChunkedSite | None, o: BlockOperands, results: Results, grad_out: Tensor | None = None
+) -> None:
+    if site is not None and site.recorded is not None:
+        site.recorded.run(o, results, grad_out)
+        return
+    chunk_product.register()  # a kernel may be compiled
+    recorded = loop.run(o, results, grad_out)
+    if site is not None:
+        site.recorded = recorded
+
+
+def _attention(arguments: Arguments[Tensor], site: ChunkedSite | None = None) -> Tensor:
+    o = arguments.operands
+    if site is None or site.recorded is None:
+        check(o)
+    with torch.no_grad(), no_autocast(o.query.device):
+        padding = Padding.of(o)
+        batch, heads, rows, _ = score_shape(o)
+        out = o.value.new_empty(batch, heads, rows, o.value.shape[-1])
+        _run_chunks(site, _chunked(o, arguments.options, padding), Results({"out": out}))
+        return unpad_heads(out, padding.query)
+
+
+def _attention_backward(
+    arguments: Arguments[Tensor], site: ChunkedSite | None = None
+) -> list[Tensor]:
+    o, needs = arguments.operands, arguments.needs
+    with torch.no_grad(), no_autocast(o.query.device):
+        padding = Padding.of(o)
+        chunked = _chunked(o, arguments.options, padding)
+        matrices = {"query": chunked.query, "key": chunked.key, "value": chunked.value}
+        grads = {name: matrices[name].new_empty(matrices[name].shape) for name in _wanted(needs)}
+        specs = chunked.program.aux
+        totals = _totals(chunked.aux, specs, needs, chunked.compute)
+        grad_out = pad_heads(arguments.grad_out, padding.query)
+        _run_chunks(site, chunked, Results(grads, totals), grad_out)
+        unpadded = [
+            None if total is None else padding.unpad_aux(aux_from_axes(total, spec), own)
+            for total, spec, own in zip(totals, specs, o.program.aux, strict=True)
+        ]
+        sides = {"query": padding.query, "key": padding.key, "value": padding.key}
+        unpadded_grads = {name: unpad_heads(grad, sides[name]) for name, grad in grads.items()}
+    return _gradients(o, unpadded_grads, unpadded)
+
+
+def _chunked(o: Operands[Tensor], options: Any, padding: Padding | None = None) -> BlockOperands:
+    """The operands as chunks take them: dense, with aux operands on four axes."""
+    valid: list[Tensor] = []
+    only: Expr | None = None
+    if padding is not None and o.jagged:
+        # A score exists where its row and its column are no padding.
+        if padding.query is not None:
+            valid.append(padding.query.valid[:, None, :, None])
+        if padding.key is not None:
+            valid.append(padding.key.valid[:, None, None, :])
+        terms = [aux_leaf(len(o.aux) + number, "b") for number in range(len(valid))]
+        only = terms[0] if len(terms) == 1 else call_of("and", *terms)
+        o = padding.pad(o)
+    aux = [*_on_axes(o, o.program.aux), *valid]
+    wide, vary = options.get("fp32_scores", False), options.get("lengths_vary", False)
+    return BlockOperands(o.query, o.key, o.value, aux, o.scalars, o.program, only, wide, vary)
+
+
+def _on_axes(o: Operands[Tensor], specs: Sequence[Aux]) -> list[Tensor]:
+    return [aux_on_axes(t, spec) for t, spec in zip(o.aux, specs, strict=True)]
+
+
+def _totals(
+    placed: Sequence[Tensor], specs: Sequence[Aux], needs: Sequence[bool], dtype: torch.dtype
+) -> list[Tensor | None]:
+    """Zeros for the wanted gradients of aux operands, on four axes."""
+    return [
+        aux_sums(t, spec, dtype) if need else None
+        for t, spec, need in zip(placed, specs, needs[3:], strict=False)
+    ]
+
+
+def _gradients(
+    o: Operands[Tensor], matrices: dict[str, Tensor], totals: Sequence[Tensor | None]
+) -> list[Tensor]:
+    """The wanted gradients in the order and the dtypes of the operands, contiguous."""
+    grads = [*map(matrices.get, ("query", "key", "value")), *totals]
+    return [
+        grad.to(t.dtype).contiguous()
+        for grad, t in zip(grads, o.differentiable, strict=True)
+        if grad is not None
+    ]
+
+
+def forward_on_cpu(arguments: Arguments[Tensor]) -> Tensor:
+    o = arguments.operands
+    check(o)
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        # The kernel needs ascending offsets. Otherwise the reference runs, with padding.
+        if not in_order(o):
+            return reference(o)
+        size = output_shape(o)
+        # Rows that no sequence owns stay zero.
+        out = o.value.new_zeros(size) if o.jagged else o.value.new_empty(size)
+        _run_on_cpu(arguments, _on_axes(o, _standing(o)), Results({"out": out}))
+    return out
+
+
+def backward_on_cpu(arguments: Arguments[Tensor]) -> list[Tensor]:
+    o, needs = arguments.operands, arguments.needs
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        if not in_order(o):
+            return reference_backward(arguments.grad_out, o, needs)
+        dtype, specs = compute_dtype(o.query.dtype), _standing(o)
+        shapes = {"query": o.query.shape, "key": o.key.shape, "value": o.value.shape}
+        grads = {name: torch.zeros(shapes[name], dtype=dtype) for name in _wanted(needs)}
+        aux = _on_axes(o, specs)
+        totals = _totals(aux, specs, needs, dtype)
+        _run_on_cpu(arguments, aux, Results(grads, totals))
+    restored = [
+        None if total is None else aux_from_axes(total, spec)
+        for total, spec in zip(totals, specs, strict=True)
+    ]
+    return _gradients(o, grads, restored)
+
+
+def _standing(o: Operands[Tensor]) -> list[Aux]:
+    return [jagged.standing(spec) for spec in o.program.aux]
+
+
+def _run_on_cpu(arguments: Arguments[Tensor], aux: list[Tensor], results: Results) -> None:
+    """aux: The aux operands on four axes."""
+    o, grad_out, skip = arguments.operands, arguments.grad_out, arguments.options.get("skip", True)
+    if o.jagged:
+        jagged.run(o.with_aux(aux), results, grad_out, skip)
+    else:
+        operands = BlockOperands.on_cpu(
+            o.query, o.key, o.value, aux=aux, scalars=o.scalars, program=o.program, pool={}
+        )
+        loop.run(operands, results, grad_out, skip)
+
+
+FORWARD.register(_LIBRARY, "CompositeExplicitAutograd", _attention, fake_output)
+BACKWARD.register(_LIBRARY, "CompositeExplicitAutograd", _attention_backward, fake_gradients)
