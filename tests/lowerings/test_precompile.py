@@ -15,7 +15,7 @@ from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.lowerings import cpu
 from gdpa_inductor.ops import ATTENTION, BACKWARD
 
-from .operators import uncompiled
+from .operators import uncompiled, without_loops
 
 OPTIONS = {"gdpa.profit": False}
 
@@ -55,12 +55,9 @@ def test_what_begins_is_what_is_lowered(monkeypatch, autocast: bool):
         guesses[what].add((config, call.backward, *call.needs))
 
     watch(monkeypatch, *(functools.partial(note, what) for what in guesses))
-    # Nor are the loops beside attention: nobody looks at numbers.
-    loops = lambda *_, **__: lambda *_: None
-    monkeypatch.setattr(async_compile.AsyncCompile, "cpp_pybinding", loops)
     torch._dynamo.reset()
     layer = torch.compile(Layer(64, 2, 48), backend=gdpa_backend, options=OPTIONS)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+    with without_loops(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         layer(torch.randn(2, 48, 64)).float().sum().backward()
     assert len(guesses["begun"]) == 2
     assert guesses["begun"] == guesses["lowered"]
