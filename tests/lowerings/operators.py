@@ -1,11 +1,14 @@
 """A forward and a backward operator of one backend, beside the reference."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._inductor import async_compile
 
 from gdpa_inductor.lowerings.backends import Backend
 from gdpa_inductor.lowerings.call import extern_call
@@ -24,6 +27,12 @@ def uncompiled(backend: Backend, **changes: Any) -> Backend:
         return extern_call(call.signature, call.nodes)
 
     return replace(backend, **{"lower": lower, "lower_backward": lower, **changes})
+
+
+def without_loops() -> AbstractContextManager[Any]:
+    """Inductor's own loops for a CPU are not compiled, and do nothing: nobody looks at numbers."""
+    nothing = lambda *_, **__: lambda *_: None
+    return mock.patch.object(async_compile.AsyncCompile, "cpp_pybinding", nothing)
 
 
 class Differentiable(torch.autograd.Function):

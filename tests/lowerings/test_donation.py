@@ -18,7 +18,7 @@ from gdpa_inductor.lowerings import cpu, donation
 from tests.kernels import render
 from tests.kernels.cases import Case
 
-from .operators import uncompiled
+from .operators import uncompiled, without_loops
 
 
 @pytest.fixture
@@ -43,7 +43,8 @@ def looking(look: Callable) -> Iterator[None]:
         look(call)
         return backend.lower(call)
 
-    with mock.patch.object(cpu, "BACKEND", dataclasses.replace(backend, lower_backward=lower)):
+    looks = dataclasses.replace(backend, lower_backward=lower)
+    with without_loops(), mock.patch.object(cpu, "BACKEND", looks):
         yield
 
 
