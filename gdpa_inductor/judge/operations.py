@@ -46,7 +46,7 @@ def _same(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
 
 
 def _copied(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
-    """`dst.copy_(src)`: the source, broadcast."""
+    """`dst.copy_(src)`, and `copy(dst, src)` without the write: the source, broadcast."""
     target, source = event.args[0], event.args[1]
     return ev.element(source, event.number, broadcast(index, target.sizes, source.sizes, ev.zero))
 
@@ -292,9 +292,9 @@ def _select_written(ev: Evaluator, event: Event, number: int, index: Index) -> T
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(
-        ["clone", "_to_copy", "lift_fresh", "lift_fresh_copy", "alias_copy", "detach_copy", "copy",
+        ["clone", "_to_copy", "lift_fresh", "lift_fresh_copy", "alias_copy", "detach_copy",
          "contiguous", "to", "_conj_physical", "kept"], _same),
-    "copy_": _copied,
+    "copy": _copied, "copy_": _copied,
     **dict.fromkeys(["_unsafe_view", "view", "reshape", "view_copy", "_reshape_copy",
                      "squeeze_copy", "unsqueeze_copy"], _regrouped),
     "repeat": _repeated, "flip": _flipped, "cat": _concatenated, "stack": _stacked,
