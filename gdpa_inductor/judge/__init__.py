@@ -12,10 +12,9 @@ score programs. It never sees what the matcher has read, so it does not share th
     samples     The coordinates and values that are tried.
     fused       Reads a call of gdpa::attention.
     proof       Decides whether a fused result equals what it replaces, by `compare`, `gradients`.
+                It has the verdict on a pair of graphs.
     autograd    What the output reaches, and what is saved for the backward.
-    adjoint     Autograd functions of the user whose backward is known.
     memory      Verdicts of earlier processes.
-    whole       The verdict on a pair of graphs, from all of these.
 
 Terms: a *lane* is one sampled case; tensors of samples have an element for each lane. A *root* is a
 tensor whose elements are drawn at random: an input, or the result of a call that has no rule.
@@ -57,6 +56,6 @@ def validate(
 
 def judged(before: GraphModule, after: GraphModule, claims: Claims | None = None) -> Verdict | None:
     """The same, without verdicts of earlier processes."""
-    from .whole import judged  # a tenth of the package; not needed if a verdict is on disk
+    from .proof import judged  # a tenth of the package; not needed if a verdict is on disk
 
     return judged(before, after, claims)

@@ -23,7 +23,7 @@ from torch import Tensor
 from .samples import inside
 
 if TYPE_CHECKING:
-    from .compare import SampledWeights, Side
+    from .compare import Points, SampledWeights
 
 _FARTHEST = 2.0**62
 
@@ -43,19 +43,20 @@ def _is_number(x: Any) -> bool:
     return type(x) in (int, float)
 
 
-def aimed(weights: SampledWeights, gaps: list[Tensor]) -> SampledWeights:
-    """The same weights, at samples of which some tie. gaps: what `gap` found of the comparisons."""
-    lanes, key = weights.lanes, weights.at["kv_idx"]
+def aimed(points: Points, gaps: list[Tensor], settled: set[Any]) -> Points:
+    """The same points, of which some tie. gaps: The distances of what is compared; settled: roots
+    that stay as they are.
+    """
+    lanes, key = points.lanes, points.at["kv_idx"]
     drawn = lanes.hash("aim")
     one = torch.stack(gaps)[drawn % len(gaps), torch.arange(len(drawn))]
     jitter = torch.where((drawn >> 20) % 2 == 0, 0, (drawn >> 22) % 3 - 1)
     move = one * ((drawn >> 26) % 2 * 2 - 1) + jitter
     kind = (drawn >> 30) % 4
     steps = torch.where(kind == 0, move.round().long(), 0)
-    other = inside(key - steps, weights.call.keys, key)
-    at = {**weights.at, "kv_idx": inside(key + steps, weights.call.keys, other)}
-    lanes.draw_again(torch.where(kind == 1, move, 0.0))
-    return replace(weights, at=at, scored={})
+    other = inside(key - steps, points.call.keys, key)
+    at = {**points.at, "kv_idx": inside(key + steps, points.call.keys, other)}
+    return replace(points, at=at, lanes=lanes.shifted(torch.where(kind == 1, move, 0.0), settled))
 
 
 # Functions that turn nowhere, or only where their arguments are no numbers.
@@ -75,27 +76,28 @@ def turns_of(name: str, args: Sequence[Any]) -> list[Tensor]:
     base = name.rstrip("_") if not name.startswith("_") else name
     if base in _SMOOTH or not args or not _is_real(args[0]):
         return []
-    x, beside = args[0], [y for y in args[1:] if _is_number(y)]
-    others = [*beside, *(_KINKS.get(base, (0.0,)) if len(beside) < 2 else ())]
-    return [x - (y if _is_real(y) else float(y)) for y in others if not _is_integer(y)]
+    others = [y for y in args[1:] if _is_number(y)]
+    if len(others) < 2:
+        others += _KINKS.get(base, (0.0,))
+    numbers = [y if isinstance(y, Tensor) else float(y) for y in others]
+    return [args[0] - y for y in numbers if isinstance(y, float) or y.is_floating_point()]
 
 
 def _is_real(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point()
 
 
-def _is_integer(x: Any) -> bool:
-    return isinstance(x, Tensor) and not x.is_floating_point()
-
-
-def scores_at_turns(weights: SampledWeights, side: Side) -> Tensor | None:
+def scores_at_turns(weights: SampledWeights) -> Tensor | None:
     """Scores, of which a third is aimed; None where no function turns."""
     lanes, scores = weights.lanes, weights.scores.double()
     drawn = lanes.hash("turn")
     aims = (drawn % 3 == 0) & ~lanes.special_scores
     for _ in range(_STEPS):
-        turns, leaf = weights.turns(side, scores)
-        if not turns:
+        leaf = scores.to(weights.scores.dtype).requires_grad_()
+        turns: list[Tensor] = []
+        ev = weights.evaluator(leaf, differentiate=True, turns=turns)
+        ev.element(*weights.side)
+        if ev.untracked or not turns:
             return None
         moved = _newton(turns, leaf, drawn >> 8)
         step = torch.where(aims & moved.isfinite(), moved, 0.0)
@@ -111,12 +113,14 @@ def scores_at_turns(weights: SampledWeights, side: Side) -> Tensor | None:
 def _newton(turns: Sequence[Tensor], leaf: Tensor, drawn: Tensor) -> Tensor:
     """How far each lane's score is from where one of the functions turns, in the first order."""
     gaps = torch.stack([turn.double().expand(leaf.shape) for turn in turns])
-    slopes = [
-        torch.autograd.grad(turn.sum(), leaf, retain_graph=True, allow_unused=True)[0]
-        if turn.requires_grad
-        else None
-        for turn in turns
-    ]
-    slope = torch.stack([torch.zeros_like(leaf) if x is None else x for x in slopes]).double()
+    slopes = torch.stack([_slope(turn, leaf) for turn in turns]).double()
     chosen = drawn % len(turns), torch.arange(len(leaf))
-    return gaps.detach()[chosen] / slope[chosen]
+    return gaps.detach()[chosen] / slopes[chosen]
+
+
+def _slope(turn: Tensor, leaf: Tensor) -> Tensor:
+    if turn.requires_grad:
+        (grad,) = torch.autograd.grad(turn.sum(), leaf, retain_graph=True, allow_unused=True)
+        if grad is not None:
+            return grad
+    return torch.zeros_like(leaf)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from .._compat import autograd
-from .interpret import Claim, Edge, Fault, Saved, SideBySide
-from .record import Incomplete
+from .interpret import Claim, Edge, Saved, SideBySide
+from .verdict import Fault, Incomplete
 
 
 def check_reach(whole: SideBySide, claim: Claim) -> None:
@@ -90,16 +90,13 @@ def _reached(
             if not behind:
                 leaves.add(number)
             continue
-        if derived is not None and not behind and _is_unknown(node, derived):
+        unknown = derived is not None and autograd.is_of_user(node) and node not in derived
+        if unknown and not behind:
             raise Incomplete("the gradient of an autograd function of the model is not known")
         leaf = autograd.leaf_of(node)
         following = [e for e in node.next_functions if e[0] is not None] if leaf is None else [leaf]
         stack += [(e, behind) for e in following]
     return names, leaves
-
-
-def _is_unknown(node: Any, derived: Sequence[Any]) -> bool:
-    return autograd.is_of_user(node) and node not in derived
 
 
 def check_saved(whole: SideBySide) -> None:
@@ -109,36 +106,20 @@ def check_saved(whole: SideBySide) -> None:
     change if the caller holds it.
     """
     common = {_version(whole, s) for s in whole.saved if s.side != "after"}
-    of_caller = _storages_of_caller(whole)
-    for saved in whole.saved:
-        if saved.side == "before" and (silent := _written_silently(whole, saved)):
-            raise Fault(f"the backward is to see the write of `{silent}`")
-    for saved in _own(whole.saved):
+    of_caller = {whole.log.ref(x).storage for x in (*whole.inputs.passed, *whole.results)}
+    for saved in (s for s in whole.saved if s.side == "before"):
+        storage, version = _version(whole, saved)
+        later = whole.log.writes[storage][version:]
+        if later and autograd.version_of(saved.tensor) == saved.version:  # autograd saw none
+            raise Fault(f"the backward is to see the write of `{later[0][0].name}`")
+    for saved in (s for s in whole.saved if s.side == "after"):
         storage, version = _version(whole, saved)
         if (storage, version) in common:
             continue
-        if len(whole.log.writes[storage]) > version:
-            later = whole.log.writes[storage][version][0]
-            raise Fault(f"`{later.name}` changes what is kept for the backward", saved.node)
+        for event, _, _ in whole.log.writes[storage][version:]:
+            raise Fault(f"`{event.name}` changes what is kept for the backward", saved.node)
         if storage in of_caller:
             raise Fault("what the caller may change is kept for the backward", saved.node)
-
-
-def _storages_of_caller(whole: SideBySide) -> set[int]:
-    """The storages of inputs, parameters and results."""
-    return {whole.log.ref(x).storage for x in (*whole.inputs.passed, *whole.results)}
-
-
-def _written_silently(whole: SideBySide, saved: Saved) -> str:
-    """The name of a later write that autograd does not see."""
-    storage, version = _version(whole, saved)
-    later = whole.log.writes[storage][version:]
-    unseen = autograd.version_of(saved.tensor) == saved.version
-    return str(later[0][0].name) if later and unseen else ""
-
-
-def _own(saved: Iterable[Saved]) -> Iterator[Saved]:
-    return (s for s in saved if s.side == "after")
 
 
 def _version(whole: SideBySide, saved: Saved) -> tuple[Any, int]:

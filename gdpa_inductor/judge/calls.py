@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
 
 from .._compat import fx, operators, shapes, subclasses
-from .record import Event, Ref
+from .jagged import padding_of
+from .record import Event, Log, Ref
 
 
 def drawn(events: Sequence[Event]) -> list[Any]:
@@ -58,17 +60,12 @@ def _takes_wrappers(node: Node) -> bool:
 
 def may_write_wrappers(node: Node) -> bool:
     """A call that is not run and, by its name, writes into what others may be views of."""
-    name = str(node.target) if node.op == "call_method" else operators.op_name(node.target)
-    by_name = (name.endswith("_") and not name.endswith("__")) or name.strip("_") in _IN_PLACE
-    by_argument = "out" in node.kwargs or _may_ask_inplace(node)
-    return (by_name or by_argument) and _takes_wrappers(node)
-
-
-def _may_ask_inplace(node: Node) -> bool:
-    """`F.relu(x, inplace=True)`; by position any `True` counts."""
     target: Any = node.target
+    name = target if node.op == "call_method" else operators.op_name(target)
+    by_name = (name.endswith("_") and not name.endswith("__")) or name.strip("_") in _IN_PLACE
     takes = inspect.isfunction(target) and "inplace" in inspect.signature(target).parameters
-    return bool(node.kwargs.get("inplace")) or (takes and any(x is True for x in node.args))
+    in_place = bool(node.kwargs.get("inplace")) or (takes and any(x is True for x in node.args))
+    return (by_name or in_place or "out" in node.kwargs) and _takes_wrappers(node)
 
 
 def specialised(node: Node, result: Any) -> Any:
@@ -92,3 +89,46 @@ def switched(node: Node, args: Sequence[Any]) -> Any:
     if change == "autocast on":
         return fx.autocast_regions([tuple(args[:4])])
     return torch.set_grad_enabled(bool(args[0]) if change == "grad" else torch.is_grad_enabled())
+
+
+def is_adjoint(
+    log: Log, ran: Sequence[Event], bodies: Sequence[GraphModule], inputs: Sequence[Any]
+) -> bool:
+    """Whether the backward of an autograd function is known to be the derivative of its forward.
+
+    In general its author decides what it does to gradients. One pair of operations is known:
+    padding jagged values, and removing the padding by the same offsets. Each is the derivative of
+    the other, if the gradient is padded with zeros.
+
+    ran: The operations of the function's call. Bodies that do more than pad or unpad are not run
+    again; others are, on fakes.
+    """
+    if [padding_of(event) is None for event in ran if event.writes] != [False]:
+        return False
+    forward, backward = bodies
+    with torch.no_grad():
+        (results, *rest), there = _logged(log, lambda: Interpreter(forward).run(*inputs))
+        flat = results if isinstance(results, (tuple, list)) else [results]
+        coming = [torch.empty_like(x) if isinstance(x, Tensor) else x for x in flat]
+        saved = rest[0] if rest else ()
+        returned, back = _logged(log, lambda: Interpreter(backward).run(*coming, *saved))
+    if len(there) != 1 or len(back) != 1:
+        return False
+    if [isinstance(x, Tensor) for x in flat] != [True, *[False] * (len(flat) - 1)]:
+        return False
+    passed = returned if isinstance(returned, (tuple, list)) else [returned]
+    ends = [(log.ref(inputs[i]), log.ref(x)) for i, x in enumerate(passed) if isinstance(x, Tensor)]
+    if ends != [(there[0].args[0], back[0].results[0])]:
+        return False
+    pad, inverse = padding_of(there[0]), padding_of(back[0])
+    if pad is None or inverse is None or pad.pads == inverse.pads:
+        return False
+    same = inverse.source == log.ref(coming[0]) and inverse.offsets == pad.offsets
+    return same and inverse.fill == 0
+
+
+def _logged(log: Log, call: Callable[[], Any]) -> tuple[Any, list[Event]]:
+    """What a call returns, and the operations that it has run, views left out."""
+    first = log.now
+    result = call()
+    return result, [event for event in log.events[first:] if event.writes]

@@ -17,14 +17,15 @@ import torch
 from torch import Tensor
 
 from ..program.expr import AXES, Expr, fold, postorder, torch_apply
-from .aim import scores_at_turns
-from .elements import CASTS, Evaluator, Untracked
+from .elements import CASTS, Evaluator
 from .fused import Fused
 from .pointwise import Index
-from .record import Event, Incomplete, Log, Ref
+from .record import Event, Log, Ref
 from .samples import CASES, COUNT, Lanes
+from .verdict import Incomplete
 
 Side = tuple[Ref, int, Index]  # a factor of a product: its place, when, and which elements
+Scored = dict[Event, tuple[Index, Tensor]]  # products: at which index, and in which lanes
 SLACK = 32  # roundings of the narrowest type
 _DECIDE = ("eq", "ne", "lt", "le", "gt", "ge", "sign")  # where derivatives choose
 EDGE = torch.finfo(torch.float64).max / 64
@@ -46,34 +47,19 @@ class Recorded:
 
 
 @dataclass
-class SampledWeights:
-    """The weights of one sampled score in each lane.
+class Points:
+    """One sampled score in each lane, and the factors that both graphs read there.
 
     at:         The coordinates of the scores.
-    products:   The matrix products among the operations.
-    training:   Gradients are compared too.
-    scored:     The products that give the scores, each with its index and lanes. `told_apart` sets
-                it, so whatever depends on it comes later.
-    valid:      The lanes in which eager raises no error.
-    raised:     The lanes in which the program raises an error.
+    exact:      Evaluates what no score is in.
     unsampled:  Writes that only one side has, and that no lane reads.
-    aimed:      Scores, some of them where a function turns; None where they are drawn.
     """
 
     log: Log
     lanes: Lanes
-    products: Sequence[Event]
     call: Fused
     at: dict[str, Tensor]
-    training: bool
-    valid: Tensor = field(default_factory=lambda: torch.ones(COUNT, dtype=torch.bool))
-    raised: Tensor = field(default_factory=lambda: torch.zeros(COUNT, dtype=torch.bool))
-    scored: dict[Event, tuple[Index, Tensor]] = field(default_factory=dict)
     unsampled: set[Event] = field(default_factory=set)
-    aimed: Tensor | None = None
-    _recorded: dict[bool, Recorded] = field(default_factory=dict)
-    _programmed: dict[torch.dtype, Tensor] = field(default_factory=dict)
-    _tied: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.exact = Evaluator(self.log, self.lanes, {})
@@ -92,86 +78,111 @@ class SampledWeights:
             row = row & (self.at["k"] == self.key_row)  # else no place of the values
         return row & self.exact.valid, key
 
-    # Operands
+    def split(
+        self, products: Sequence[Event], sides: Sequence[Side], gaps: list[Tensor] | None = None
+    ) -> tuple[Side, Side, Scored]:
+        """Decide which of two sides has the weights.
 
-    def aim(self, side: Side) -> None:
-        """Aim scores at numbers where the weights, as functions of the score, turn."""
-        self.aimed = scores_at_turns(self, side)
-        if self.aimed is not None:
-            del self.__dict__["scores"]
-
-    def turns(self, side: Side, scores: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Where functions turn that the weights are made by, and the scores as a leaf."""
-        leaf = scores.to(self.scores.dtype).requires_grad_()
-        turns: list[Tensor] = []
-        products = dict.fromkeys(self.scored, leaf)
-        ev = Evaluator(self.log, self.lanes, products, differentiate=True, turns=turns)
-        try:
-            ev.element(*side)
-        except Untracked:
-            return [], leaf
-        return turns, leaf
-
-    def split_sides(
-        self, sides: Sequence[Side], gaps: list[Tensor] | None = None
-    ) -> tuple[Side, Side]:
-        """Decide which of two sides has the weights. Returns (weights, values).
-
-        The weights are made from products, which are stored in `scored`. Scores that were
-        overwritten are in no weight. gaps: Gets the distances of numbers that are compared.
+        Returns (weights, values, the products that give the scores). Scores that were overwritten
+        are in no weight. gaps: Gets the distances of numbers that are compared.
         """
         for weight, value in (sides, sides[::-1]):
-            products = {event: self.drawn(event) for event in self.products}
-            seen: list[Tensor] | None = None if gaps is None else []
-            ev = Evaluator(self.log, self.lanes, products, gaps=seen)
+            scores = {event: self.scores(event.results[0].dtype) for event in products}
+            distances: list[Tensor] | None = None if gaps is None else []
+            ev = Evaluator(self.log, self.lanes, scores, gaps=distances)
             ev.element(*weight)
             if ev.touched:
-                self.scored = ev.touched
                 if gaps is not None:
-                    gaps += seen or ()
-                return weight, value
+                    gaps += distances or ()
+                return weight, value, ev.touched
         for weight, value in (sides, sides[::-1]):
             if not bool(self.value_apart(value).any()):
-                return weight, value
+                return weight, value, {}
         raise Incomplete("the weights are made from no product")
 
-    def padding(self, side: Side) -> Tensor:
-        """Lanes in which a value is not zero."""
-        return self.exact.element(*side) != 0
+    def scores(self, dtype: torch.dtype) -> Tensor:
+        """Scores that are drawn, one for each lane."""
+        return self.lanes.reals(self.lanes.hash("score"), dtype, self.lanes.special_scores)
 
     def value_apart(self, side: Side) -> Tensor:
-        with self.exact.noting() as theirs:
-            before = self.exact.element(*side)
-        with self.exact.noting() as mine:
-            after = self._after(self.call.value, self.call.key_at(self.at, self.at["e"], "value"))
-        self.unsampled |= theirs ^ mine
+        (before,), (after,) = self._read([side], [self.value_side])
         return apart(before, after, self.exact.valid)
 
     def factors_apart(self, pair: Sequence[Side], channel: Tensor) -> Tensor:
         """[2, lanes]: where (A, B) are not (query, key), and where they are not (key, query)."""
-        with self.exact.noting() as theirs:
-            rows = [self.exact.element(*side) for side in pair]
-        with self.exact.noting() as mine:
-            query = self._after(self.call.query, self.call.query_at(self.at, channel))
-            key = self._after(self.call.key, self.call.key_at(self.at, channel))
-        self.unsampled |= theirs ^ mine
-        differ = lambda a, b: (
-            apart(rows[0], a, self.exact.valid) | apart(rows[1], b, self.exact.valid)
-        )
+        (left, right), (query, key) = self._read(pair, self.factor_sides(channel))
+        valid = self.exact.valid
+        differ = lambda a, b: apart(left, a, valid) | apart(right, b, valid)
         return torch.stack([differ(query, key), differ(key, query)])
 
-    def _after(self, place: Ref, index: Index) -> Tensor:
-        return self.exact.element(place, self.call.event.number, index)
+    def _read(
+        self, before: Sequence[Side], after: Sequence[Side]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The elements of both graphs. Writes that one of them alone misses are noted."""
+        with self.exact.noting() as theirs:
+            left = [self.exact.element(*side) for side in before]
+        with self.exact.noting() as mine:
+            right = [self.exact.element(*side) for side in after]
+        self.unsampled |= theirs ^ mine
+        return left, right
 
-    # Weights
+    @property
+    def value_side(self) -> Side:
+        """The elements that the fused call reads of its value."""
+        call = self.call
+        return call.value, call.event.number, call.key_at(self.at, self.at["e"], "value")
+
+    def factor_sides(self, channel: Tensor) -> list[Side]:
+        """The elements that the fused call reads of its query and key."""
+        call, time = self.call, self.call.event.number
+        return [
+            (call.query, time, call.query_at(self.at, channel)),
+            (call.key, time, call.key_at(self.at, channel)),
+        ]
+
+
+@dataclass
+class SampledWeights:
+    """The weights of these points, by the recorded operations and by the score program.
+
+    side:       The recorded weights.
+    scored:     The products that give the scores.
+    training:   Gradients are compared too.
+    aimed:      Scores, some of them where a function turns; None where they are drawn.
+    valid:      The lanes in which eager raises no error.
+    raised:     The lanes in which the program raises an error.
+    """
+
+    points: Points
+    side: Side
+    scored: Scored
+    training: bool
+    aimed: Tensor | None = None
+    valid: Tensor = field(default_factory=lambda: torch.ones(COUNT, dtype=torch.bool))
+    raised: Tensor = field(default_factory=lambda: torch.zeros(COUNT, dtype=torch.bool))
+    _recorded: dict[bool, Recorded] = field(default_factory=dict)
+    _programmed: dict[torch.dtype, Tensor] = field(default_factory=dict)
+    _tied: dict[torch.dtype, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        points = self.points
+        self.log, self.lanes, self.call, self.at = points.log, points.lanes, points.call, points.at
+
+    def evaluator(self, scores: Tensor | None = None, **options: Any) -> Evaluator:
+        """An evaluator of the recorded operations; of their weights, from these scores."""
+        products: dict[Event, Tensor] = {}
+        if scores is not None:
+            products = dict.fromkeys(self.scored, scores)
+        return Evaluator(self.log, self.lanes, products, **options)
 
     @cached_property
     def narrowest(self) -> torch.dtype:
         """The dtype whose roundings the comparison allows: casts must be those of the program."""
         kinds = [self.call.value.dtype, *(event.results[0].dtype for event in self.scored)]
-        kinds += [x.dtype for e in self.log.events if e.side == "before" and e.name not in CASTS
-                  for x in e.results if isinstance(x, Ref) and x.dtype.is_floating_point
-                 ]  # fmt: skip
+        for event in self.log.events:
+            if event.side == "before" and event.name not in CASTS:
+                places = [x for x in event.results if isinstance(x, Ref)]
+                kinds += [x.dtype for x in places if x.dtype.is_floating_point]
         return max(kinds, key=lambda d: torch.finfo(d).eps)
 
     @cached_property
@@ -191,50 +202,49 @@ class SampledWeights:
         Where an activation is flat, torch's vectorised and scalar code have different slopes in
         fp64: 0 and 5e-15. Narrower dtypes have enough slack.
         """
-        leaf, size = self.leaves(self.exact, self.scores), torch.ones(COUNT, dtype=torch.float64)
+        leaf, size = self.leaves(self.points.exact, self.scores), self.points.exact.true.double()
         for number, spec in enumerate(self.call.program.aux):
             if spec.kind == "f" and self.narrowest == torch.float64:
                 operand = leaf(Expr("aux", (), number, "f")).double().abs()
                 size = size * operand.nan_to_num(posinf=1.0).clamp(min=1.0)
         return size
 
-    def drawn(self, product: Event) -> Tensor:
-        """A score for each lane, in the dtype of a product."""
-        return self._drawn(product.results[0].dtype)
-
     @cached_property
     def scores(self) -> Tensor:
-        return self._drawn(next((e.results[0].dtype for e in self.scored), self.call.query.dtype))
+        dtype = next((e.results[0].dtype for e in self.scored), self.call.query.dtype)
+        return self.points.scores(dtype) if self.aimed is None else self.aimed.to(dtype)
 
-    def _drawn(self, dtype: torch.dtype) -> Tensor:
-        if self.aimed is not None:
-            return self.aimed.to(dtype)
-        return self.lanes.reals(self.lanes.hash("score"), dtype, self.lanes.special_scores)
+    # By the recorded operations
 
-    def recorded(self, side: Side, wide: bool) -> list[Recorded]:
+    def recorded(self, wide: bool) -> list[Recorded]:
         """The weights by the recorded operations: as they are, and, if `wide`, in fp64 too."""
-        wanted = (False, True) if wide else (False,)
-        for width in wanted:
+        widths = (False, True) if wide else (False,)
+        for width in widths:
             if width not in self._recorded:
-                self._recorded[width] = self._evaluated(side, wide=width)
-        return [self._recorded[width] for width in wanted]
+                self._recorded[width] = self._evaluated(wide=width)
+        return [self._recorded[width] for width in widths]
 
-    def _evaluated(self, side: Side, wide: bool) -> Recorded:
+    def _evaluated(self, wide: bool) -> Recorded:
         eps = 2 * torch.finfo(self.narrowest).eps
         moved = torch.tensor([1.0, 1.0 + eps, 1.0 - eps], dtype=torch.float64)
         score = self.scores.double() * moved.repeat_interleave(CASES)
         score = (score if wide else score.to(self.scores.dtype)).requires_grad_(self.training)
-        products = dict.fromkeys(self.scored, score)
-        ev = Evaluator(
-            self.log, self.lanes, products, wide=wide, differentiate=self.training,
-            most=torch.finfo(self.narrowest).eps ** 0.5,
-            turns=None if self.aimed is None else [],
-        )  # fmt: skip
-        weight = ev.element(*side)
+        turns: list[Tensor] | None = None if self.aimed is None else []
+        most = torch.finfo(self.narrowest).eps ** 0.5
+        ev = self.evaluator(score, wide=wide, differentiate=self.training, most=most, turns=turns)
+        weight = ev.element(*self.side)
         self.valid = self.valid & ev.valid
         return Recorded(ev, weight, score)
 
+    @property
+    def untracked(self) -> str:
+        """A call that writes where autograd does not see it, if a gradient is asked for there."""
+        return self.recorded(wide=False)[0].ev.untracked
+
+    # By the score program
+
     def leaves(self, ev: Evaluator, score: Tensor, grad: Tensor | None = None) -> Any:
+        """A function that gives the terms of a program without arguments."""
         kinds = {"f": score.dtype, "i": torch.int64, "b": torch.bool}
 
         def leaf(node: Expr) -> Tensor:
@@ -246,9 +256,8 @@ class SampledWeights:
             if node.op == "aux":
                 number = int(node.value or 0)
                 place = self.call.aux[number]
-                operand = ev.element(
-                    place, self.call.event.number, self.call.aux_at(number, self.at)
-                )
+                at = self.call.aux_at(number, self.at)
+                operand = ev.element(place, self.call.event.number, at)
                 if node.kind == "f":  # loaded in the dtype that the kernel computes in
                     operand = operand.to(self.compute_dtype)
                 return operand.to(kinds[node.kind])
@@ -274,7 +283,7 @@ class SampledWeights:
         dtypes = self.compute_dtypes(wide)
         for dtype in dtypes:
             if dtype not in self._programmed:
-                leaf = self.leaves(self.exact, self.scores.to(dtype))
+                leaf = self.leaves(self.points.exact, self.scores.to(dtype))
                 (weight,) = fold([self.call.program.weight], leaf, self._apply(dtype))
                 self._programmed[dtype] = weight.expand(COUNT).double()
         return [self._programmed[dtype] for dtype in dtypes]
@@ -293,7 +302,7 @@ class SampledWeights:
             if node.op == "float" and node.args[0].kind == "i":
                 return values[0].to(narrow).to(dtype)  # type: ignore[no-any-return]
             if node.kind == "b" and all(term.op != "s" for term in postorder([node])):
-                leaf = self.leaves(self.exact, self.scores.to(narrow))
+                leaf = self.leaves(self.points.exact, self.scores.to(narrow))
                 return fold([node], leaf, self.applied(narrow))[0]
             return apply(node, values)
 
@@ -321,6 +330,8 @@ class SampledWeights:
 
         return without_errors
 
+    # Both
+
     @property
     def tied(self) -> Tensor:
         """Cases in which both the operations and the program are exactly where a function turns.
@@ -338,26 +349,26 @@ class SampledWeights:
         here = recorded.ev.tied[:CASES] & tied[:CASES] & steady & ~self.lanes.special_scores[:CASES]
         return here.repeat(COUNT // CASES)
 
-    def apart(self, side: Side, valid: Tensor, wide: bool) -> Tensor:
+    def apart(self, valid: Tensor, wide: bool) -> Tensor:
         """Lanes with different weights. `wide` allows more roundings, so it finds fewer lanes."""
         # The program is as exact as scores in fp64 are: then nothing is left out.
         wider = wide and self.scores.dtype != torch.float64
-        expected = [x.weight.detach().double() for x in self.recorded(side, wider)]
-        with self.exact.noting() as mine:
+        expected = [x.weight.detach().double() for x in self.recorded(wider)]
+        with self.points.exact.noting() as mine:
             programmed = self.programmed(wide)
         if not wide:
-            self.unsampled |= self._recorded[False].ev.missed ^ mine
+            self.points.unsampled |= self._recorded[False].ev.missed ^ mine
         least = SLACK * self.eps * self.scale
         return (outside(expected, programmed, self.eps, least) | self.raised) & valid & self.valid
 
-    def example(self, side: Side, wrong: Tensor) -> str:
+    def example(self, wrong: Tensor) -> str:
         """One lane in words."""
         lane = int(wrong.nonzero()[0])
         place = ", ".join(f"{name}={int(x[lane])}" for name, x in self.at.items() if name in AXES)
         if self.raised[lane]:
             return f"an integer is divided by zero at {place}"
-        before = self.recorded(side, False)[0].weight.detach()[lane]
-        after = self.programmed(False)[0][lane]
+        before = self.recorded(wide=False)[0].weight.detach()[lane]
+        after = self.programmed(wide=False)[0][lane]
         values = f"{float(after):.9g} for {float(before):.9g}"
         return f"{values} at {place}, s={float(self.scores[lane]):.6g}"
 
@@ -365,7 +376,7 @@ class SampledWeights:
 def outside(
     expected: Sequence[Tensor], actual: Sequence[Tensor], eps: float, least: Tensor
 ) -> Tensor:
-    """Lanes in which no given value matches the expected ones.
+    """Lanes in which no actual value matches the expected ones.
 
     A value matches if it is in the range of the expected values of all variants of the case. It
     also matches if it is NaN or infinite, and one of these is too.

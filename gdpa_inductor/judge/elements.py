@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -23,19 +24,12 @@ from torch import Tensor
 from .aim import gap, turns_of
 from .operations import rule_of
 from .pointwise import Index, broadcast, loses
-from .record import Event, Incomplete, Log, Ref, Write
+from .record import Event, Log, Ref, Write
 from .samples import CASES, COUNT, Lanes, bytes_of
+from .verdict import Incomplete
 
 _OVERWRITE = ("fill_", "zero_", "copy_")
 _SINGLE = (torch.float32, torch.float16, torch.bfloat16)
-
-
-class UnknownOperation(Incomplete):
-    """An operation between the products whose elements are not known."""
-
-
-class Untracked(Exception):
-    """A tensor was written behind autograd's back, and its gradient is asked for."""
 
 
 class Root(NamedTuple):
@@ -46,6 +40,7 @@ class Root(NamedTuple):
     elements: Tensor
 
 
+@dataclass(eq=False)
 class Evaluator:
     """One evaluation.
 
@@ -65,6 +60,8 @@ class Evaluator:
     touched:        For each product that was read: at which index, and in which lanes.
     tied:           With `turns`: lanes in which a function is exactly at such a number.
     overwrites:     An older value of an element that was read was replaced.
+    untracked:      With `differentiate`: the first call met that writes behind autograd's back to
+                    a tensor whose gradient is asked for.
     missed:         Writes of floats to tensors that were read, which no lane reads. Integers do not
                     count, since each side may read other offsets.
     valid:          The lanes in which the original program raises no error, and numbers mean
@@ -73,21 +70,24 @@ class Evaluator:
                     program removes no padding.
     """
 
-    def __init__(
-        self, log: Log, lanes: Lanes, products: dict[Event, Tensor], *, wide: bool = False,
-        differentiate: bool = False, most: float | None = None, gaps: list[Tensor] | None = None,
-        turns: list[Tensor] | None = None,
-    ) -> None:  # fmt: skip
-        self.log, self.lanes, self.products = log, lanes, products
-        self.wide, self.differentiate, self.most = wide, differentiate, most
-        self.gaps, self.overwrites, self.missed = gaps, False, set[Event]()
-        self.turns = turns
+    log: Log
+    lanes: Lanes
+    products: dict[Event, Tensor]
+    _: KW_ONLY
+    wide: bool = False
+    differentiate: bool = False
+    most: float | None = None
+    gaps: list[Tensor] | None = None
+    turns: list[Tensor] | None = None
+
+    def __post_init__(self) -> None:
         self.zero = torch.zeros(COUNT, dtype=torch.int64)
         self.true = torch.ones(COUNT, dtype=torch.bool)
         self.valid = self.live = self.true
         self.tied = ~self.true
         self.owned: Tensor | None = None
-        self._touched: dict[Event, tuple[Index, Tensor]] = {}
+        self.overwrites, self.untracked, self.missed = False, "", set[Event]()
+        self.touched: dict[Event, tuple[Index, Tensor]] = {}
         self.roots: dict[tuple[Any, int], Root] = {}
         self._memo: dict[Any, Any] = {}
         self._alive: list[Any] = []  # indices, so that an `id` is that of one object only
@@ -114,8 +114,7 @@ class Evaluator:
 
     def note_gap(self, args: Sequence[Any]) -> None:
         """Two numbers are compared."""
-        distance = None if self.gaps is None else gap(args)
-        if self.gaps is not None and distance is not None:
+        if self.gaps is not None and (distance := gap(args)) is not None:
             self.gaps.append(distance)
 
     def note_turns(self, event: Event, args: Sequence[Any]) -> None:
@@ -142,10 +141,6 @@ class Evaluator:
             outer |= self.missed
             self.missed = outer
 
-    @property
-    def touched(self) -> dict[Event, tuple[Index, Tensor]]:
-        return dict(self._touched)
-
     def clamped(self, position: Tensor, size: int) -> Tensor:
         return position.clamp(0, max(size - 1, 0))
 
@@ -163,10 +158,12 @@ class Evaluator:
         result = event.results[number] if number < len(event.results) else None
         return result if isinstance(result, Ref) else event.writes[number][0]
 
-    def unknown(self, event: Event) -> UnknownOperation:
-        return UnknownOperation(f"`{event.name}` is not known to the evaluator")
+    def unknown(self, event: Event) -> Incomplete:
+        return Incomplete(f"`{event.name}` is not known to the evaluator")
 
-    # Elements
+    def root(self, event: Event, place: Ref, index: Index) -> Tensor:
+        """Drawn elements for the result of a call without a rule."""
+        return self._root((event.number, place.storage), place, self._address(place, index))
 
     def element(self, ref: Ref, time: int, index: Index) -> Tensor:
         """The elements `index` of a tensor as it was at a time."""
@@ -175,7 +172,10 @@ class Evaluator:
         elements = self._cached(history, len(history) - 1, ref, index)
         return elements if ref.grad or not elements.requires_grad else elements.detach()
 
+    # Histories of storages
+
     def _cached(self, history: list[Write], last: int, ref: Ref, index: Index) -> Tensor:
+        """The elements as write `last` of the history leaves them."""
         key = (ref.storage, last, ref.geometry, id(self.live), tuple(map(id, index)))
         if key not in self._memo:
             self._alive.append(index)
@@ -186,23 +186,25 @@ class Evaluator:
         return elements
 
     def _read(self, history: list[Write], last: int, ref: Ref, index: Index) -> Tensor:
-        if last < 0 and ref.storage in self.log.constants:
-            value = self.log.constants[ref.storage]
-            return torch.full_like(self.zero, value, dtype=ref.dtype).to(self.dtype(ref.dtype))
-        if last < 0 and ref.storage in self.log.literal_tensors:
-            spelled = self.log.literal_tensors[ref.storage].flatten()
-            return spelled[self._address(ref, index)].to(self.dtype(ref.dtype))
         if last < 0:
-            return self._root(("input", ref.storage), ref, self._address(ref, index))
+            return self._initial(ref, index)
         event, place, number = history[last]
         if place.dtype != ref.dtype or place.is_symbolic:
-            return self._unlike(event, place, ref, index, first=last == 0)
+            # In another dtype than it is read in, or with an unknown size. The call that makes a
+            # storage writes all of it, at any size.
+            if event.side != "both" or last > 0:
+                place.require_known()
+            if event.side != "both":
+                raise Incomplete("a tensor is read in another dtype than it was written in")
+            return self._root((event.number, ref.storage), ref, self._address(ref, index))
         covered: Tensor | None = None
         within = index
         if place.geometry != ref.geometry:
             covered, within = self._located(place, self._address(ref, index))
-        if last > 0 and self._is_untracked(event, place, ref):
-            self._check_tracked(event, self._cached(history, last - 1, ref, index))
+        # Autograd does not see a write to a tensor that is read with gradients.
+        silent = self.differentiate and ref.grad and not (event.grad and place.grad)
+        if last > 0 and silent and self._cached(history, last - 1, ref, index).requires_grad:
+            self.untracked = self.untracked or event.name
         self.overwrites |= last > 0 and event.name in _OVERWRITE
         if covered is None or bool(covered.all()):
             return self._written(event, place, number, within)
@@ -215,32 +217,25 @@ class Evaluator:
         with self.within(covered):
             return torch.where(covered, self._written(event, place, number, within), older)
 
-    def _unlike(self, event: Event, place: Ref, ref: Ref, index: Index, *, first: bool) -> Tensor:
-        """Elements that were written in another dtype, or with an unknown size.
-
-        The call that makes a storage writes all of it, at any size.
-        """
-        if event.side != "both" or not first:
-            place.require_known()
-        if event.side != "both":
-            raise UnknownOperation("a tensor is read in another dtype than it was written in")
-        return self._root((event.number, ref.storage), ref, self._address(ref, index))
-
-    def _check_tracked(self, event: Event, older: Tensor) -> None:
-        if older.requires_grad:
-            raise Untracked(event.name)
-
-    def _is_untracked(self, event: Event, place: Ref, ref: Ref) -> bool:
-        """Whether autograd does not see a write to a tensor that is read with gradients."""
-        return self.differentiate and ref.grad and not (event.grad and place.grad)
+    def _initial(self, ref: Ref, index: Index) -> Tensor:
+        """Elements that nothing in the graph has written."""
+        if ref.storage in self.log.constants:
+            value = self.log.constants[ref.storage]
+            return torch.full_like(self.zero, value, dtype=ref.dtype).to(self.dtype(ref.dtype))
+        address = self._address(ref, index)
+        if ref.storage in self.log.literal_tensors:
+            literal = self.log.literal_tensors[ref.storage].flatten()
+            return literal[address].to(self.dtype(ref.dtype))
+        return self._root(("input", ref.storage), ref, address)
 
     def _written(self, event: Event, place: Ref, number: int | None, index: Index) -> Tensor:
         """The elements that a call wrote at `index` of a place."""
         if event in self.products:
             self._touch(event, index)
             return self._with_addend(event, place, index)
+        dtype = self.dtype(place.dtype)
         if event.constant is not None:
-            return torch.full_like(self.zero, event.constant, dtype=self.dtype(place.dtype))
+            return torch.full_like(self.zero, event.constant, dtype=dtype)
         rule = rule_of(event)
         if rule is None and event.side != "both":
             raise self.unknown(event)
@@ -249,18 +244,21 @@ class Evaluator:
         decided = self._decided(event, place, number, index)
         if decided is not None:
             return decided
-        entry = number if number is not None else _position(event, place)
+        if number is None:  # of the writes of the call
+            number = next(i for i, (target, _) in enumerate(event.writes) if target == place)
         with torch.set_grad_enabled(self.differentiate and event.grad):
-            elements = rule(self, event, entry, index).to(self.dtype(place.dtype))
-        if not place.dtype.is_floating_point:
-            return elements
+            elements = rule(self, event, number, index).to(dtype)
+        return self._stored(event, place, elements) if dtype.is_floating_point else elements
+
+    def _stored(self, event: Event, place: Ref, elements: Tensor) -> Tensor:
+        """Real numbers as they are in a place that a call wrote."""
         if self.most is not None:
             self.require(~_is_moved(elements.detach(), self.most))
         if not self.wide:
             return elements
         if event.side == "both" or narrows(event, place.dtype):
             elements = _rounded(elements, place.dtype)
-        return self._overflown(elements) if place.dtype in _SINGLE else elements
+        return _overflown(elements) if place.dtype in _SINGLE else elements
 
     def _decided(self, event: Event, place: Ref, number: int | None, index: Index) -> Tensor | None:
         """Integers and bools that depend on no score: as the model computes them, with
@@ -272,20 +270,12 @@ class Evaluator:
         try:
             plain.live = self.live
             elements = plain._written(event, place, number, index)
-        except UnknownOperation:
+        except Incomplete:  # where it is no score, the wide evaluation raises it again
             return None
         finally:
             plain.live = plain.true
         self.valid = self.valid & plain.valid
         return elements
-
-    def _overflown(self, x: Tensor) -> Tensor:
-        """Numbers past the range of fp32 become infinite, as fp32 and 16-bit types do.
-
-        Gradients pass as they do in fp32. With x · inf the gradients of all lanes would be NaN.
-        """
-        large = x.abs() > torch.finfo(torch.float32).max
-        return torch.where(large, x + x.detach() * torch.inf, x) if bool(large.any()) else x
 
     def _with_addend(self, event: Event, place: Ref, index: Index) -> Tensor:
         """The element of a product, with what `addmm` and `baddbmm` add to it."""
@@ -304,17 +294,13 @@ class Evaluator:
         return result.to(self.dtype(place.dtype))
 
     def _touch(self, event: Event, index: Index) -> None:
-        known, lanes = self._touched.get(event, (index, self.live))
+        known, lanes = self.touched.get(event, (index, self.live))
         if known is not index and any(
             bool(((a != b) & lanes & self.live).any()) for a, b in zip(known, index)
         ):
             raise Incomplete("a weight depends on scores of several positions")
         merged = tuple(torch.where(lanes, a, b) for a, b in zip(known, index))
-        self._touched[event] = (index if known is index else merged, lanes | self.live)
-
-    def root(self, event: Event, place: Ref, index: Index) -> Tensor:
-        """Drawn elements for the result of a call without a rule."""
-        return self._root((event.number, place.storage), place, self._address(place, index))
+        self.touched[event] = (index if known is index else merged, lanes | self.live)
 
     def _root(self, key: tuple[Any, ...], ref: Ref, address: Tensor) -> Tensor:
         full = (key, id(address))
@@ -342,7 +328,6 @@ class Evaluator:
         return self._memo.setdefault(("lanes", bytes_of(tensor)), tensor)
 
     def _located(self, place: Ref, address: Tensor) -> tuple[Tensor, Index]:
-        """Which addresses lie in a place, and at which index."""
         key = ("located", place.geometry, id(address))
         if key not in self._memo:
             self._alive.append(address)
@@ -399,6 +384,10 @@ def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x + lost.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
 
 
-def _position(event: Event, place: Ref) -> int:
-    """The number of a write among those of its call."""
-    return next(i for i, (target, _) in enumerate(event.writes) if target == place)
+def _overflown(x: Tensor) -> Tensor:
+    """Numbers past the range of fp32 become infinite, as fp32 and 16-bit types do.
+
+    Gradients pass as they do in fp32. With x · inf the gradients of all lanes would be NaN.
+    """
+    large = x.abs() > torch.finfo(torch.float32).max
+    return torch.where(large, x + x.detach() * torch.inf, x) if bool(large.any()) else x

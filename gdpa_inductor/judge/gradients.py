@@ -6,8 +6,7 @@ side may read a root at several places, so the sums for each of its elements are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,50 +14,42 @@ from torch import Tensor
 
 from ..program.expr import Expr, fold
 from .compare import SLACK, Recorded, SampledWeights, Side, outside
-from .elements import Evaluator, Root
+from .elements import Root
 from .samples import CASES, COUNT, bytes_of
+from .verdict import Incomplete
 
-SCORE = "score"
+SCORE = "score"  # as the name of a root, beside those of the operands
 _ROUGH = 2.0**-6  # a few roundings of bf16
 _TURN_SLACK = 16  # roundings: in bf16, slopes that are half of each other are told apart
 
 
-@dataclass(frozen=True)
-class Gradient:
-    """Of the elements of a root at `address`, lane by lane. root: SCORE, or the root's name."""
-
-    root: Any
-    address: Tensor
-    value: Tensor
-
-
-def gradients_apart(weights: SampledWeights, side: Side, valid: Tensor, wide: bool) -> str:
+def gradients_apart(weights: SampledWeights, valid: Tensor, wide: bool) -> str:
     """Compare the gradients by the score and by every root: the first fault. `wide` finds fewer.
 
     Even where scores are fp64: of a narrower operand, each use rounds its gradient to that dtype.
     """
     lanes = weights.lanes
     grad = lanes.reals(lanes.hash("gradient"), torch.float32, lanes.lane < 0)
-    expected = [_recorded(one, grad) for one in weights.recorded(side, wide)]
+    recorded = weights.recorded(wide)
+    expected = [_recorded(one, grad) for one in recorded]
     actual = [_programmed(weights, grad, dtype) for dtype in weights.compute_dtypes(wide)]
     # At NaN torch's vectors and single elements have different slopes.
     nan = torch.stack([weights.scores, *weights.programmed(wide)]).isnan().any(0)
     ok = valid & weights.valid & ~nan
-    if any(one.ev.overwrites for one in weights.recorded(side, wide)):
+    if any(one.ev.overwrites for one in recorded):
         # In torch an overwritten value gets a gradient of zeros, which meets infinity on its way.
         # Here it gets none.
         ok = ok & ~lanes.special_scores
     least = SLACK * weights.eps * weights.scale * weights.amplitude * grad.double().abs()
-    for place in _places([*expected, *actual]):
-        theirs = [_summed(place, gradients) for gradients in expected]
-        mine = [_summed(place, gradients) for gradients in actual]
+    for root, sums in _sums([*expected, *actual]):
+        theirs, mine = sums[: len(expected)], sums[len(expected) :]
         finite = torch.stack(theirs).view(-1, CASES).isfinite().all(0).repeat(COUNT // CASES)
         wrong = outside(theirs, mine, weights.eps, least) & ok & finite
         size = grad.double().abs() * weights.amplitude
         wrong |= _at_a_turn(theirs, mine, weights.eps, size) & weights.tied & ok & finite
         if bool(wrong.any()):
             lane = int(wrong.nonzero()[0])
-            what = "the scores" if place.root == SCORE else "an operand"
+            what = "the scores" if root == SCORE else "an operand"
             values = f"{float(mine[0][lane]):.9g} for {float(theirs[0][lane]):.9g}"
             return f"another gradient of {what}: {values}"
     return ""
@@ -80,49 +71,56 @@ def _at_a_turn(
     return wrong.repeat(COUNT // CASES)
 
 
-def slopes(weights: SampledWeights, side: Side) -> tuple[Tensor, Tensor]:
+def slopes(weights: SampledWeights) -> tuple[Tensor, Tensor]:
     """The recorded weights, and their derivative by the score."""
-    recorded = weights.recorded(side, wide=False)[0]
+    (recorded,) = weights.recorded(wide=False)
     grad = torch.ones_like(recorded.weight)
-    by_score = [x.value for x in _recorded(recorded, grad) if x.root == SCORE]
+    by_score = [x.elements for x in _recorded(recorded, grad) if x.name == SCORE]
     return recorded.weight.detach(), sum(by_score, torch.zeros(COUNT, dtype=torch.float64))
 
 
-def factors_apart(weights: SampledWeights, theirs: Sequence[Side], mine: Sequence[Side]) -> Tensor:
-    """Lanes in which equal elements, multiplied, have other gradients: as if one was detached."""
+def factors_apart(
+    weights: SampledWeights, theirs: Sequence[Side], mine: Sequence[Side]
+) -> Tensor | None:
+    """Lanes in which equal elements, multiplied, have other gradients: as if one was detached.
+
+    None where autograd does not see a write to them.
+    """
     lanes = weights.lanes
     grad = lanes.reals(lanes.hash("result"), torch.bfloat16, lanes.lane < 0).double()
     both, wrong = [], torch.zeros(COUNT, dtype=torch.bool)
     for sides in (theirs, mine):
-        ev, term = Evaluator(weights.log, lanes, {}, differentiate=True), grad
+        ev, term = weights.evaluator(differentiate=True), grad
         for side in sides:
             term = term * ev.element(*side).double()
+        if ev.untracked:
+            return None
         roots = ev.roots.values() if term.requires_grad else ()
         both.append(_pulled([term], [torch.ones_like(term)], roots))
-    for place in _places(both):
-        before, after = (_summed(place, gradients) for gradients in both)
+    for _, (before, after) in _sums(both):
         size = torch.maximum(torch.maximum(before.abs(), after.abs()), grad.abs())
         wrong |= (size < torch.inf) & ((before - after).abs() > _ROUGH * size)
     return wrong & ~lanes.special_operands
 
 
-def _places(evaluations: Iterable[Sequence[Gradient]]) -> Iterable[Gradient]:
-    """One gradient for each root and its addresses."""
-    every = (gradient for gradients in evaluations for gradient in gradients)
-    return {(x.root, bytes_of(x.address)): x for x in every}.values()
+def _sums(evaluations: Sequence[Sequence[Root]]) -> Iterator[tuple[Any, list[Tensor]]]:
+    """For each root and addresses in it: the gradient in each evaluation, from all that reads them.
+
+    An evaluation is a list of roots, with gradients as their elements.
+    """
+    every = [x for gradients in evaluations for x in gradients]
+    for place in {(x.name, bytes_of(x.address)): x for x in every}.values():
+        sums = []
+        for gradients in evaluations:
+            total = torch.zeros(COUNT, dtype=torch.float64)
+            for x in gradients:
+                if x.name == place.name:
+                    total = torch.where(x.address == place.address, total + x.elements, total)
+            sums.append(total)
+        yield place.name, sums
 
 
-def _summed(place: Gradient, gradients: Sequence[Gradient]) -> Tensor:
-    """The gradient of the elements at a place, from all that reads them."""
-    total = torch.zeros(COUNT, dtype=torch.float64)
-    for gradient in gradients:
-        if gradient.root == place.root:
-            here = gradient.address == place.address
-            total = torch.where(here, total + gradient.value, total)
-    return total
-
-
-def _recorded(recorded: Recorded, grad: Tensor) -> list[Gradient]:
+def _recorded(recorded: Recorded, grad: Tensor) -> list[Root]:
     weight, ev = recorded.weight, recorded.ev
     if not weight.requires_grad:
         return []
@@ -130,13 +128,15 @@ def _recorded(recorded: Recorded, grad: Tensor) -> list[Gradient]:
     return _pulled([weight], [grad.to(weight.dtype)], roots)
 
 
-def _programmed(weights: SampledWeights, grad: Tensor, dtype: torch.dtype) -> list[Gradient]:
+def _programmed(weights: SampledWeights, grad: Tensor, dtype: torch.dtype) -> list[Root]:
     """The program's own derivative, and from the operands back to the roots."""
     program = weights.call.program
-    ev = Evaluator(weights.log, weights.lanes, {}, differentiate=True)
+    ev = weights.evaluator(differentiate=True)
     leaf = weights.leaves(ev, weights.scores.to(dtype), grad.to(dtype))
     # Read with gradients, and known from then on.
     operands = [leaf(Expr("aux", (), n, spec.kind)) for n, spec in enumerate(program.aux)]
+    if ev.untracked:
+        raise Incomplete(f"`{ev.untracked}` writes where autograd does not see it")
     wanted = [program.gradients.score, *program.gradients.aux]
     with torch.no_grad():
         terms = iter(fold([x for x in wanted if x is not None], leaf, weights.applied(dtype)))
@@ -148,19 +148,15 @@ def _programmed(weights: SampledWeights, grad: Tensor, dtype: torch.dtype) -> li
             cotangents.append(term.to(operand.dtype))
     gradients = _pulled(outputs, cotangents, ev.roots.values()) if outputs else []
     if by_score is not None and (weights.call.query.grad or weights.call.key.grad):
-        gradients.append(Gradient(SCORE, ev.zero, by_score.double()))
+        gradients.append(Root(SCORE, ev.zero, by_score.double()))
     return gradients
 
 
-def _pulled(
-    outputs: list[Tensor], cotangents: list[Tensor], roots: Iterable[Root]
-) -> list[Gradient]:
+def _pulled(outputs: list[Tensor], cotangents: list[Tensor], roots: Iterable[Root]) -> list[Root]:
     """The gradients of those roots that are reached."""
     leaves = [x for x in roots if x.elements.requires_grad]
     if not leaves:
         return []
-    grads = torch.autograd.grad(
-        outputs, [x.elements for x in leaves], cotangents, allow_unused=True,
-        retain_graph=True,  # `wide` asks again
-    )  # fmt: skip
-    return [Gradient(x.name, x.address, g.double()) for x, g in zip(leaves, grads) if g is not None]
+    elements = [x.elements for x in leaves]
+    grads = torch.autograd.grad(outputs, elements, cotangents, retain_graph=True, allow_unused=True)
+    return [Root(x.name, x.address, g.double()) for x, g in zip(leaves, grads) if g is not None]

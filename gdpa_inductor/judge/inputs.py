@@ -6,6 +6,7 @@ are used if they are known. Inputs that share a storage share one here too.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from .._compat import autograd, dynamo, fx, shapes, subclasses
-from .record import Incomplete
+from .verdict import Incomplete
 
 
 @dataclass
@@ -29,30 +30,29 @@ class GraphInputs:
     passed: list[Tensor] = field(default_factory=list)
     _bases: dict[Any, Tensor] = field(default_factory=dict)
     _alone: set[Any] = field(default_factory=set)
-    _shared: set[Any] = field(default_factory=set)
     _learned: set[Any] = field(default_factory=set)
     _attributes: dict[int, Any] = field(default_factory=dict)
     _alive: list[Any] = field(default_factory=list)
 
     def of_graph(self, gm: GraphModule) -> list[Any]:
         """A value for each placeholder."""
-        nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
-        captures = [_captured(n) for n in nodes]
-        needed: dict[Any, int] = {}
-        for tensor in captures:
-            if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
-                key = _key(tensor)
-                (self._shared if key in needed else self._alone).add(key)
-                if _is_result(tensor):
-                    self._learned.add(key)
-                needed[key] = max(needed.get(key, 0), _extent(tensor))
-        self._alone -= self._shared
+        values: list[Any] = []
+        for node in gm.graph.nodes:
+            if node.op == "placeholder":
+                real = dynamo.real_input(node)
+                values.append(_captured(node) if real is None else real)
+        extents: dict[Any, int] = {}
+        strided = [x for x in values if _is_strided(x)]
+        for tensor in strided:
+            extents[_key(tensor)] = max(extents.get(_key(tensor), 0), _extent(tensor))
+        self._learned |= {_key(x) for x in strided if _is_result(x)}
+        uses = Counter(map(_key, strided))
+        self._alone = {key for key, count in uses.items() if count == 1}
         fakes = [
-            self._like(t, needed.get(_key(t), 0)) if isinstance(t, Tensor) else _number(t)
-            for t in captures
+            self._like(x, extents.get(_key(x), 0)) if isinstance(x, Tensor) else _number(x)
+            for x in values
         ]
-        tensors = (x for x in fakes if isinstance(x, Tensor))
-        self.passed += [x for x in tensors if x.layout == torch.strided]
+        self.passed += filter(_is_strided, fakes)
         return fakes
 
     def attribute(self, owner: GraphModule, target: str) -> Any:
@@ -67,13 +67,11 @@ class GraphInputs:
             if _is_result(value):
                 self._learned.add(_key(value))
             fake = self._attributes[id(value)] = self._like(value, _extent(value))
-            self.passed += [fake] if fake.layout == torch.strided else []
+            self.passed += filter(_is_strided, [fake])
         return self._attributes[id(value)]
 
     def fresh(self, node: Node, operands: Iterable[Any]) -> Any:
         """New results, as the capture has them, for a call that is not run."""
-        value = node.meta.get("example_value")
-        value = node.meta.get("val") if value is None else value
         grad = torch.is_grad_enabled() and any(
             isinstance(x, Tensor) and x.requires_grad for x in operands
         )
@@ -81,52 +79,43 @@ class GraphInputs:
         def fake(x: Any) -> Any:
             if not isinstance(x, Tensor):
                 return _number(x)
-            sizes, strides = _sizes(x.shape), _sizes(x.stride())
-            new = torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
+            new = _empty_like(x)
             return new.requires_grad_(grad and new.is_floating_point())
 
-        return fx.tree_map(fake, value)
+        return fx.tree_map(fake, _captured(node))
 
     def _like(self, tensor: Tensor, extent: int) -> Tensor:
         if tensor.layout != torch.strided:
-            return self._nested(tensor)
-        sizes, strides = _sizes(tensor.shape), _sizes(tensor.stride())
-        start = shapes.hint_of(tensor.storage_offset())
-        if not start and autograd.is_leaf(tensor) and _key(tensor) in self._alone:
-            fake = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
-            return fake.requires_grad_(tensor.requires_grad)
-        base = self._base(tensor, extent)
-        if _is_result(tensor):
-            base = base if base.requires_grad else base.detach().requires_grad_().clone()
-            return base.as_strided(sizes, strides, start)
-        with torch.no_grad():
-            fake = base.detach().as_strided(sizes, strides, start).detach()
-        return fake.requires_grad_(tensor.requires_grad)
-
-    def _base(self, tensor: Tensor, extent: int) -> Tensor:
-        key = _key(tensor)
+            try:
+                nested: Tensor = self.mode.from_tensor(tensor, static_shapes=True)
+            except Exception as error:
+                raise Incomplete(f"an input of layout {tensor.layout}") from error
+            return nested
+        start, key = shapes.hint_of(tensor.storage_offset()), _key(tensor)
+        if not start and autograd.is_leaf(tensor) and key in self._alone:
+            return _empty_like(tensor).requires_grad_(tensor.requires_grad)
         if key not in self._bases:
             self._alive.append(tensor)
             base = torch.empty(extent, dtype=tensor.dtype, device=tensor.device)
-            if key in self._learned:  # unlike a leaf, the clone may be written in place
-                base = base.requires_grad_().clone()
-            self._bases[key] = base
-        return self._bases[key]
-
-    def _nested(self, tensor: Tensor) -> Tensor:
-        try:
-            fake: Tensor = self.mode.from_tensor(tensor, static_shapes=True)
-        except Exception as error:
-            raise Incomplete(f"an input of layout {tensor.layout}") from error
-        return fake
+            # Unlike a leaf, the clone may be written in place.
+            learned = key in self._learned
+            self._bases[key] = base.requires_grad_().clone() if learned else base
+        base, view = self._bases[key], (_sizes(tensor.shape), _sizes(tensor.stride()), start)
+        if _is_result(tensor):
+            base = base if base.requires_grad else base.detach().requires_grad_().clone()
+            return base.as_strided(*view)
+        with torch.no_grad():
+            fake = base.detach().as_strided(*view).detach()
+        return fake.requires_grad_(tensor.requires_grad)
 
 
 def _captured(node: Node) -> Any:
-    real = dynamo.real_input(node)
-    if real is not None:
-        return real
     value = node.meta.get("example_value")
     return node.meta.get("val") if value is None else value
+
+
+def _is_strided(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided
 
 
 def _is_result(tensor: Tensor) -> bool:
@@ -138,6 +127,11 @@ def _key(tensor: Tensor) -> Any:
     if tensor.layout != torch.strided:
         return id(tensor)
     return subclasses.storage_address(tensor.untyped_storage()), tensor.dtype
+
+
+def _empty_like(tensor: Tensor) -> Tensor:
+    sizes, strides = _sizes(tensor.shape), _sizes(tensor.stride())
+    return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
 
 
 def _sizes(sizes: Iterable[Any]) -> list[int]:

@@ -11,6 +11,7 @@ equal later. A node of one graph may write only to storages that this graph has 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,17 +21,10 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from .._compat import autograd, fx, operators, subclasses
-from . import adjoint, calls
+from . import calls
 from .inputs import GraphInputs
-from .record import Incomplete, Log, Recorder, Ref
-
-
-class Fault(Exception):
-    """The rewritten graph computes something else. The message says what, `node` where if known."""
-
-    def __init__(self, reason: str, node: str = "") -> None:
-        super().__init__(reason)
-        self.node = node
+from .record import Log, Recorder, Ref, tensors_of
+from .verdict import Fault, Incomplete
 
 
 @dataclass(frozen=True)
@@ -103,13 +97,19 @@ class SideBySide:
 
         Raises Fault if they differ, and Incomplete if that cannot be decided.
         """
+        switches = [
+            fx.state_change(n.target) for n in before.graph.nodes if n.op == "call_function"
+        ]
+        # A graph with function transforms forbids hooks.
+        hooks: Any = contextlib.nullcontext()
+        if "transform" not in switches:
+            hooks = torch.autograd.graph.saved_tensors_hooks(self._save, lambda x: x)
         with autograd.restored_state(), self.inputs.mode:
             inputs = self.inputs.of_graph(before)
-            with Recorder(self.log), _hooks(before, self._save):
+            with Recorder(self.log), hooks:
                 self.log.referred([subclasses.parts_of(x) for x in inputs])
-                results = Bodies(self, before, after, "").run(inputs)
-        leaves = fx.tree_leaves(results)
-        self.results = [x for x in leaves if isinstance(x, Tensor) and x.layout == torch.strided]
+                results = Bodies(self, before, after, "", iter(inputs)).run()
+        self.results = [x for x in tensors_of(results) if x.layout == torch.strided]
 
     def _save(self, tensor: Tensor) -> Tensor:
         if tensor.layout == torch.strided and type(tensor).__name__ == "FakeTensor":
@@ -119,45 +119,38 @@ class SideBySide:
         return tensor
 
 
-def _hooks(gm: GraphModule, save: Callable[[Tensor], Tensor]) -> Any:
-    """A context that watches what autograd saves.
-
-    A graph with function transforms forbids hooks.
-    """
-    switches = [fx.state_change(n.target) for n in gm.graph.nodes if n.op == "call_function"]
-    if "transform" in switches:
-        return torch.set_grad_enabled(torch.is_grad_enabled())
-    return torch.autograd.graph.saved_tensors_hooks(save, lambda x: x)
-
-
 @dataclass
 class Bodies:
-    """A graph and its rewritten form. path: The calls that lead to it.
+    """A graph and its rewritten form.
 
-    values: What the nodes return. others: What differs in the rewritten graph.
+    path:    The calls that lead to it.
+    inputs:  The values of its placeholders.
+    values:  What the nodes return.
+    others:  What differs in the rewritten graph.
     """
 
     whole: SideBySide
     before: GraphModule
     after: GraphModule
     path: str
+    inputs: Iterator[Any]
     values: dict[str, Any] = field(default_factory=dict)
     others: dict[str, Any] = field(default_factory=dict)
 
-    def run(self, inputs: Sequence[Any]) -> Any:
+    def run(self) -> Any:
         """Run both, and return their results."""
-        self._inputs = iter(inputs)
         result: Any = None
-        for old, new in self._merged():
-            self.whole.node = (old or new).name  # type: ignore[union-attr]
-            if old is None or new is None:
-                self._alone(*((old, "before") if old is not None else (new, "after")))  # type: ignore[arg-type]
-            else:
-                result = self._common(old, new)
+        for nodes in self._merged():
+            self.whole.node = next(iter(nodes.values())).name
+            if len(nodes) == 2:
+                result = self._common(nodes["before"], nodes["after"])
+                continue
+            for side, node in nodes.items():
+                self._alone(node, side)
         return result
 
-    def _merged(self) -> Iterator[tuple[Node | None, Node | None]]:
-        """Nodes of both graphs in order, with each graph's own ones between them."""
+    def _merged(self) -> Iterator[dict[str, Node]]:
+        """Nodes of both graphs in order, with each graph's own ones between them: by graph."""
         olds, news = list(self.before.graph.nodes), list(self.after.graph.nodes)
         both = {n.name for n in olds} & {n.name for n in news}
         if [n.name for n in olds if n.name in both] != [n.name for n in news if n.name in both]:
@@ -165,12 +158,13 @@ class Bodies:
         rest = iter(news)
         for old in olds:
             if old.name not in both:
-                yield old, None
+                yield {"before": old}
                 continue
             for new in rest:
-                yield (old if new.name == old.name else None), new
                 if new.name == old.name:
+                    yield {"before": old, "after": new}
                     break
+                yield {"after": new}
 
     # Values
 
@@ -179,11 +173,8 @@ class Bodies:
             return self.others[node.name]
         return self.values[node.name]
 
-    def _arguments(self, node: Node, side: str) -> tuple[Any, Any]:
-        arguments: tuple[Any, Any] = torch.fx.map_arg(
-            (node.args, node.kwargs), lambda n: self._value(n, side)
-        )
-        return arguments
+    def _arguments(self, node: Node, side: str) -> Any:
+        return torch.fx.map_arg((node.args, node.kwargs), lambda n: self._value(n, side))
 
     def _alone(self, node: Node, side: str) -> None:
         """Run a node that one graph alone has: it draws no random numbers, or others shift."""
@@ -192,18 +183,19 @@ class Bodies:
         for name, _ in calls.drawn(self.whole.log.events[first:]):
             word = "lost" if side == "before" else "added"
             raise Fault(f"the random numbers of `{name}` are {word}", node.name)
-        if side == "after":
-            self._claimed(node.name)
+        if side == "after":  # decide what it is said to stand for, before another call uses it
+            before = self.whole.claims.get(self.after, {}).get(node.name, "")
+            self._agree(self.values.get(before), self.others[node.name], before, node.name)
 
-    def _claimed(self, name: str) -> None:
-        """Decide what a node is said to stand for, before another fused call uses it."""
-        before = self.whole.claims.get(self.after, {}).get(name, "")
-        a, b = self.values.get(before), self.others.get(name)
+    def _agree(self, a: Any, b: Any, before: str, after: str) -> bool:
+        """Decide a claim. From then on its two tensors are one."""
         if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or _kind(a) != _kind(b):
-            return
-        if self.whole.agree(self.whole, Claim(a, b, before, name)):
-            self.others[name] = a
-            self.whole.log.share(a)
+            return False
+        if not self.whole.agree(self.whole, Claim(a, b, before, after)):
+            return False
+        self.others[after] = self.values[before]
+        self.whole.log.share(a)
+        return True
 
     def _own(self, node: Node, side: str) -> None:
         """Run a node for one graph."""
@@ -224,10 +216,7 @@ class Bodies:
 
     def _common(self, old: Node, new: Node) -> Any:
         """Run a node of both graphs: once if both give it the same, else for each."""
-        if (old.op, old.op != "get_attr" and old.target) != (
-            new.op,
-            new.op != "get_attr" and new.target,
-        ):
+        if old.op != new.op or (old.op != "get_attr" and old.target != new.target):
             raise Fault(f"`{old.name}` calls something else", new.name)
         for operand in old.all_input_nodes:
             self._note_use(operand, "before")
@@ -259,34 +248,24 @@ class Bodies:
         for (a, before), (b, after) in zip(lefts, rights):
             if a is b or isinstance(a, GraphModule):
                 continue
-            if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-                if type(a) is not type(b) or a != b:
+            if isinstance(a, Tensor) and isinstance(b, Tensor):
+                if not self._agree(a, b, before, after):
                     return False
-            elif _kind(a) != _kind(b) or not self.whole.agree(
-                self.whole, Claim(a, b, before, after)
-            ):
+            elif type(a) is not type(b) or a != b:
                 return False
-            else:
-                self.others[after] = self.values[before]
-                self.whole.log.share(a)
         return True
 
     def _flat(self, node: Node, side: str) -> list[tuple[Any, str]]:
         """Every value that a node is given, with the name of the node that it comes from."""
         values: list[tuple[Any, str]] = []
-
-        def note(operand: Node) -> Any:
-            return _Named(self._value(operand, side), operand.name)
-
-        labelled = torch.fx.map_arg((node.args, node.kwargs), note)
-        for leaf in fx.tree_leaves(labelled, is_leaf=lambda x: isinstance(x, (_Named, slice))):
-            if isinstance(leaf, _Named):
-                values += [(value, leaf.name) for value in fx.tree_leaves(leaf.value)]
-            elif isinstance(leaf, slice):
-                parts = (leaf.start, leaf.stop, leaf.step)
-                values += [(x.value, x.name) if isinstance(x, _Named) else (x, "") for x in parts]
-            else:
-                values.append((leaf, ""))
+        arguments = (node.args, node.kwargs)
+        for leaf in fx.tree_leaves(arguments, is_leaf=lambda x: isinstance(x, slice)):
+            parts = (leaf.start, leaf.stop, leaf.step) if isinstance(leaf, slice) else (leaf,)
+            for part in parts:
+                if isinstance(part, Node):
+                    values += [(x, part.name) for x in fx.tree_leaves(self._value(part, side))]
+                else:
+                    values.append((part, ""))
         return values
 
     def _note_use(self, node: Node, side: str) -> None:
@@ -296,17 +275,17 @@ class Bodies:
         key = self.path + node.name
         if side == "after":
             self.whole.cuts[key] = None
-        for tensor in fx.tree_leaves(self.values[node.name]):
-            if isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled():
+        known = self.whole.edges.setdefault(key, [])
+        for tensor in tensors_of(self.values[node.name]):
+            if tensor.requires_grad and torch.is_grad_enabled():
                 edge = autograd.gradient_edge(tensor)
-                known = self.whole.edges.setdefault(key, [])
                 if edge not in known:
                     known.append(edge)
 
     def _note_shown(self, node: Node) -> None:
         """A node of both graphs may return a leaf of the graph, or ask for its gradient."""
-        for tensor in fx.tree_leaves(self.values[node.name]) if self.whole.leaves else ():
-            if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
+        for tensor in tensors_of(self.values[node.name]) if self.whole.leaves else ():
+            if tensor.layout == torch.strided:
                 self.whole.shown.add(self.whole.log.ref(tensor).storage)
 
     # Running
@@ -314,15 +293,15 @@ class Bodies:
     def _run(self, node: Node, side: str, other: Node | None = None) -> Any:
         """Run one node. other: the same node of the rewritten graph, whose bodies may differ."""
         if node.op == "placeholder":
-            return next(self._inputs)
+            return next(self.inputs)
         if node.op == "get_attr":
             owner = self.before if side == "before" else self.after
             return self.whole.inputs.attribute(owner, str(node.target))
         args, kwargs = self._arguments(node, side)
         target: Any = node.target
-        self.whole.log.grad = torch.is_grad_enabled()
-        self.whole.log.autocasts = autograd.autocasts()
-        self.whole.log.implied = bool(self.whole.log.autocasts) and not calls.casts(target)
+        log = self.whole.log
+        log.grad, log.autocasts = torch.is_grad_enabled(), autograd.autocasts()
+        log.implied = bool(log.autocasts) and not calls.casts(target)
         self._check_views(node, args)
         if node.op == "call_function" and fx.has_plain_bodies(target):
             return self._inlined(node, args, other)
@@ -330,7 +309,7 @@ class Bodies:
             if calls.may_write_wrappers(node):
                 raise Incomplete("a write into a tensor of another class")
             result = self.whole.inputs.fresh(node, fx.tree_leaves((args, kwargs)))
-            self.whole.log.opaque(target, (args, kwargs), result)
+            log.opaque(target, (args, kwargs), result)
             return result
         if fx.counts(target, args):
             return self._called(*fx.arange_of(target, args, kwargs))
@@ -350,33 +329,29 @@ class Bodies:
             raise Fault(f"`{node.name}` detaches what is a view now", node.name)
         if views and called.startswith("_foreach") and called.endswith("_"):
             storages = {self.whole.log.ref(x).storage for x in views}
-            tensors = [x for x in fx.tree_leaves(args) if isinstance(x, Tensor)]
-            if any(self.whole.log.ref(x).storage in storages for x in tensors):
+            if any(self.whole.log.ref(x).storage in storages for x in tensors_of(args)):
                 raise Fault(f"`{node.name}` writes into what is a view now", node.name)
 
     def _called(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a function or a method of torch, which may make a leaf of its own."""
         result = target(*args, **kwargs)
-        inputs = list(map(id, fx.tree_leaves((args, kwargs))))
-        for x in fx.tree_leaves(result):
-            if not isinstance(x, Tensor) or not x.requires_grad or x.layout != torch.strided:
-                continue
-            if id(x) not in inputs and not autograd.is_view(x) and autograd.is_leaf(x):
+        inputs = list(map(id, tensors_of((args, kwargs))))
+        for x in tensors_of(result):
+            learns = x.requires_grad and x.layout == torch.strided and id(x) not in inputs
+            if learns and not autograd.is_view(x) and autograd.is_leaf(x):
                 self.whole.leaves[id(x)] = x
         return result
 
     def _applied(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an autograd function. What it keeps, no hook sees: maybe all of it."""
         whole, bodies, inputs = self.whole, args[:2], args[2:]
-        for tensor in fx.tree_leaves((inputs, kwargs)):
-            if isinstance(tensor, Tensor):
-                whole._save(tensor)
+        for tensor in tensors_of((inputs, kwargs)):
+            whole._save(tensor)
         first = whole.log.now
         result = target(*args, **kwargs)
         ran = whole.log.events[first:]
-        if adjoint.is_known(whole.log, ran, bodies, inputs):
-            results = [x for x in fx.tree_leaves(result) if isinstance(x, Tensor)]
-            whole.derived += [x.grad_fn for x in results if x.grad_fn is not None]
+        if calls.is_adjoint(whole.log, ran, bodies, inputs):
+            whole.derived += [x.grad_fn for x in tensors_of(result) if x.grad_fn is not None]
         else:
             for event in ran:
                 event.grad = False
@@ -395,14 +370,8 @@ class Bodies:
         for number, (old, new) in enumerate(zip(olds, news, strict=True)):
             path = f"{self.path}{node.name}.{number}/"
             with calls.switched(node, args):
-                results.append(Bodies(self.whole, old, new, path).run(inputs))
+                results.append(Bodies(self.whole, old, new, path, iter(inputs)).run())
         return results[0]
-
-
-@dataclass(frozen=True, eq=False)
-class _Named:
-    value: Any
-    name: str
 
 
 def _kind(tensor: Tensor) -> str:

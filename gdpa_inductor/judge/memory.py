@@ -65,7 +65,10 @@ def _described(gm: GraphModule, path: str = "") -> Iterator[str]:
         value = dynamo.real_input(node) if node.op == "placeholder" else None
         value = node.meta.get("example_value", node.meta.get("val")) if value is None else value
         if node.op == "get_attr":
-            value = _attribute(gm, str(node.target))
+            value = gm
+            for part in str(node.target).split("."):
+                value = getattr(value, part, None)
+            value = value if isinstance(value, Tensor) else None
         tensors = [_tensor(x, storages) for x in fx.tree_leaves(value)]
         yield f"{path}{node.name} {node.op} {_target(node)} {arguments!r} {tensors}"
     for name, child in gm.named_children():
@@ -91,10 +94,3 @@ def _tensor(value: Any, storages: dict[int, int]) -> str:
     group = storages.setdefault(address, len(storages))
     learns = value.requires_grad, autograd.is_leaf(value)
     return f"{value.dtype} {value.device} {sizes} {group} {learns}"
-
-
-def _attribute(gm: GraphModule, target: str) -> Any:
-    value: Any = gm
-    for part in target.split("."):
-        value = getattr(value, part, None)
-    return value if isinstance(value, Tensor) else None

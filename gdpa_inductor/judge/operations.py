@@ -7,8 +7,9 @@ logged call, one for each lane. Pointwise operations have no rule here: torch ta
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,9 +26,8 @@ if TYPE_CHECKING:
 def rule_of(event: Event) -> Rule | None:
     """How elements of a call are found; None where that is not known."""
     name = event.name
-    if not event.is_known:
-        return None
-    if name == "sum" and event.side == "both":  # a root, as any other reduction
+    # A sum of both graphs is a root, as any other reduction.
+    if not event.is_known or (name == "sum" and event.side == "both"):
         return None
     if name in RULES:
         return RULES[name]
@@ -46,7 +46,7 @@ def _same(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
 
 
 def _copied(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
-    """`dst.copy_(src)`: the source, broadcast."""
+    """`dst.copy_(src)`, and `copy(dst, src)` without the write: the source, broadcast."""
     target, source = event.args[0], event.args[1]
     return ev.element(source, event.number, broadcast(index, target.sizes, source.sizes, ev.zero))
 
@@ -57,11 +57,15 @@ def _regrouped(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor
     flat = ev.zero
     for position, size in zip(index, place.sizes):
         flat = flat * size + position
+    return ev.element(source, event.number, _unflattened(ev, flat, source.sizes))
+
+
+def _unflattened(ev: Evaluator, flat: Tensor, sizes: Sequence[int]) -> Index:
     positions: list[Tensor] = []
-    for size in reversed(source.sizes):
+    for size in reversed(sizes):
         positions.append(ev.zero if size == 1 else flat % size)
         flat = flat // size
-    return ev.element(source, event.number, tuple(reversed(positions)))
+    return tuple(reversed(positions))
 
 
 def _repeated(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
@@ -77,43 +81,45 @@ def _flipped(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     return ev.element(source, event.number, at)
 
 
-def _dim(event: Event, position: int, rank: int) -> int:
-    dim = event.args[position] if len(event.args) > position else event.kwargs.get("dim", 0)
-    return int(dim) % rank
-
-
 def _concatenated(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     """cat: the part that the position lies in."""
     parts = [p for p in event.args[0] if p.sizes != (0,)]
-    dim, start, result = _dim(event, 1, len(index)), 0, None
+    dim, start = event.arguments["dim"] % len(index), 0
+    dtype = ev.dtype(ev.place(event, number).dtype)
+    values: list[tuple[Tensor, Tensor]] = []
     for part in parts:
-        size = part.sizes[dim]
-        at = index[dim] - start
-        place = ev.clamped(at, size)
+        at, size = index[dim] - start, part.sizes[dim]
         with ev.within((at >= 0) & (at < size)):
-            value = ev.element(part, event.number, (*index[:dim], place, *index[dim + 1 :]))
-        value = value.to(ev.dtype(ev.place(event, number).dtype))
-        result = value if result is None else torch.where(at >= 0, value, result)
+            position = _replaced(index, dim, ev.clamped(at, size))
+            values.append((at >= 0, ev.element(part, event.number, position).to(dtype)))
         start += size
-    assert result is not None
-    return result
+    return _last(values)
 
 
 def _stacked(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
-    dim = _dim(event, 1, len(index))
-    at, result = (*index[:dim], *index[dim + 1 :]), None
+    dim = event.arguments["dim"] % len(index)
+    at, values = _replaced(index, dim), list[tuple[Tensor, Tensor]]()
     for position, part in enumerate(event.args[0]):
         with ev.within(index[dim] == position):
-            value = ev.element(part, event.number, at)
-        result = value if result is None else torch.where(index[dim] == position, value, result)
-    assert result is not None
+            values.append((index[dim] == position, ev.element(part, event.number, at)))
+    return _last(values)
+
+
+def _last(values: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Of (condition, value) pairs the last value whose condition holds, or else the first."""
+    result = values[0][1]
+    for holds, value in values[1:]:
+        result = torch.where(holds, value, result)
     return result
+
+
+def _replaced(index: Index, dim: int, *positions: Tensor) -> Index:
+    return (*index[:dim], *positions, *index[dim + 1 :])
 
 
 def _padded(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     """constant_pad_nd: widths come in pairs, those of the last dimension first."""
-    source, widths = event.args[0], event.args[1]
-    fill = event.args[2] if len(event.args) > 2 else event.kwargs.get("value", 0)
+    source, widths, fill = event.args[0], event.args[1], event.arguments["value"]
     inside, at = ev.true, list(index)
     for pair in range(len(widths) // 2):
         d = len(index) - 1 - pair
@@ -131,37 +137,29 @@ def _summed(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     source, dims = event.args[0], event.arguments.get("dim")
     if not dims or event.arguments["dtype"] is not None:
         raise ev.unknown(event)
-    rank = len(source.sizes)
-    gone = {d % rank for d in dims}
-    rest = iter(index)
-    full = [
-        next(rest) if d not in gone or event.arguments["keepdim"] else ev.zero for d in range(rank)
-    ]
-    drawn, total = ev.lanes.hash("summed"), None
+    gone = {d % len(source.sizes) for d in dims}
+    drawn, terms = ev.lanes.hash("summed"), []
     for place in (drawn * 0, drawn * 0 - 1, drawn >> 7):
-        at = [place % max(n, 1) if d in gone else full[d] for d, n in enumerate(source.sizes)]
-        term = ev.element(source, event.number, tuple(at))
-        total = term if total is None else total + term
-    assert total is not None
-    return total
+        rest, at = iter(index), []
+        for d, size in enumerate(source.sizes):
+            own = ev.zero if d in gone and not event.arguments["keepdim"] else next(rest)
+            at.append(place % max(size, 1) if d in gone else own)
+        terms.append(ev.element(source, event.number, tuple(at)))
+    return terms[0] + terms[1] + terms[2]
 
 
 # Functions of the index
 
 
-def _filled(position: int) -> Rule:
-    def rule(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
-        place = ev.place(event, number)
-        value: Any = event.kwargs.get("fill_value", event.kwargs.get("value"))
-        if len(event.args) > position:
-            value = event.args[position]
-        if isinstance(value, Ref):
-            return ev.element(value, event.number, ())
-        if isinstance(value, float) and value in ev.log.numbers:
-            return ev.number(value).to(ev.dtype(place.dtype))
-        return torch.full_like(ev.zero, value, dtype=place.dtype).to(ev.dtype(place.dtype))
-
-    return rule
+def _filled(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    dtype = ev.place(event, number).dtype
+    names = ("fill_value", "value", "s")
+    (value,) = (event.arguments[name] for name in names if name in event.arguments)
+    if isinstance(value, Ref):
+        return ev.element(value, event.number, ())
+    if isinstance(value, float) and value in ev.log.numbers:
+        return ev.number(value).to(ev.dtype(dtype))
+    return torch.full_like(ev.zero, value, dtype=dtype).to(ev.dtype(dtype))
 
 
 def _constant(value: int) -> Rule:
@@ -177,9 +175,8 @@ def _uninitialised(ev: Evaluator, event: Event, number: int, index: Index) -> Te
 
 def _counted(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     """arange: in the accumulation type, then in its own, as the kernels have it."""
-    arguments, place = event.args, ev.place(event, number)
-    start = arguments[0] if len(arguments) > 1 else 0
-    step = arguments[2] if len(arguments) > 2 else 1
+    start, step = event.arguments.get("start", 0), event.arguments.get("step", 1)
+    place = ev.place(event, number)
     if place.dtype.is_floating_point or any(isinstance(x, float) for x in (start, step)):
         value = start + index[0].double() * step
         return value.to(place.dtype).to(ev.dtype(place.dtype))
@@ -192,9 +189,9 @@ def _diagonal(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
 
 def _triangle(keeps: Callable[[Tensor, int], Tensor]) -> Rule:
     def rule(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
-        shift = event.args[1] if len(event.args) > 1 else event.kwargs.get("diagonal", 0)
         x = ev.element(event.args[0], event.number, index)
-        return torch.where(keeps(index[-1] - index[-2], shift), x, torch.zeros_like(x))
+        keep = keeps(index[-1] - index[-2], event.arguments["diagonal"])
+        return torch.where(keep, x, torch.zeros_like(x))
 
     return rule
 
@@ -202,33 +199,27 @@ def _triangle(keeps: Callable[[Tensor, int], Tensor]) -> Rule:
 # Look-ups
 
 
-def _looked_up(
-    ev: Evaluator, source: Ref, event: Event, at: list[Tensor], dim: int, place: Tensor
-) -> Tensor:
-    size = source.sizes[dim]
+def _wrapped(ev: Evaluator, place: Tensor, size: int) -> Tensor:
+    """A position that may count from the end, and is an error past either end."""
     ev.require((place >= -size) & (place < size))
-    at[dim] = ev.clamped(torch.where(place < 0, place + size, place), size)
-    return ev.element(source, event.number, tuple(at))
+    return ev.clamped(torch.where(place < 0, place + size, place), size)
 
 
 def _selected(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    """index_select, whose places are of one dimension, and gather."""
     source, dim, places = event.args[:3]
     dim %= len(source.sizes)
-    place = ev.element(places, event.number, (index[dim],) if places.sizes else ()).long()
-    return _looked_up(ev, source, event, list(index), dim, place)
-
-
-def _gathered(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
-    source, dim, places = event.args[:3]
-    place = ev.element(places, event.number, index).long()
-    return _looked_up(ev, source, event, list(index), dim % len(source.sizes), place)
+    at = index if event.name == "gather" else (index[dim],) if places.sizes else ()
+    place = _wrapped(ev, ev.element(places, event.number, at).long(), source.sizes[dim])
+    return ev.element(source, event.number, _replaced(index, dim, place))
 
 
 def _embedded(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     source, places = event.args[:2]
     place = ev.element(places, event.number, index[:-1]).long()
     ev.require(place >= 0)
-    row = _looked_up(ev, source, event, [ev.zero, index[-1]], 0, place)
+    at = (_wrapped(ev, place, source.sizes[0]), index[-1])
+    row = ev.element(source, event.number, at)
     if not row.requires_grad:
         return row
     row = torch.where(place == event.arguments["padding_idx"], row.detach(), row)
@@ -241,32 +232,18 @@ def _embedded(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
 
 def _take_flat(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     source, places = event.args[:2]
-    place, total = ev.element(places, event.number, index).long(), 1
-    for size in source.sizes:
-        total *= size
-    ev.require((place >= -total) & (place < total))
-    flat, positions = ev.clamped(torch.where(place < 0, place + total, place), total), []
-    for size in reversed(source.sizes):
-        positions.append(flat % size)
-        flat = flat // size
-    return ev.element(source, event.number, tuple(reversed(positions)))
+    place = ev.element(places, event.number, index).long()
+    flat = _wrapped(ev, place, math.prod(source.sizes))
+    return ev.element(source, event.number, _unflattened(ev, flat, source.sizes))
 
 
-def _subscripted(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
-    return _indexed(ev, event, index, list(event.args[1]))
-
-
-def _looked_up_along(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
-    _, places, dim = event.args
-    return _indexed(ev, event, index, [*[None] * dim, places])
-
-
-def _indexed(ev: Evaluator, event: Event, index: Index, indices: list[Any]) -> Tensor:
+def _indexed(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     """aten.index: indices are broadcast; their dims stand first unless they are neighbours."""
-    source = event.args[0]
+    source, indices = event.args[:2]
+    if event.name == "look_up":  # gdpa's: a tensor, along one dim
+        indices = [*[None] * event.args[2], indices]
     used = [d for d, x in enumerate(indices) if x is not None]
-    shapes = [indices[d].sizes for d in used]
-    shape = torch.broadcast_shapes(*shapes)
+    shape = torch.broadcast_shapes(*(indices[d].sizes for d in used))
     if any(indices[d].dtype in (torch.bool, torch.uint8) for d in used):
         raise ev.unknown(event)
     neighbours = used == list(range(used[0], used[-1] + 1))
@@ -279,9 +256,7 @@ def _indexed(ev: Evaluator, event: Event, index: Index, indices: list[Any]) -> T
             at.append(rest.pop(0))
             continue
         own = broadcast(tuple(looked), shape, indices[d].sizes, ev.zero)
-        place = ev.element(indices[d], event.number, own).long()
-        ev.require((place >= -size) & (place < size))
-        at.append(ev.clamped(torch.where(place < 0, place + size, place), size))
+        at.append(_wrapped(ev, ev.element(indices[d], event.number, own).long(), size))
     return ev.element(source, event.number, tuple(at))
 
 
@@ -310,31 +285,30 @@ def _select_written(ev: Evaluator, event: Event, number: int, index: Index) -> T
     dim %= len(source.sizes)
     here = index[dim] == at % source.sizes[dim]
     with ev.within(here):
-        new = ev.element(written, event.number, (*index[:dim], *index[dim + 1 :]))
+        new = ev.element(written, event.number, _replaced(index, dim))
     with ev.within(~here):
         return torch.where(here, new, ev.element(source, event.number, index))
 
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(
-        ["clone", "_to_copy", "lift_fresh", "lift_fresh_copy", "alias_copy", "detach_copy", "copy",
+        ["clone", "_to_copy", "lift_fresh", "lift_fresh_copy", "alias_copy", "detach_copy",
          "contiguous", "to", "_conj_physical", "kept"], _same),
-    "copy_": _copied,
+    "copy": _copied, "copy_": _copied,
     **dict.fromkeys(["_unsafe_view", "view", "reshape", "view_copy", "_reshape_copy",
                      "squeeze_copy", "unsqueeze_copy"], _regrouped),
     "repeat": _repeated, "flip": _flipped, "cat": _concatenated, "stack": _stacked,
     "sum": _summed, "constant_pad_nd": _padded, "select_scatter": _select_written,
     **dict.fromkeys(["zeros", "zeros_like", "new_zeros", "zero_", "zero"], _constant(0)),
     **dict.fromkeys(["ones", "ones_like", "new_ones"], _constant(1)),
-    **dict.fromkeys(["full", "full_like", "fill", "fill_"], _filled(1)),
-    "new_full": _filled(2), "scalar_tensor": _filled(0),
+    **dict.fromkeys(["full", "full_like", "new_full", "fill", "fill_", "scalar_tensor"], _filled),
     **dict.fromkeys(["empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"],
                     _uninitialised),
     "arange": _counted, "eye": _diagonal,
     **dict.fromkeys(["tril", "tril_"], _triangle(lambda apart, k: apart <= k)),
     **dict.fromkeys(["triu", "triu_"], _triangle(lambda apart, k: apart >= k)),
-    "index_select": _selected, "gather": _gathered, "embedding": _embedded, "take": _take_flat,
-    "index": _subscripted, "look_up": _looked_up_along,
+    "index_select": _selected, "gather": _selected, "embedding": _embedded, "take": _take_flat,
+    "index": _indexed, "look_up": _indexed,
     "bucketize": _bucketed, "searchsorted": _bucketed,
     **pointwise.RULES,
     **jagged.RULES,

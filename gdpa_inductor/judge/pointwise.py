@@ -48,16 +48,17 @@ def broadcast(index: Index, sizes: Sequence[int], own: Sequence[int], zero: Tens
 def elementwise(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     """Run the call itself on one element per lane."""
     place = ev.place(event, number)
-    read = lambda argument: _operand(ev, event, argument, place, index)
-    args = [read(x) for x in event.args]
-    kwargs = {k: read(x) for k, x in event.kwargs.items() if k not in _NO_VALUE}
-    if "dtype" in kwargs and kwargs["dtype"] is not None:
+    args = [_operand(ev, event, x, place, index) for x in event.args]
+    named = {k: x for k, x in event.kwargs.items() if k not in _NO_VALUE}
+    kwargs = {k: _operand(ev, event, x, place, index) for k, x in named.items()}
+    if kwargs.get("dtype") is not None:
         kwargs["dtype"] = ev.dtype(kwargs["dtype"])
     args = _promoted(ev, event.args, args)
-    if ev.wide and place.dtype == torch.bool:
+    compares = place.dtype == torch.bool
+    if ev.wide and compares:
         args = _meeting(event.args, args)
     _avoid_errors(ev, event, args)
-    if place.dtype == torch.bool:
+    if compares:
         ev.note_gap(args)
     ev.note_turns(event, args)
     if "out" in kwargs:
@@ -82,15 +83,15 @@ def _wants_numbers(ev: Evaluator, event: Event) -> bool:
 def _lane_by_lane(ev: Evaluator, event: Event, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     """Run a call once for each lane, with its own number."""
 
-    def pick(argument: Any, read: Any, lane: int) -> Any:
-        if not isinstance(read, Tensor):
-            return read
-        return read[lane : lane + 1].clone() if isinstance(argument, Ref) else float(read[lane])
+    def pick(argument: Any, value: Any, lane: int) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value[lane : lane + 1].clone() if isinstance(argument, Ref) else float(value[lane])
 
     results, runs = [], ev.true.clone()
     for lane in range(COUNT):
-        own = [pick(argument, read, lane) for argument, read in zip(event.args, args)]
-        named = {k: pick(event.kwargs[k], read, lane) for k, read in kwargs.items()}
+        own = [pick(argument, value, lane) for argument, value in zip(event.args, args)]
+        named = {k: pick(event.kwargs[k], value, lane) for k, value in kwargs.items()}
         try:
             results.append(event.op(*own, **named))
         except RuntimeError:  # a number that the dtype does not hold
@@ -133,12 +134,12 @@ def _like(ref: Ref) -> Tensor:
 def _promoted(ev: Evaluator, refs: Sequence[Any], args: list[Any]) -> list[Any]:
     """Tensors without dims do not promote those with dims of the same category: cast them first."""
     tensors = [r for r in refs if isinstance(r, Ref)]
-    if len(tensors) < 2 or all(r.sizes for r in tensors) or not any(r.sizes for r in tensors):
+    if all(r.sizes for r in tensors) or not any(r.sizes for r in tensors):
         return args
     samples = [_like(r) for r in tensors if r.dtype != torch.bool]
     if len(samples) < 2:
         return args
-    common = samples[0].dtype if len(samples) == 1 else torch.result_type(samples[0], samples[1])
+    common = torch.result_type(samples[0], samples[1])
     lower = lambda r: isinstance(r, Ref) and not r.sizes and r.dtype != torch.bool
     return [x.to(ev.dtype(common)) if lower(r) else x for r, x in zip(refs, args)]
 
@@ -195,24 +196,17 @@ def _masked(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
 
 def foreach(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     """One call for each entry of the lists."""
-    entry = number if event.results else _entry(event, ev.place(event, number))
-    pick = lambda argument: [argument[entry]] if isinstance(argument, (list, tuple)) else argument
     place = ev.place(event, number)
-    args = []
-    for argument in map(pick, event.args):
-        many = isinstance(argument, list)
-        operands = [
-            _operand(ev, event, g, place, index) for g in (argument if many else [argument])
-        ]
-        args.append(
-            [x.clone() if isinstance(x, Tensor) else x for x in operands] if many else operands[0]
-        )
+    entry = number if event.results else list(event.args[0]).index(place)
+    args: list[Any] = []
+    for argument in event.args:
+        if isinstance(argument, (list, tuple)):
+            x = _operand(ev, event, argument[entry], place, index)
+            args.append([x.clone() if isinstance(x, Tensor) else x])
+        else:
+            args.append(_operand(ev, event, argument, place, index))
     result = event.op(*args, **event.kwargs)
     return (result or args[0])[0]  # type: ignore[no-any-return]
-
-
-def _entry(event: Event, place: Ref) -> int:
-    return list(event.args[0]).index(place)
 
 
 def _rrelu(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:

@@ -8,49 +8,99 @@ Sampled elements of the output lead to both sums. For sampled c the factors must
 - The rows of query and key are those of A and B.
 - The values are those of V.
 - The weights W equal the score program P, including NaN and infinity, and so do their gradients.
+
+`judged` is the verdict on a pair of graphs: it runs both, and decides each claim on the way.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
-from .aim import aimed
-from .compare import SampledWeights, Side, apart
-from .elements import Evaluator, Untracked
+from .._compat import shapes
+from .._compat.autograd import plain_torch
+from .aim import aimed, scores_at_turns
+from .autograd import check_dropped, check_reach, check_saved, check_tangent, check_views, note_view
+from .compare import Points, SampledWeights, Side, apart
+from .elements import Evaluator
 from .fused import Fused
 from .gradients import factors_apart, gradients_apart, slopes
-from .interpret import Claim, Fault, SideBySide
+from .interpret import Claim, Claims, SideBySide
 from .pointwise import Index
-from .record import Event, Incomplete, Ref
+from .record import SIZE_OF_ELEMENTS, Event, Log, Ref
 from .samples import COUNT, Lanes, cases, mixed, near, positions
+from .verdict import Fault, Incomplete, Verdict
 
 
-@dataclass
+def judged(before: GraphModule, after: GraphModule, claims: Claims | None = None) -> Verdict | None:
+    """What `validate` says that has no memory."""
+    whole = SideBySide(_agree, claims or {})
+    try:
+        whole.run(before, after)
+        check_saved(whole)
+        check_views(whole)
+        check_dropped(whole)
+    except Fault as fault:
+        return Verdict(str(fault), fault.node)
+    except Incomplete as reason:
+        return Verdict(str(reason), whole.node, invalid=False)
+    except Exception as error:  # whatever an interpretation may raise, the model stays as it is
+        message = f"{type(error).__name__}: {error}"
+        message = SIZE_OF_ELEMENTS if shapes.asks_for_elements(error) else message
+        return Verdict(message, whole.node, invalid=False)
+    return None
+
+
+def _agree(whole: SideBySide, claim: Claim) -> bool:
+    with plain_torch():
+        proof = Proof(whole.log, claim)
+        result = proof.decide()
+        check_tangent(claim)
+    if result is False:
+        return False
+    check_reach(whole, claim)
+    note_view(whole, claim)
+    if isinstance(result, Agreement):
+        with plain_torch():
+            proof.check_gradients(result)
+    return True
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A call, and the index at which its result was read."""
+
+    event: Event
+    index: Index
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A sum that both graphs compute: its weights, its values, and lanes in which it has a term."""
+
+    weights: SampledWeights
+    value: Side
+    valid: Tensor
+
+
 class Proof:
     """One claim. before, after: The places of the two tensors. seed: The seed of the samples."""
 
-    whole: SideBySide
-    claim: Claim
-    seed: int = 0
-    _decided: tuple[SampledWeights, Side, Side, Tensor] | None = None
+    def __init__(self, log: Log, claim: Claim, seed: int = 0) -> None:
+        self.log, self.claim, self.seed = log, claim, seed
+        self.before, self.after = log.ref(claim.before), log.ref(claim.after)
 
-    def decide(self) -> bool:
-        """Whether the claim holds. If it does not, raises Fault.
+    def decide(self) -> bool | Agreement:
+        """Whether the claim holds, and how. If it does not, raises Fault.
 
         If no fused call is behind the tensors, a claim that does not hold gives False.
         """
-        log = self.log = self.whole.log
-        self.before, self.after = log.ref(self.claim.before), log.ref(self.claim.after)
         self.before.require_known()
         if 0 in self.before.sizes:
             return True
-        self.products = {
-            side: [e for e in log.products if e.space == space and side in (e.side, e.again)]
-            for side, space in (("before", "aten"), ("after", "gdpa"))
-        }
         traced = self._traced(Lanes(self.seed), self._output_index())
         if isinstance(traced, bool):
             return traced
@@ -61,40 +111,52 @@ class Proof:
             assert not isinstance(traced, bool)
         second, fused, valid = traced
         at = {**call.coordinates(lanes, fused.index, row), "kv_idx": key}
-        training = self.claim.before.requires_grad
-        weights = SampledWeights(log, lanes, self.products["before"], call, at, training)
-        self._decide_weights(second, weights, valid)
-        return True
+        agreement = self._compared(second, Points(self.log, lanes, call, at), valid)
+        # From now on these are results like any other. But other weights may be made of the same
+        # scores, and one call may have the results of several second products.
+        scored = agreement.weights.scored
+        for event in (*scored, call.event):
+            event.again = event.again or event.side
+        for event in (second.event, *scored, call.event):
+            event.side = "both"
+        self.log.literals.clear()
+        return agreement
 
-    def check_gradients(self) -> None:
-        """Raise Fault unless the factors pass their gradients to the same elements.
+    def check_gradients(self, agreement: Agreement) -> None:
+        """Raise Fault unless the factors pass their gradients to the same elements."""
+        weights = agreement.weights
+        if not weights.training or self.log.nested:
+            return
+        weighed, slope = slopes(weights)
+        points = weights.points
+        wrong = factors_apart(weights, [agreement.value], [points.value_side])
+        if wrong is None:  # the same writes come before both
+            return
+        wrong &= weighed != 0
+        if len(weights.scored) == 1:  # of several, some may be detached
+            ((event, (index, read)),) = weights.scored.items()
+            rows, channel = self._rows(event, index)
+            others = factors_apart(weights, rows, points.factor_sides(channel))
+            if others is None:
+                return
+            wrong |= others & (slope != 0) & read
+        if bool((wrong & agreement.valid & weights.valid).any()):
+            raise self._fault("another gradient of a factor")
 
-        It is called after `decide`.
-        """
-        if self._decided is None or not self._decided[0].training or self.log.nested:
-            return
-        weights, weight, value, valid = self._decided
-        call, at = weights.call, weights.at
-        time = call.event.number
-        weighed, slope = slopes(weights, weight)
-        mine = [(call.value, time, call.key_at(at, at["e"], "value"))]
-        try:
-            wrong = factors_apart(weights, [value], mine) & (weighed != 0)
-            if len(weights.scored) == 1:  # of several, some may be detached
-                ((product, (index, read)),) = weights.scored.items()
-                sides, channel = self._rows(product, index)
-                mine = [(call.query, time, call.query_at(at, channel))]
-                mine.append((call.key, time, call.key_at(at, channel)))
-                wrong |= factors_apart(weights, sides, mine) & (slope != 0) & read
-        except Untracked:  # the same writes come before both
-            return
-        if bool((wrong & valid & weights.valid).any()):
-            raise Fault("another gradient of a factor", self._node())
+    def _fault(self, reason: str) -> Fault:
+        return Fault(reason, self.claim.after_node)
 
     # The two sums
 
     def _output_index(self) -> Index:
         return tuple(positions(self.before.sizes, self.seed, "output", self._literals()))
+
+    def _products(self, side: str) -> list[Event]:
+        """The products that one graph has, or that a claim has decided: of `before` those of ATen,
+        of `after` fused calls.
+        """
+        space = "aten" if side == "before" else "gdpa"
+        return [e for e in self.log.products if e.space == space and side in (e.side, e.again)]
 
     def _traced(
         self, lanes: Lanes, index: Index, owned: Tensor | None = None
@@ -106,36 +168,28 @@ class Proof:
         """
         # Exact in every dtype that the result may be cast to on the way.
         elements = lanes.reals(lanes.hash("result"), torch.bfloat16, lanes.lane < 0)
-        ends: dict[str, _Read] = {}
-        values: dict[str, Tensor] = {}
+        sums: dict[str, _Read] = {}
+        values: list[Tensor] = []
         valid = torch.ones(COUNT, dtype=torch.bool) if owned is None else owned
         for side, place in (("before", self.before), ("after", self.after)):
-            products = dict.fromkeys(self.products[side], elements)
-            ev = Evaluator(self.log, lanes, dict.fromkeys(products, elements))
-            values[side] = ev.element(place, self.log.now, index)
-            if owned is not None and ev.owned is not None:
-                self._refuse_missing(ev.owned & ev.valid & ~owned)
+            ev = Evaluator(self.log, lanes, dict.fromkeys(self._products(side), elements))
+            values.append(ev.element(place, self.log.now, index))
+            missing = None if owned is None or ev.owned is None else ev.owned & ev.valid & ~owned
+            if missing is not None and bool(missing.any()):
+                raise self._fault("a row of a sequence is not computed")
             valid = valid & ev.valid
             if len(ev.touched) > 1:
                 raise Incomplete("the output is made from several products")
-            if ev.touched:
-                ((event, (read, _)),) = ev.touched.items()
-                ends[side] = _Read(event, read)
-        agree = not bool(apart(values["before"], values["after"], valid).any())
-        if "after" not in ends:
-            return agree and "before" not in ends
-        unknown = Fused(ends["after"].event).jagged and lanes.sequence is None  # whose row it is
-        if "before" not in ends or not (agree or unknown):
-            raise Fault("the result of the fused call is used as something else", self._node())
-        return ends["before"], ends["after"], valid
-
-    def _refuse_missing(self, rows: Tensor) -> None:
-        """Rows that the model takes out of a sequence, and the fused call does not compute."""
-        if bool(rows.any()):
-            raise Fault("a row of a sequence is not computed", self._node())
-
-    def _node(self) -> str:
-        return self.claim.after_node
+            for event, (read, _) in ev.touched.items():
+                sums[side] = _Read(event, read)
+        left, right = values
+        agree = not bool(apart(left, right, valid).any())
+        if "after" not in sums:
+            return agree and "before" not in sums
+        unknown = Fused(sums["after"].event).jagged and lanes.sequence is None  # whose row it is
+        if "before" not in sums or not (agree or unknown):
+            raise self._fault("the result of the fused call is used as something else")
+        return sums["before"], sums["after"], valid
 
     def _sampled(self, call: Fused, fused: _Read) -> tuple[Lanes, Index, Tensor, Tensor, Tensor]:
         """Lanes, the output's index in them, row and key of a score, and whether the row is one of
@@ -161,11 +215,10 @@ class Proof:
             owned = (index[0] >= start) & (index[0] < start + length)
         return lanes, tuple(index), row, key, owned
 
-    def _around(self, call: Fused, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    def _around(self, call: Fused, row: Tensor, key: Tensor) -> Tensor:
         """Integers near which a mask may change its mind."""
         named = [0, 1, call.rows, call.keys, *self._literals()]
         one = torch.tensor(named)[mixed(cases() + 31, self.seed) % len(named)]
-        row, key = q_idx, kv_idx
         near = [row, key, row, key, one, one, row + 1, key + 1, row - 1, key - 1]
         apart = [(row - key).abs(), row - key, key - row, torch.maximum(row, key) + 1]
         sums = [one + row, one + key, one - row, one - key]
@@ -177,74 +230,63 @@ class Proof:
 
     # The factors
 
-    def _decide_weights(self, second: _Read, weights: SampledWeights, valid: Tensor) -> None:
-        call = weights.call
+    def _compared(self, second: _Read, points: Points, valid: Tensor) -> Agreement:
+        """Raise Fault unless the factors are equal."""
+        call = points.call
         left, right = _factors(second.event)
         *batch, j, k = second.index
         if left.sizes[-1] != call.keys:
-            raise Fault(f"the sum runs over {call.keys} keys, not {left.sizes[-1]}", self._node())
-        time = second.event.number
+            raise self._fault(f"the sum runs over {call.keys} keys, not {left.sizes[-1]}")
+        time, products = second.event.number, self._products("before")
         sides = lambda m: [(left, time, (*batch, j, m)), (right, time, (*batch, m, k))]
-        weights.lanes.settle()
-        gaps: list[Tensor] = []
-        weight, value = weights.split_sides(sides(weights.at["kv_idx"]), gaps)
+        settled, gaps = points.lanes.drawn, list[Tensor]()
+        side, value, scored = points.split(products, sides(points.at["kv_idx"]), gaps)
         if gaps:
-            weights = aimed(weights, gaps)
-            weight, value = weights.split_sides(sides(weights.at["kv_idx"]))
+            points = aimed(points, gaps, settled)
+            side, value, scored = points.split(products, sides(points.at["kv_idx"]))
+        weights = SampledWeights(points, side, scored, self.claim.before.requires_grad)
         if weights.training and not self.log.nested:
-            weights.aim(weight)
-        valid = self._decide_values(weights, value, valid)
-        for product, (index, read) in weights.scored.items():
-            self._decide_scores(weights, product, index, valid & read)
-        self._decide_programs(weights, weight, valid)
-        self._decided = weights, weight, value, valid
-        for missed in weights.unsampled:
+            scores = scores_at_turns(weights)
+            weights = weights if scores is None else replace(weights, aimed=scores)
+        valid = self._check_values(points, value, valid)
+        for product, (index, read) in scored.items():
+            self._check_scores(points, product, index, valid & read)
+        self._check_weights(weights, valid)
+        for missed in points.unsampled:
             raise Incomplete(f"no sample lies where `{missed.name}` writes")
-        # From now on these are results like any other. But other weights may be made of the same
-        # scores, and one call may have the results of several second products.
-        for event in (*weights.scored, call.event):
-            event.again = event.again or event.side
-        for event in (second.event, *weights.scored, call.event):
-            event.side = "both"
-        self.log.literals.clear()
+        return Agreement(weights, value, valid)
 
-    def _decide_values(self, weights: SampledWeights, value: Side, valid: Tensor) -> Tensor:
+    def _check_values(self, points: Points, value: Side, valid: Tensor) -> Tensor:
         """Both sums read the same values. Returns the lanes in which there is a score."""
-        row, exists = weights.exists()
-        if bool((weights.padding(value) & valid & row & ~exists).any()):
-            raise Fault("keys past the end of a sequence count", self._node())
+        row, exists = points.exists()
+        padding = points.exact.element(*value) != 0
+        if bool((padding & valid & row & ~exists).any()):
+            raise self._fault("keys past the end of a sequence count")
         valid = valid & row & exists
-        if bool((weights.value_apart(value) & valid).any()):
-            raise Fault("other values are summed", self._node())
+        if bool((points.value_apart(value) & valid).any()):
+            raise self._fault("other values are summed")
         return valid
 
-    def _decide_programs(self, weights: SampledWeights, weight: Side, valid: Tensor) -> None:
-        """The recorded operations on a score are the score program, and so are their gradients."""
-        try:
-            wrong = weights.apart(weight, valid, wide=False)
-            wrong = weights.apart(weight, valid, wide=True) if bool(wrong.any()) else wrong
-        except Untracked as write:
-            raise Fault(f"`{write}` writes where autograd does not see it", self._node()) from None
-        if bool(wrong.any()):
-            raise Fault(f"other weights: {weights.example(weight, wrong)}", self._node())
-        reason = gradients_apart(weights, weight, valid, wide=False) if weights.training else ""
-        if reason and (reason := gradients_apart(weights, weight, valid, wide=True)):
-            raise Fault(reason, self._node())
-
-    def _decide_scores(
-        self, weights: SampledWeights, product: Event, index: Index, valid: Tensor
-    ) -> None:
+    def _check_scores(self, points: Points, product: Event, index: Index, valid: Tensor) -> None:
         """The scores of both sides are products of the same rows."""
-        width = _factors(product)[0].sizes[-1]
-        if width != weights.call.width:
-            raise Fault(
-                f"the scores are products of {weights.call.width} channels, not {width}",
-                self._node(),
-            )
-        sides, channel = self._rows(product, index)
-        differ = weights.factors_apart(sides, channel)
+        width, own = points.call.width, _factors(product)[0].sizes[-1]
+        if own != width:
+            raise self._fault(f"the scores are products of {width} channels, not {own}")
+        differ = points.factors_apart(*self._rows(product, index))
         if bool((differ[0] & valid).any()) and bool((differ[1] & valid).any()):
-            raise Fault("the scores are products of other rows", self._node())
+            raise self._fault("the scores are products of other rows")
+
+    def _check_weights(self, weights: SampledWeights, valid: Tensor) -> None:
+        """The recorded operations on a score are the score program, and so are their gradients."""
+        if write := weights.untracked:
+            raise self._fault(f"`{write}` writes where autograd does not see it")
+        wrong = weights.apart(valid, wide=False)
+        wrong = weights.apart(valid, wide=True) if bool(wrong.any()) else wrong
+        if bool(wrong.any()):
+            raise self._fault(f"other weights: {weights.example(wrong)}")
+        reason = gradients_apart(weights, valid, wide=False) if weights.training else ""
+        if reason and (reason := gradients_apart(weights, valid, wide=True)):
+            raise self._fault(reason)
 
     def _rows(self, product: Event, index: Index) -> tuple[list[Side], Tensor]:
         """One term of each score: an element of either factor, and its channel."""
@@ -253,14 +295,6 @@ class Proof:
         channel = positions([left.sizes[-1]], self.seed, "channel", ())[0]
         sides = [(left, (*batch, i, channel)), (right, (*batch, channel, j))]
         return [(place, product.number, at) for place, at in sides], channel
-
-
-@dataclass(frozen=True)
-class _Read:
-    """A call, and the index at which its result was read."""
-
-    event: Event
-    index: Index
 
 
 def _factors(event: Event) -> tuple[Ref, Ref]:

@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 
 from .._compat import fx, operators, shapes, subclasses
+from .verdict import Incomplete
 
 SIZE_OF_ELEMENTS = "the size of a tensor depends on the elements of another"
 
 
-class Incomplete(Exception):
-    """The graph cannot be interpreted or evaluated. The message says why."""
+def tensors_of(values: Any) -> list[Tensor]:
+    """The tensors among nested values."""
+    return [x for x in fx.tree_leaves(values) if isinstance(x, Tensor)]
 
 
 @dataclass(frozen=True)
@@ -131,19 +133,15 @@ class Log:
 
     Storages are kept alive, so that no two of them ever have the same address.
 
-    Current state:
     side:             Which graph runs.
     grad:             Gradient mode is on for the node. An operator may turn it off inside.
     implied:          Casts are autocast's, not the node's.
     autocasts:        Those that are on.
-
-    For each storage:
-    writes:           The events that changed it, in order.
-    owner:            The graph that made it.
-    constants:        The one element that it holds, if known.
-    literal_tensors:  Its content, if the graph itself states it, as in `torch.tensor([3, 5])`.
-
-    For the graphs:
+    writes:           For each storage: the events that changed it, in order.
+    owner:            For each storage: the graph that made it.
+    constants:        For a storage: the one element that it holds, if known.
+    literal_tensors:  For a storage: its content, if the graph itself states it, as in
+                      `torch.tensor([3, 5])`.
     products:         Matrix products and fused calls that only one graph has.
     literals:         Integers that only one graph names, since the last claim.
     numbers:          The place that an `.item()` has read, by the number that it returned.
@@ -188,17 +186,14 @@ class Log:
         """From now on the storage of a tensor is one of both graphs."""
         self.owner[self.ref(tensor).storage] = "both"
 
-    def knows(self, tensor: Tensor) -> bool:
-        """Whether the storage of a tensor was seen before."""
-        return subclasses.storage_address(tensor.untyped_storage()) in self._known
-
     def referred(self, values: Any) -> Any:
         """Nested values with tensors as `Ref`. Whole numbers of one graph alone are noted."""
         if isinstance(values, Tensor):
             return self.ref(values)
-        if isinstance(values, (list, tuple)):
-            entries = [self.referred(x) for x in values]
-            return entries if isinstance(values, list) else tuple(entries)
+        if isinstance(values, list):
+            return [self.referred(x) for x in values]
+        if isinstance(values, tuple):
+            return tuple([self.referred(x) for x in values])
         if isinstance(values, dict):
             return {name: self.referred(x) for name, x in values.items()}
         whole = type(values) is int or (type(values) is float and values.is_integer())
@@ -229,11 +224,12 @@ class Log:
         A hook changes gradients and no element. Both graphs have it on the same tensor.
         """
         event = self.event(op, (operands,))
-        changed = [x for x in fx.tree_leaves(event.args) if isinstance(x, Ref)]
-        changed = [] if event.name in _HOOKS else changed
-        outputs = [self.ref(x) for x in fx.tree_leaves(results) if isinstance(x, Tensor)]
+        places = [x for x in fx.tree_leaves(event.args) if isinstance(x, Ref)]
+        if event.name in _HOOKS:
+            places = []
+        outputs = list(map(self.ref, tensors_of(results)))
         event.results = tuple(outputs)
-        event.writes = [(place, None) for place in (*changed, *outputs)]
+        event.writes = [(place, None) for place in (*places, *outputs)]
         self.add(event)
 
 
@@ -262,15 +258,14 @@ class Recorder(operators.TorchDispatchMode):
             return self._number(func, args[0])
         log = self.log
         event = log.event(func, args, kwargs)
-        known = log.knows
-        event.writes = [(place, None) for place in _written(func, event)]
+        targets = _written(event)
         if event.name in _LIFTS and type(args[0]) is Tensor:
             log.literal_tensors[event.args[0].storage] = args[0]
+        first = len(log.writes)  # of the storages that the call makes
         result = func(*args, **kwargs)
         flat, _ = fx.tree_flatten(result)
-        fresh = [isinstance(x, Tensor) and not known(x) for x in flat]
         event.results = tuple(log.ref(x) if isinstance(x, Tensor) else x for x in flat)
-        _note_results(event, fresh)
+        event.writes = _writes(targets, event.results, first)
         event.constant = subclasses.constant_of(flat[0]) if len(flat) == 1 else None
         log.add(event)
         return result
@@ -292,26 +287,27 @@ class Recorder(operators.TorchDispatchMode):
 
     def _number(self, func: Any, tensor: Tensor) -> Any:
         """`.item()`: a number that no program would write, so that it is known again."""
-        place, log = self.log.ref(tensor), self.log
+        log = self.log
         event = log.event(func, (tensor,))
         count = sum(known.op is func for known in log.events)
         if tensor.dtype == torch.bool or tensor.dtype.is_complex:
             raise Incomplete(f"a number of dtype {tensor.dtype} is read on the host")
-        number = 0.7312890625 + 0.001953125 * count if tensor.is_floating_point() else 5 + count
+        number: float = 5 + count
         if tensor.is_floating_point():
-            log.numbers[number] = (place, log.now)
+            number = 0.7312890625 + 0.001953125 * count
+            log.numbers[number] = (event.args[0], log.now)
         event.results = (number,)
         log.add(event)
         return number
 
 
-def _written(func: Any, event: Event) -> list[Ref]:
+def _written(event: Event) -> list[Ref]:
     """The operands that a call changes: by its schema, or by a list of those that keep silent."""
     silent = SILENT_WRITERS.get(event.name, ())
     places: list[Ref] = []
-    for argument in operators.schema_of(func).arguments:
+    for argument in operators.schema_of(event.op).arguments:
         declared = argument.alias_info is not None and argument.alias_info.is_write
-        idle = argument.name == "noise" and operators.is_idle(func, event.arguments)
+        idle = argument.name == "noise" and operators.is_idle(event.op, event.arguments)
         if (declared or argument.name in silent) and not idle:
             leaves = fx.tree_leaves(event.arguments.get(argument.name))
             places += [x for x in leaves if isinstance(x, Ref)]
@@ -328,14 +324,18 @@ SILENT_WRITERS: dict[str, tuple[str, ...]] = dict.fromkeys(
 )  # fmt: skip
 
 
-def _note_results(event: Event, fresh: list[bool]) -> None:
-    """Say which result holds what was written: the same place as an operand, or a new storage."""
-    results = event.results
-    for number, (place, _) in enumerate(list(event.writes)):
-        same = [
-            i for i, result in enumerate(results) if isinstance(result, Ref) and result == place
-        ]
-        event.writes[number] = (place, same[0] if same else None)
-    for number, (result, new) in enumerate(zip(results, fresh)):
-        if new and all(result.storage != place.storage for place, _ in event.writes):
-            event.writes.append((result, number))
+def _writes(
+    targets: Sequence[Ref], results: Sequence[Any], first: int
+) -> list[tuple[Ref, int | None]]:
+    """The places that a call changes, each with the result that is there: the operands that it
+    writes, and storages of its own, from the number `first` on.
+    """
+    writes: list[tuple[Ref, int | None]] = []
+    for place in targets:
+        same = [i for i, x in enumerate(results) if isinstance(x, Ref) and x == place]
+        writes.append((place, same[0] if same else None))
+    for number, result in enumerate(results):
+        new = isinstance(result, Ref) and result.storage >= first
+        if new and all(result.storage != place.storage for place, _ in writes):
+            writes.append((result, number))
+    return writes

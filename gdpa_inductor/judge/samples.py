@@ -9,6 +9,7 @@ at which a mask may change.
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import functools
 import zlib
@@ -77,7 +78,7 @@ class Lanes:
         self._drawn: dict[Any, Tensor] = {}
         self._alive: list[Tensor] = []  # so that an `id` is that of one address
         self._settled: set[Any] = set()
-        self._move: Tensor | None = None
+        self._shift: Tensor | None = None
         self.special_scores = self.lane >= _ORDINARY
         self.special_operands = self.lane >= _SPECIAL_OPERANDS
 
@@ -96,26 +97,31 @@ class Lanes:
         known = (key, id(address), dtype)
         if known not in self._drawn:
             self._alive.append(address)
-            self._drawn[known] = self._moved(key, address, self._draw(key, address, dtype))
+            self._drawn[known] = self._shifted(key, address, self._draw(key, address, dtype))
         return self._drawn[known]
 
-    def settle(self) -> None:
-        """What was drawn so far stays as it is."""
-        self._settled = {key for key, _, _ in self._drawn}
+    @property
+    def drawn(self) -> set[Any]:
+        """The roots that were drawn so far."""
+        return {key for key, _, _ in self._drawn}
 
-    def draw_again(self, move: Tensor) -> None:
-        """Move about half of the numbers that are drawn from now on by so much, lane by lane."""
-        self._move = move
-        self._drawn = {k: v for k, v in self._drawn.items() if k[0] in self._settled}
+    def shifted(self, shift: Tensor, settled: set[Any]) -> Lanes:
+        """The same lanes, where about half of the numbers of other roots than `settled` are shifted
+        by so much, lane by lane.
+        """
+        lanes = copy.copy(self)
+        lanes._shift, lanes._settled = shift, settled
+        lanes._drawn = {k: v for k, v in self._drawn.items() if k[0] in settled}
+        return lanes
 
-    def _moved(self, key: Any, address: Tensor, drawn: Tensor) -> Tensor:
+    def _shifted(self, key: Any, address: Tensor, drawn: Tensor) -> Tensor:
         fixed = key in self._settled or key in self.offsets
-        if self._move is None or fixed or drawn.dtype == torch.bool or drawn.dtype.is_complex:
+        if self._shift is None or fixed or drawn.dtype == torch.bool or drawn.dtype.is_complex:
             return drawn
-        chosen = (self._move != 0) & (self.hash(("move", key), address) % 2 == 0)
+        chosen = (self._shift != 0) & (self.hash(("move", key), address) % 2 == 0)
         wide = torch.float64 if drawn.is_floating_point() else torch.int64
-        moved = (drawn.to(wide) + self._move.to(wide)).to(drawn.dtype)
-        return torch.where(chosen, moved, drawn)
+        shifted = (drawn.to(wide) + self._shift.to(wide)).to(drawn.dtype)
+        return torch.where(chosen, shifted, drawn)
 
     def _draw(self, key: Any, address: Tensor, dtype: torch.dtype) -> Tensor:
         drawn = self.hash(key, address)
@@ -187,10 +193,10 @@ def positions(
     """An index into a tensor of these sizes for each lane: anywhere, at the ends, and beside
     integers that the graph names.
     """
-    lane, index = cases(), []
+    index = []
     beside = {0, -1, *(x + d for x in interesting for d in (-1, 0, 1))}
     for dim, size in enumerate(sizes):
-        drawn = mixed(lane + zlib.crc32(key.encode()), seed, dim)
+        drawn = mixed(cases() + zlib.crc32(key.encode()), seed, dim)
         known = sorted({x % max(size, 1) for x in beside if abs(x) <= size + 1})
         named = torch.tensor(known)[(drawn >> 8) % len(known)]
         spread = torch.maximum((drawn >> 5) % size, (drawn >> 33) % size)  # widths end far out
@@ -202,8 +208,7 @@ def near(row: Tensor, size: int, seed: int, interesting: Iterable[int]) -> Tenso
     """Another position for each lane: anywhere, near the row, or at a distance that the graph
     names, or beside it.
     """
-    lane = cases()
-    drawn = mixed(lane + 77, seed, 5)
+    drawn = mixed(cases() + 77, seed, 5)
     distances = sorted({abs(x + d) for x in (0, *interesting) for d in (-1, 0, 1)})
     apart = torch.tensor([x for x in distances if x < max(size, 3)])
     apart = apart[(drawn >> 9) % len(apart)] * ((drawn >> 17) % 2 * 2 - 1)

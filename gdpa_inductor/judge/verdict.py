@@ -1,8 +1,20 @@
-"""The verdict of the judge on a rewrite that must not be applied."""
+"""The outcome of the judge, and the two exceptions that lead to one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+
+class Fault(Exception):
+    """The rewritten graph computes something else. The message says what, `node` where if known."""
+
+    def __init__(self, reason: str, node: str = "") -> None:
+        super().__init__(reason)
+        self.node = node
+
+
+class Incomplete(Exception):
+    """The graph cannot be interpreted or evaluated. The message says why."""
 
 
 @dataclass(frozen=True)

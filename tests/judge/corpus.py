@@ -162,10 +162,8 @@ def from_hunts() -> list[Subject]:
     subjects = []
     for case in cases():
         torch.manual_seed(0)
-        arguments = case.make_arguments()
-        subjects.append(
-            make_subject(case.name, case.function, arguments, between=case.before_backward)
-        )
+        how = {"args": case.make_arguments(), "between": case.before_backward}
+        subjects.append(make_subject(case.name, case.function, **how))
     return subjects
 
 

@@ -12,7 +12,7 @@ from gdpa_inductor.patterns.jagged.sides import JaggedSide
 from gdpa_inductor.patterns.reading import factors, views, vocabulary, weights
 from gdpa_inductor.patterns.result import Refused
 from gdpa_inductor.patterns.tables import lookups
-from gdpa_inductor.program.expr import SCORE, call
+from gdpa_inductor.program.expr import call
 from gdpa_inductor.rejection import Code
 
 Without = Callable[[Any], Any]
@@ -32,9 +32,21 @@ def copies(make: Callable[[], Any]) -> Without:
     return lambda check: lambda *args, **kwargs: make()
 
 
+# What stands in the place of a check that is a function, or a method of an object.
 nothing = gives(None)
 identity = lambda check: lambda value, *rest: value
 first_argument = lambda check: lambda self, value, *rest: value
+by_type = lambda check: lambda node: facts.name(node) in padding.READ_THROUGH
+names_of_factories = lambda check: (
+    lambda self, node, inside: facts.name(node) in functions.FACTORIES
+)
+unwritten = lambda check: lambda self, node: check(replace(self, mutators={}, spread={}), node)
+not_detached = lambda check: lambda self, leaf, index, detached=False: check(self, leaf, index)
+
+
+def without(function: Callable) -> Without:
+    """What stands in the place of a check; its first argument is the check."""
+    return lambda check: lambda *args, **kwargs: function(check, *args, **kwargs)
 
 
 def unless(code: Code, answer: Callable[..., Any]) -> Without:
@@ -54,11 +66,9 @@ def unless(code: Code, answer: Callable[..., Any]) -> Without:
     return without
 
 
-def reads_of_leaves(check: Callable) -> Callable:
-    def reads(graph: Any, extent: Any) -> Any:
-        return {n: place for n, place in check(graph, extent).items() if n in extent.leaves}
-
-    return reads
+@without
+def reads_of_leaves(check: Callable, graph: Any, extent: Any) -> Any:
+    return {n: place for n, place in check(graph, extent).items() if n in extent.leaves}
 
 
 def users_as_factories(self: Any, nodes: Any, second: Any, also: Any, unpad: Any) -> Any:
@@ -68,113 +78,74 @@ def users_as_factories(self: Any, nodes: Any, second: Any, also: Any, unpad: Any
     return [], [], list(factories), []
 
 
-def any_size(check: Callable) -> Callable:
+@without
+def any_size(check: Callable, self: Any, size: Any) -> bool:
     """A size that is found nowhere is that of the first input."""
-
-    def can_write(self: Any, size: Any) -> bool:
-        if not check(self, size):
-            inputs = (n for n in self.host.order if n.op == "placeholder")
-            first = next(n for n in inputs if any(t.dim() for t in facts.tensors(n)))
-            for symbol in size.node.expr.free_symbols:
-                self._symbols.setdefault(symbol, (first, 0))
-        return True
-
-    return can_write
+    if not check(self, size):
+        inputs = (n for n in self.host.order if n.op == "placeholder")
+        first = next(n for n in inputs if any(t.dim() for t in facts.tensors(n)))
+        for symbol in size.node.expr.free_symbols:
+            self._symbols.setdefault(symbol, (first, 0))
+    return True
 
 
-def names_of_factories(check: Callable) -> Callable:
-    return lambda self, node, inside: facts.name(node) in functions.FACTORIES
-
-
-def dead_or_not(check: Callable) -> Callable:
+@without
+def dead_or_not(check: Callable, self: Any, user: Any, inside: Any, dead: Any) -> bool:
     """What a region is used by is dropped with it, if it is no output."""
-
-    def is_dead(self: Any, user: Any, inside: Any, dead: Any) -> bool:
-        users, stack = {user: None}, [user]
-        while stack:
-            for node in stack.pop().users:
-                if node in inside or node.op == "output":
-                    return False
-                if node not in users:
-                    users[node] = None
-                    stack.append(node)
-        dead.update(users)
-        return True
-
-    return is_dead
+    users, stack = {user: None}, [user]
+    while stack:
+        for node in stack.pop().users:
+            if node in inside or node.op == "output":
+                return False
+            if node not in users:
+                users[node] = None
+                stack.append(node)
+    dead.update(users)
+    return True
 
 
-def any_cast(check: Callable) -> Callable:
-    def is_upcast(node: Any) -> bool:
-        dtypes = [t.dtype for n in (*node.all_input_nodes, node) for t in facts.tensors(n)]
-        return facts.name(node) in functions.CASTS and all(d.is_floating_point for d in dtypes)
-
-    return is_upcast
+@without
+def any_cast(check: Callable, node: Any) -> bool:
+    dtypes = [t.dtype for n in (*node.all_input_nodes, node) for t in facts.tensors(n)]
+    return facts.name(node) in functions.CASTS and all(d.is_floating_point for d in dtypes)
 
 
-def unwritten(check: Callable) -> Callable:
-    return lambda self, node: check(replace(self, mutators={}, spread={}), node)
-
-
-def all_compatible(check: Callable) -> Callable:
+@without
+def all_compatible(check: Callable, plans: Any, graph: Any, profit: Any) -> Any:
     """Plans that share no node, those of dead results among them."""
-
-    def compatible(plans: Any, graph: Any, profit: Any) -> Any:
-        chosen, used = [], set()
-        for one in sorted(plans, key=lambda p: -p.rank):
-            if not used & set(one.region.all_nodes):
-                chosen.append(one)
-                used |= set(one.region.all_nodes)
-        return sorted(chosen, key=lambda p: graph.order[p.region.end]), []
-
-    return compatible
+    chosen, used = [], set()
+    for one in sorted(plans, key=lambda p: -p.rank):
+        if not used & set(one.region.all_nodes):
+            chosen.append(one)
+            used |= set(one.region.all_nodes)
+    return sorted(chosen, key=lambda p: graph.order[p.region.end]), []
 
 
-def any_positions(check: Callable) -> Callable:
-    def product(self: Any, node: Any, index: Any) -> Any:
-        try:
-            return check(self, node, index)
-        except Refused as refusal:
-            if refusal.code is not Code.CROSS_ELEMENT:
-                raise
-            return SCORE
-
-    return product
-
-
-def rounds_nothing(check: Callable) -> Callable:
-    def cast(self: Any, node: Any, index: Any) -> Any:
-        kind = weights.kind_of(weights.tensor_of(node).dtype)
-        if kind != "f":
-            return check(self, node, index)
-        if weights.tensor_of(node).dtype == torch.float64:
-            self.precision.wide = node
-        return weights.real(self.read(node.args[0], index))
-
-    return cast
-
-
-def reads_detached(check: Callable) -> Callable:
-    def read(self: Any, node: Any, index: Any) -> Any:
-        if facts.name(node) == "detach":
-            return self.read(node.args[0], index)
+@without
+def rounds_nothing(check: Callable, self: Any, node: Any, index: Any) -> Any:
+    kind = weights.kind_of(weights.tensor_of(node).dtype)
+    if kind != "f":
         return check(self, node, index)
+    self.precision.note_width(node)
+    return weights.real(self.read(node.args[0], index))
 
-    return read
+
+@without
+def reads_detached(check: Callable, self: Any, node: Any, index: Any) -> Any:
+    if facts.name(node) == "detach":
+        return self.read(node.args[0], index)
+    return check(self, node, index)
 
 
-def part_of_result(check: Callable) -> Callable:
+@without
+def part_of_result(check: Callable, self: Any, index: Any) -> Any:
     """Any part of the second product stands for all of it, without what is added to it."""
-
-    def second(self: Any, index: Any) -> Any:
-        node = self.shadow.output
-        while facts.name(node) not in factors.PRODUCTS:
-            node, index = views.through_view(self.space, node, index)
-        if facts.name(node) in factors.ADDED_PRODUCTS:
-            node = Product(node.name, node.args[1:3], node.meta)
-        return node, index
-
-    return second
+    node = self.shadow.output
+    while facts.name(node) not in factors.PRODUCTS:
+        node, index = views.through_view(self.space, node, index)
+    if facts.name(node) in factors.ADDED_PRODUCTS:
+        node = Product(node.name, node.args[1:3], node.meta)
+    return node, index
 
 
 @dataclass(frozen=True)
@@ -188,15 +159,12 @@ class Product:
     target: Any = torch.ops.aten.bmm.default
 
 
-def of_another_torch(check: Callable) -> Callable:
+@without
+def of_another_torch(check: Callable, key: str) -> Any:
     """The rule of other versions of torch, where they differ."""
-
-    def other(key: str) -> Any:
-        rule = check(key)
-        others = [x for x in vocabulary.POINTWISE[key] if x is not rule]
-        return others[0] if others else rule
-
-    return other
+    rule = check(key)
+    others = [x for x in vocabulary.POINTWISE[key] if x is not rule]
+    return others[0] if others else rule
 
 
 def plain_lerp(kind: str, x: Any, y: Any, weight: Any) -> Any:
@@ -223,61 +191,38 @@ def towards_minus(old: Any) -> Any:
     return rule
 
 
-def whole_scatter(check: Callable) -> Callable:
-    def through(node: Any, index: Any) -> Any:
-        dim = int(node.args[2]) % len(index) if len(node.args) > 2 else 0
-        if facts.name(node) == "select_scatter":
-            return node.args[1], (*index[:dim], *index[dim + 1 :])
-        return node.args[1], index
-
-    return through
+@without
+def whole_scatter(check: Callable, node: Any, index: Any) -> Any:
+    dim = int(node.args[2]) % len(index) if len(node.args) > 2 else 0
+    if facts.name(node) == "select_scatter":
+        return node.args[1], (*index[:dim], *index[dim + 1 :])
+    return node.args[1], index
 
 
-def any_fill(check: Callable) -> Callable:
-    def side(*args: Any) -> JaggedSide:
-        jagged_side = check(*args)
-        return replace(jagged_side, pad=replace(jagged_side.pad, fill=0.0))
-
-    return side
+@without
+def any_fill(check: Callable, *args: Any) -> JaggedSide:
+    jagged_side = check(*args)
+    return replace(jagged_side, pad=replace(jagged_side.pad, fill=0.0))
 
 
 def pad_of_leaf(self: Any, name: str, leaf: Any, end: Any) -> Any:
     return self.pads[leaf]
 
 
-def not_detached(check: Callable) -> Callable:
-    return lambda self, leaf, index, detached=False: check(self, leaf, index)
+@without
+def all_branches(check: Callable, space: Any, branches: Any, index: Any) -> Any:
+    single = [replace(b, end=b.start + 1) for b in branches]
+    return check(space, single, index)
 
 
-def all_branches(check: Callable) -> Callable:
-    def inside(space: Any, branches: Any, index: Any) -> Any:
-        single = [replace(b, end=b.start + 1) for b in branches]
-        return check(space, single, index)
-
-    return inside
-
-
-def first_reach(check: Callable) -> Callable:
+@without
+def first_reach(check: Callable, self: Any, operand: Any, firsts: Any) -> Any:
     """Of several products the first."""
-
-    def reached(self: Any, operand: Any, firsts: Any) -> Any:
-        products = check(self, operand, firsts)
-        return set(sorted(products, key=self.order.__getitem__)[:1])
-
-    return reached
+    products = check(self, operand, firsts)
+    return set(sorted(products, key=self.order.__getitem__)[:1])
 
 
-def by_type(check: Callable) -> Callable:
-    return lambda node: facts.name(node) in padding.READ_THROUGH
-
-
-def index_alone(check: Callable) -> Callable:
-    def place(node: Any, table: Any) -> Any:
-        weight_first = facts.tensors(node.args[0])[0].is_floating_point()
-        return lookups.Places(node.args[1 if weight_first else 0])
-
-    return place
-
-
-def same_range(check: Callable) -> Callable:
-    return lambda first, second: True
+@without
+def index_alone(check: Callable, node: Any, table: Any) -> Any:
+    weight_first = facts.tensors(node.args[0])[0].is_floating_point()
+    return lookups.Places(node.args[1 if weight_first else 0])

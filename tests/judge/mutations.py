@@ -110,7 +110,7 @@ def examine(subject: Subject, checks: Iterable[Check] = CHECKS) -> Outcome:
         try:
             eager = subject.observe(subject.function)
         except Exception as error:
-            outcome.status, outcome.fault = "eager", _said(error)
+            outcome.status, outcome.fault = "eager", _summary(error)
             return outcome
         mutants = Mutants(list(checks))
         torch.set_grad_enabled(True)
@@ -145,19 +145,18 @@ def _fault(subject: Subject, function: Callable, eager: dict) -> str:
     try:
         return subject.differs(subject.observe(function), eager)
     except Exception as error:
-        return f"raises {_said(error)}"
+        return f"raises {_summary(error)}"
     finally:
         torch.set_grad_enabled(True)
 
 
 def _objection(forms: list[Form]) -> str:
-    said = [
-        r for f in forms for r in f.rejections if r.code.name in ("INVALID_REWRITE", "ANALYSIS")
-    ]
-    return f"{said[-1].code.name}: {said[-1].reason}" if said else "not rewritten"
+    rejections = [r for form in forms for r in form.rejections]
+    own = [r for r in rejections if r.code.name in ("INVALID_REWRITE", "ANALYSIS")]
+    return f"{own[-1].code.name}: {own[-1].reason}" if own else "not rewritten"
 
 
-def _said(error: BaseException) -> str:
+def _summary(error: BaseException) -> str:
     text = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {text[0][:200]}"
 
@@ -181,7 +180,7 @@ def run(programs: Iterable[Subject], path: Path) -> None:
             try:
                 outcome = examine(subject)
             except Exception as error:
-                outcome = Outcome(subject.name, "unexamined", _said(error))
+                outcome = Outcome(subject.name, "unexamined", _summary(error))
             sink.write(json.dumps(asdict(outcome)) + "\n")
             sink.flush()
             for label, fault in outcome.through.items():

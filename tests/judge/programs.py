@@ -19,6 +19,11 @@ def program(make: Callable[[], tuple], **how: Any) -> Callable[[Callable], Calla
     return register
 
 
+def programs(make: Callable[[], tuple], **functions: Callable) -> None:
+    """Programs of the same operands, by their names."""
+    PROGRAMS.update({name: (function, make, {}) for name, function in functions.items()})
+
+
 B, H, N, M, D = 2, 2, 6, 6, 4
 
 
@@ -38,6 +43,22 @@ def square() -> tuple:
     return tuple(torch.randn(B, H, D, D).requires_grad_() for _ in range(3))
 
 
+programs(
+    heads,
+    scores_viewed_across=lambda q, k, v: F.silu(q @ k.mT).view(B, N, H, M).transpose(1, 2) @ v,
+    weights_of_two_products=lambda q, k, v: (F.silu(q @ k.mT) * torch.sigmoid(k @ q.mT)) @ v,
+    scores_rounded_on_the_way=lambda q, k, v: F.silu((q @ k.mT).bfloat16().float() * 64.0) @ v,
+    product_that_gives_a_shape=lambda q, k, v: F.silu(q @ k.mT + torch.zeros_like(k @ q.mT)) @ v,
+)
+programs(
+    lambda: (*heads(), torch.randn(N).requires_grad_(), torch.randn(M)),
+    bias_of_detached_rows=lambda q, k, v, x, y: F.silu(q @ k.mT + (x[:, None].detach() + y)) @ v,
+    detached_sum_of_rows_and_columns=(
+        lambda q, k, v, x, y: F.silu(q @ k.mT + (x[:, None] + y).detach()) @ v
+    ),
+)
+
+
 @program(heads)
 def division_towards_zero(q, k, v):
     i = torch.arange(N)
@@ -49,11 +70,6 @@ def division_towards_zero(q, k, v):
 def one_head_gates_two(q, k, v):
     s = q @ k.mT
     return torch.cat([F.silu(s[:, :2]) * torch.sigmoid(s[:, 0:1]), F.gelu(s[:, 2:])], 1) @ v
-
-
-@program(heads)
-def scores_viewed_across(q, k, v):
-    return F.silu(q @ k.mT).view(B, N, H, M).transpose(1, 2) @ v
 
 
 @program(heads)
@@ -70,18 +86,22 @@ def scores_counted_into_an_input(q, k, v, count):
     return F.silu(s) @ v
 
 
-@program(lambda: (*heads(), torch.randint(0, 4, (64, 64)), torch.randn(4, H).requires_grad_()))
-def table_with_padding(q, k, v, index, table):
-    q, k, v = (x.repeat(1, 1, 11, 1)[:, :, :64] for x in (q, k, v))
-    bias = F.embedding(index, table, padding_idx=0).permute(2, 0, 1)
-    return F.silu(q @ k.mT + bias) @ v
+def looked_up(**options: Any) -> Callable:
+    """A bias out of a table that learns."""
+
+    def attention(q, k, v, index, table):
+        q, k, v = (x.repeat(1, 1, 11, 1)[:, :, :64] for x in (q, k, v))
+        bias = F.embedding(index, table, **options).permute(2, 0, 1)
+        return F.silu(q @ k.mT + bias) @ v
+
+    return attention
 
 
-@program(lambda: (*heads(), torch.randint(0, 4, (64, 64)), torch.randn(4, H).requires_grad_()))
-def table_scaled_by_frequency(q, k, v, index, table):
-    q, k, v = (x.repeat(1, 1, 11, 1)[:, :, :64] for x in (q, k, v))
-    bias = F.embedding(index, table, scale_grad_by_freq=True).permute(2, 0, 1)
-    return F.silu(q @ k.mT + bias) @ v
+programs(
+    lambda: (*heads(), torch.randint(0, 4, (64, 64)), torch.randn(4, H).requires_grad_()),
+    table_with_padding=looked_up(padding_idx=0),
+    table_scaled_by_frequency=looked_up(scale_grad_by_freq=True),
+)
 
 
 @program(heads)
@@ -91,19 +111,9 @@ def key_seen_without_gradients(q, k, v):
     return F.silu(q @ turned) @ v
 
 
-@program(lambda: (*heads(), torch.randn(N).requires_grad_(), torch.randn(M)))
-def bias_of_detached_rows(q, k, v, rows, columns):
-    return F.silu(q @ k.mT + (rows[:, None].detach() + columns)) @ v
-
-
 @program(lambda: tuple(torch.randn(B, N, D).requires_grad_() for _ in range(4)))
 def second_product_adds(q, k, v, residual):
     return torch.baddbmm(residual, F.silu(q @ k.mT), v)
-
-
-@program(heads)
-def weights_of_two_products(q, k, v):
-    return (F.silu(q @ k.mT) * torch.sigmoid(k @ q.mT)) @ v
 
 
 @program(heads)
@@ -127,11 +137,6 @@ def scores_returned_as_well(q, k, v):
 @program(lambda: (*heads(), torch.randn(B, H, N, M).requires_grad_()))
 def bias_cast_and_back(q, k, v, bias):
     return F.silu(q @ k.mT + bias.bfloat16().float()) @ v
-
-
-@program(heads)
-def scores_rounded_on_the_way(q, k, v):
-    return F.silu((q @ k.mT).bfloat16().float() * 64.0) @ v
 
 
 @program(heads)
@@ -232,16 +237,6 @@ def keys_that_are_chosen(q, k, v, chosen):
 def softmax_that_is_overwritten(q, k, v):
     s = q @ k.mT
     return F.softmax(s, -1).copy_(F.silu(s)) @ v
-
-
-@program(lambda: (*heads(), torch.randn(N).requires_grad_(), torch.randn(M)))
-def detached_sum_of_rows_and_columns(q, k, v, rows, columns):
-    return F.silu(q @ k.mT + (rows[:, None] + columns).detach()) @ v
-
-
-@program(heads)
-def product_that_gives_a_shape(q, k, v):
-    return F.silu(q @ k.mT + torch.zeros_like(k @ q.mT)) @ v
 
 
 @program(square)

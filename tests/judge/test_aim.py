@@ -19,9 +19,9 @@ def test_a_gap_is_of_two_numbers():
 def test_what_is_settled_is_not_moved():
     lanes = Lanes(0)
     settled = lanes.draw("settled", ADDRESS, torch.float32)
-    lanes.settle()
+    roots = lanes.drawn
     free = lanes.draw("free", ADDRESS, torch.float32)
-    lanes.draw_again(torch.full((COUNT,), 1000.0, dtype=torch.float64))
+    lanes = lanes.shifted(torch.full((COUNT,), 1000.0, dtype=torch.float64), roots)
     again = [lanes.draw(name, ADDRESS, torch.float32) for name in ("settled", "free")]
     torch.testing.assert_close(again[0], settled, rtol=0, atol=0, equal_nan=True)
     moved = (again[1] - free).abs() > 100
@@ -29,7 +29,6 @@ def test_what_is_settled_is_not_moved():
 
 
 def test_an_element_is_moved_wherever_it_is_read():
-    lanes = Lanes(0)
-    lanes.draw_again(torch.full((COUNT,), 7.0, dtype=torch.float64))
+    lanes = Lanes(0).shifted(torch.full((COUNT,), 7.0, dtype=torch.float64), set())
     one, other = (lanes.draw("root", address, torch.int64) for address in (ADDRESS, ADDRESS + 0))
     assert one.equal(other)

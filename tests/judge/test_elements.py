@@ -83,8 +83,15 @@ def buckets(x, i):
     return counts * 10 + torch.searchsorted(bounds, x, out_int32=True)
 
 
+def copies(x, i):
+    y = torch.zeros(4, 6, dtype=torch.bfloat16)
+    y[1:].copy_(x[0])
+    return torch.ops.aten.copy(y, x.flip(0)) * y
+
+
 PROGRAMS = [
     slices, aliases, out_and_diagonal, lookups, masks, narrow_integers, pads, promoted, buckets,
+    copies,
 ]  # fmt: skip
 
 

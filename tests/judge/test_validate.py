@@ -6,27 +6,32 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gdpa_inductor.graphs import copy_graph
-from gdpa_inductor.judge import judged
-from gdpa_inductor.patterns import rewrite_graph
 from tests.judge.rewritten import (
-    ALONE,
+    ATTENTION,
     B,
     M,
     N,
+    by_hand,
+    by_matcher,
+    call_of,
     called,
     fused,
     heads,
     on_operand,
+    operand,
     plain,
     program,
+    stopped,
     verdicts,
     with_argument,
 )
 
+aten = torch.ops.aten
+SIZES_OF_ELEMENTS = torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+
 
 def test_a_detached_operand_is_invalid():
-    change = on_operand(torch.ops.aten.detach.default)
+    change = on_operand(aten.detach.default)
     (verdict,) = verdicts(plain, heads(), with_argument(2, change))
     assert (verdict.invalid and "gradient" in verdict.reason) or "with gradients" in verdict.reason
 
@@ -34,9 +39,9 @@ def test_a_detached_operand_is_invalid():
 def halved(old, graph):
     """The same numbers, of which half are detached."""
     node = fused(graph)
-    part = called(graph, node, torch.ops.aten.mul.Tensor, old, 0.5)
-    rest = called(graph, node, torch.ops.aten.detach.default, part)
-    return called(graph, node, torch.ops.aten.add.Tensor, part, rest)
+    part = called(graph, node, aten.mul.Tensor, old, 0.5)
+    rest = called(graph, node, aten.detach.default, part)
+    return called(graph, node, aten.add.Tensor, part, rest)
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])
@@ -57,9 +62,7 @@ def test_the_factor_that_learns_is_no_detached_twin():
         node.args = (key, query, *rest)
 
     inputs = [torch.randn(2, 3, M, 4, requires_grad=True) for _ in range(2)]
-    assert verdicts(attention, inputs) == [None]
-    (verdict,) = verdicts(attention, inputs, swapped)
-    assert verdict.invalid and verdict.reason == "another gradient of a factor"
+    assert stopped(attention, inputs, swapped).reason == "another gradient of a factor"
 
 
 class Doubled(torch.autograd.Function):
@@ -87,11 +90,9 @@ def test_an_autograd_function_is_not_read_through(function):
     def attention(q, k, v):
         return F.silu(q @ function.apply(k).mT) @ v
 
-    def key_itself(old, graph):
-        return next(n for n in graph.nodes if n.op == "placeholder" and "k" in n.name)
-
     assert verdicts(attention, heads()) == [None]
-    (verdict,) = verdicts(attention, heads(), with_argument(1, key_itself))
+    key_itself = with_argument(1, lambda old, graph: operand(graph, "k"))
+    (verdict,) = verdicts(attention, heads(), key_itself)
     assert verdict is not None, "the gradient is not doubled"
 
 
@@ -99,13 +100,8 @@ def test_an_operand_that_must_not_learn_is_invalid():
     def frozen(q, k, v):
         return F.silu(q.detach() @ k.mT * 0.5) @ v
 
-    def thaw(graph: torch.fx.Graph) -> None:
-        node = fused(graph)
-        query = next(n for n in graph.nodes if n.name == "l_q_")
-        node.args = (query, *node.args[1:])
-
-    (verdict,) = verdicts(frozen, heads(), thaw)
-    assert verdict.invalid and "would get a gradient" in verdict.reason
+    thaw = with_argument(0, lambda old, graph: operand(graph, "q"))
+    stopped(frozen, heads(), thaw, reason="would get a gradient")
 
 
 def with_a_leaf(q, k, v):
@@ -138,29 +134,30 @@ def written(q, k, v, log):
     return out
 
 
-def without(*names: str) -> Callable:
-    def tamper(graph: torch.fx.Graph) -> None:
-        for node in reversed(graph.nodes):
-            if node.op.startswith("call") and str(node.target) in names:
-                graph.erase_node(node)
-
-    return tamper
+def without_mul(graph: torch.fx.Graph) -> None:
+    graph.erase_node(call_of(graph, "mul_"))
 
 
-def test_a_lost_write_is_invalid():
-    inputs = [*heads(), torch.zeros(3)]
-    assert verdicts(written, inputs) == [None]
-    (verdict,) = verdicts(written, inputs, without("mul_"))
-    assert verdict.invalid and verdict.reason == "the write of `mul_` is lost"
+def with_sin(graph: torch.fx.Graph) -> None:
+    called(graph, fused(graph), aten.sin_.default, operand(graph, "log"))
 
 
-def test_an_added_write_is_invalid():
-    def tamper(graph: torch.fx.Graph) -> None:
-        log = next(n for n in graph.nodes if n.op == "placeholder" and "log" in n.name)
-        called(graph, fused(graph), torch.ops.aten.sin_.default, log)
+def in_another_order(graph: torch.fx.Graph) -> None:
+    call_of(graph, "add_").prepend(call_of(graph, "mul_"))
 
-    (verdict,) = verdicts(written, [*heads(), torch.zeros(3)], tamper)
-    assert verdict.invalid and verdict.reason == "the write of `sin_` is added"
+
+@pytest.mark.parametrize(
+    ("tamper", "reason"),
+    [
+        pytest.param(without_mul, "the write of `mul_` is lost", id="lost"),
+        pytest.param(with_sin, "the write of `sin_` is added", id="added"),
+        pytest.param(
+            in_another_order, "the order of the remaining nodes has changed", id="in another order"
+        ),
+    ],
+)
+def test_a_changed_write_is_invalid(tamper: Callable, reason: str):
+    assert stopped(written, [*heads(), torch.zeros(3)], tamper).reason == reason
 
 
 def test_a_lost_write_of_one_element_is_noticed():
@@ -171,22 +168,11 @@ def test_a_lost_write_of_one_element_is_noticed():
         query.view(-1)[0] = 9.0
         return F.silu(query @ k.mT) @ v
 
-    def before_the_write(old, graph):
-        return next(n for n in graph.nodes if n.name == "l_q_")
-
     inputs = [torch.randn(2, 4, n, 32) for n in (9, 8, 8)]
     assert verdicts(attention, inputs) == [None]
-    (verdict,) = verdicts(attention, inputs, with_argument(0, before_the_write))
+    before_the_write = with_argument(0, lambda old, graph: operand(graph, "q"))
+    (verdict,) = verdicts(attention, inputs, before_the_write)
     assert verdict is not None
-
-
-def test_writes_in_another_order_are_invalid():
-    def tamper(graph: torch.fx.Graph) -> None:
-        add, mul = (n for n in graph.nodes if n.target in ("add_", "mul_"))
-        add.prepend(mul)
-
-    (verdict,) = verdicts(written, [*heads(), torch.zeros(3)], tamper)
-    assert verdict.invalid and "order" in verdict.reason
 
 
 def test_an_operand_read_too_late_is_invalid():
@@ -196,26 +182,9 @@ def test_an_operand_read_too_late_is_invalid():
         q.add_(1.0)
         return F.silu(s) @ v
 
-    def backend(gm, _):
-        before = copy_graph(gm)
-        graph = gm.graph
-        inputs = {n.name[2]: n for n in graph.nodes if n.op == "placeholder"}
-        copy, write = (next(n for n in graph.nodes if n.name == x) for x in ("q", "add_"))
-        end = next(n for n in graph.nodes if n.op == "output")
-        args = (copy, inputs["k"], inputs["v"], [], [], "silu(s)", "")
-        with graph.inserting_before(end):
-            out = graph.call_function(torch.ops.gdpa.attention.default, args)
-        end.args = ((out,),)
-        for node in reversed(list(graph.nodes)):
-            if node not in (write, copy) and not node.users and node.op.startswith("call"):
-                graph.erase_node(node)
-        gm.recompile()
-        results.append(judged(before, gm))
-        return before.forward
-
-    results: list = []
-    torch.compile(late, backend=backend)(*heads(grad=False))
-    assert results[0].invalid and "other rows" in results[0].reason
+    rewrite = by_hand("silu(s)", "q", "l_k_", "l_v_", "add_", "q")
+    (verdict,) = verdicts(late, heads(grad=False), rewrite=rewrite)
+    assert verdict.invalid and "other rows" in verdict.reason
 
 
 def test_a_saved_operand_that_is_written_later_is_invalid():
@@ -232,44 +201,41 @@ def test_a_saved_operand_that_is_written_later_is_invalid():
                 graph.erase_node(node)
 
     inputs = [*heads(), torch.tensor([2, 5])]
-    assert verdicts(counted, inputs) == [None]
-    (verdict,) = verdicts(counted, inputs, without_copies)
-    assert verdict.invalid and "kept for the backward" in verdict.reason
+    stopped(counted, inputs, without_copies, reason="kept for the backward")
 
 
-def test_a_bias_of_a_size_that_elements_decide_is_judged():
-    def attention(q, k, v, table, mask):
-        return F.silu(q @ k.mT + table[mask].view(M, M)) @ v
+def by_row(q, k, v, table, mask):
+    return F.silu(q @ k.mT + table[mask].view(M, M)) @ v
 
+
+def by_sample(q, k, v, table, mask):
+    return (F.silu(q @ k.mT) * table[mask].view(-1, 1, M, M)) @ v
+
+
+@pytest.mark.parametrize(
+    ("function", "count", "tamper"),
+    [
+        (by_row, M * M, with_argument(3, lambda old, g: [called(g, fused(g), torch.t, *old)])),
+        (
+            by_sample,
+            B * M * M,
+            with_argument(5, lambda old, _: old.replace("q_idx,kv_idx]", "kv_idx,q_idx]")),
+        ),
+    ],
+)
+def test_an_operand_of_a_size_that_elements_decide_is_judged(function, count, tamper):
+    """Where it is multiplied with the scores, torch notes that there are as many samples."""
     _, k, v = heads()
-    table, mask = torch.randn(40), torch.arange(40) < M * M
-    turned = with_argument(3, lambda old, graph: [called(graph, fused(graph), torch.t, *old)])
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        assert verdicts(attention, [k, k, v, table, mask]) == [None]
-        (verdict,) = verdicts(attention, [k, k, v, table, mask], turned)
-    assert verdict.invalid and "other weights" in verdict.reason
-
-
-def test_a_mask_of_as_many_samples_as_elements_decide_is_judged():
-    """It is multiplied with the scores: torch notes that there are as many."""
-
-    def attention(q, k, v, table, mask):
-        return (F.silu(q @ k.mT) * table[mask].view(-1, 1, M, M)) @ v
-
-    _, k, v = heads()
-    table, mask = torch.randn(60), torch.arange(60) < B * M * M
-    turned = with_argument(5, lambda old, _: old.replace("q_idx,kv_idx]", "kv_idx,q_idx]"))
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        assert verdicts(attention, [k, k, v, table, mask]) == [None]
-        (verdict,) = verdicts(attention, [k, k, v, table, mask], turned)
-    assert verdict.invalid and "other weights" in verdict.reason
+    inputs = [k, k, v, torch.randn(60), torch.arange(60) < count]
+    with SIZES_OF_ELEMENTS:
+        stopped(function, inputs, tamper, reason="other weights")
 
 
 def test_keys_of_a_number_that_elements_decide_are_refused():
     def attention(q, k, v, mask):
         return F.silu(q @ k[:, :, mask].mT) @ v[:, :, mask]
 
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+    with SIZES_OF_ELEMENTS:
         (verdict,) = verdicts(attention, [*heads(), torch.arange(M) < 2])
     assert not verdict.invalid and "size of a tensor depends on the elements" in verdict.reason
 
@@ -280,24 +246,9 @@ def test_what_cannot_be_interpreted_is_not_called_invalid():
     def odd(q, k, v):
         return torch.cummax(q @ k.mT, -1).values @ v[:, :, :1].expand(-1, -1, M, -1)
 
-    def backend(gm, _):
-        before = copy_graph(gm)
-        graph = gm.graph
-        inputs = {n.name[2]: n for n in graph.nodes if n.op == "placeholder"}
-        value = next(n for n in graph.nodes if n.name == "expand")
-        end = next(n for n in graph.nodes if n.op == "output")
-        with graph.inserting_before(end):
-            args = (inputs["q"], inputs["k"], value, [], [], "relu(s)", "")
-            out = graph.call_function(torch.ops.gdpa.attention.default, args)
-        end.args = ((out,),)
-        graph.eliminate_dead_code()
-        gm.recompile()
-        results.append(judged(before, gm))
-        return before.forward
-
-    results: list = []
-    torch.compile(odd, backend=backend)(*heads())
-    assert results[0] is not None and not results[0].invalid and "not known" in results[0].reason
+    rewrite = by_hand("relu(s)", "l_q_", "l_k_", "expand")
+    (verdict,) = verdicts(odd, heads(), rewrite=rewrite)
+    assert verdict is not None and not verdict.invalid and "not known" in verdict.reason
 
 
 def test_chained_regions_may_read_their_operands_at_different_places():
@@ -320,22 +271,19 @@ namesakes.impl("zeros_like", torch.empty_like, "Meta")
 
 
 def test_a_namesake_is_another_operation():
+    """The judge reads the namesake, the matcher has read torch's function."""
+
     def attention(q, k, v):
         s = q @ k.mT
-        return (F.silu(s) + torch.zeros_like(s)) @ v
+        return (F.silu(s) + torch.ops.gdpa_namesakes.zeros_like(s)) @ v
 
-    def backend(gm, _):
-        before = copy_graph(gm)
-        assert rewrite_graph(gm, options=ALONE).matches
-        zeros = next(n for n in before.graph.nodes if n.target is torch.zeros_like)
-        zeros.target = torch.ops.gdpa_namesakes.zeros_like.default
-        before.recompile()
-        results.append(judged(before, gm))
-        return before.forward
+    def misread(gm: torch.fx.GraphModule):
+        (zeros,) = (n for n in gm.graph.nodes if n.name == "zeros_like")
+        zeros.target = torch.zeros_like
+        return by_matcher(gm)
 
-    results: list = []
-    torch.compile(attention, backend=backend)(*heads(grad=False))
-    assert results[0] is not None and "not known" in results[0].reason
+    (verdict,) = verdicts(attention, heads(grad=False), rewrite=misread)
+    assert verdict is not None and "not known" in verdict.reason
 
 
 def test_random_numbers_of_another_size_are_invalid():
@@ -345,13 +293,9 @@ def test_random_numbers_of_another_size_are_invalid():
         return F.silu(s) @ v + noise, torch.rand(3)
 
     def tamper(graph: torch.fx.Graph) -> None:
-        node = next(n for n in graph.nodes if n.target is torch.rand_like)
-        key = next(n for n in graph.nodes if n.name == "l_k_")
-        node.args = (key,)
+        call_of(graph, torch.rand_like).args = (operand(graph, "k"),)
 
-    assert verdicts(attention, heads()) == [None]
-    (verdict,) = verdicts(attention, heads(), tamper)
-    assert verdict.invalid and "random numbers" in verdict.reason
+    stopped(attention, heads(), tamper, reason="random numbers")
 
 
 def test_views_of_one_tensor_share_their_storage():
@@ -372,46 +316,35 @@ def test_a_foreach_call_that_writes_into_a_view_is_invalid():
         return out
 
     def without_copy(graph: torch.fx.Graph) -> None:
-        (copy,) = graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)
+        copy = call_of(graph, aten.clone.default)
         copy.replace_all_uses_with(copy.args[0])
         graph.erase_node(copy)
 
     inputs = [torch.randn(2, 5, 8, requires_grad=True) for _ in range(3)]  # without heads
-    assert verdicts(scaled, inputs) == [None]
-    (verdict,) = verdicts(scaled, inputs, without_copy)
-    assert verdict.invalid and "is a view now" in verdict.reason
+    stopped(scaled, inputs, without_copy, reason="is a view now")
 
 
 def scaled_by_a_sum(q, k, v, scale):
     return torch.einsum("bhij,ik->bhij", F.silu(q @ k.mT), scale) @ v
 
 
-def summed_again(*args):
-    """Sums another dim than the einsum does, or not all of it."""
-
-    def tamper(graph: torch.fx.Graph) -> None:
-        (node,) = (n for n in graph.nodes if n.target is torch.ops.aten.sum.dim_IntList)
-        node.args = (node.args[0], *args)
-        if args[0] == [0]:
-            with graph.inserting_after(node):
-                turned = graph.call_function(torch.ops.aten.t.default, (node,))
-            node.replace_all_uses_with(turned, lambda user: user is not turned)
-
-    return tamper
+def of_another_dim(graph: torch.fx.Graph) -> None:
+    node = call_of(graph, aten.sum.dim_IntList)
+    node.args = (node.args[0], [0], True)
+    with graph.inserting_after(node):
+        turned = graph.call_function(aten.t.default, (node,))
+    node.replace_all_uses_with(turned, lambda user: user is not turned)
 
 
 def half_of_it(graph: torch.fx.Graph) -> None:
-    (node,) = (n for n in graph.nodes if n.target is torch.ops.aten.sum.dim_IntList)
-    part = called(graph, node, torch.ops.aten.slice.Tensor, node.args[0], 1, 0, 3)
+    node = call_of(graph, aten.sum.dim_IntList)
+    part = called(graph, node, aten.slice.Tensor, node.args[0], 1, 0, 3)
     node.args = (part, *node.args[1:])
 
 
 def test_another_sum_of_an_operand_is_invalid():
     inputs = [*heads(), torch.randn(N, N, requires_grad=True)]
-    assert verdicts(scaled_by_a_sum, inputs) == [None]
-    for tamper in (summed_again([0], True), half_of_it):
-        (verdict,) = verdicts(scaled_by_a_sum, inputs, tamper)
-        assert verdict.invalid, tamper
+    stopped(scaled_by_a_sum, inputs, of_another_dim, half_of_it)
 
 
 def two_values(q, k, v):
@@ -419,22 +352,20 @@ def two_values(q, k, v):
     return w @ v, torch.tanh(w) @ v.sin()
 
 
+def other_program(graph: torch.fx.Graph) -> None:
+    _, node = graph.find_nodes(op="call_function", target=ATTENTION)
+    node.args = tuple("silu(s)" if isinstance(x, str) and "tanh" in x else x for x in node.args)
+
+
+def other_query(graph: torch.fx.Graph) -> None:
+    _, node = graph.find_nodes(op="call_function", target=ATTENTION)
+    query, *rest = node.args
+    node.args = (called(graph, node, aten.mul.Tensor, query, 2.0), *rest)
+
+
 def test_scores_that_two_results_share_are_judged_for_each():
     """The first claim has decided them; the second one is wrong by itself."""
-    assert verdicts(two_values, heads()) == [None]
-
-    def other_program(graph: torch.fx.Graph) -> None:
-        node = [n for n in graph.nodes if n.target is torch.ops.gdpa.attention.default][1]
-        node.args = tuple("silu(s)" if isinstance(x, str) and "tanh" in x else x for x in node.args)
-
-    def other_query(graph: torch.fx.Graph) -> None:
-        node = [n for n in graph.nodes if n.target is torch.ops.gdpa.attention.default][1]
-        node.args = (called(graph, node, torch.ops.aten.mul.Tensor, node.args[0], 2.0),
-                     *node.args[1:])  # fmt: skip
-
-    for tamper in (other_program, other_query):
-        (verdict,) = verdicts(two_values, heads(), tamper)
-        assert verdict.invalid, tamper
+    stopped(two_values, heads(), other_program, other_query)
 
 
 def side_by_side(q, k, v):
@@ -443,12 +374,8 @@ def side_by_side(q, k, v):
 
 
 def test_values_side_by_side_that_are_split_wrongly_are_invalid():
-    inputs = heads(grad=False)
-    assert verdicts(side_by_side, inputs) == [None]
-
     def exchanged(graph: torch.fx.Graph) -> None:
-        (node,) = (n for n in graph.nodes if n.target is torch.ops.aten.cat.default)
+        node = call_of(graph, aten.cat.default)
         node.args = (node.args[0][::-1], node.args[1])
 
-    (verdict,) = verdicts(side_by_side, inputs, exchanged)
-    assert verdict.invalid
+    stopped(side_by_side, heads(grad=False), exchanged)

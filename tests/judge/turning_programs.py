@@ -6,7 +6,7 @@ Eager, the scores are whole numbers, so they meet every bound. Operands are in f
 import torch
 import torch.nn.functional as F
 
-from tests.judge.programs import cast, program
+from tests.judge.programs import cast, program, programs
 
 N = 16
 
@@ -23,52 +23,33 @@ def with_bounds(count: int = 1) -> tuple:
     return (*whole(), *(x.requires_grad_() for x in bounds))
 
 
-@program(whole)
-def a_clamp_before_silu(q, k, v):
-    return F.silu((q @ k.mT).clamp(-2, 2)) @ v
-
-
-@program(cast(torch.float32, whole))
-def a_clip(q, k, v):
-    return torch.clip(q @ k.mT, -1, 1) @ v
-
-
-@program(cast(torch.bfloat16, whole))
-def relu_by_a_clamp(q, k, v):
-    return (q @ k.mT).clamp(min=0) @ v
-
-
-@program(whole)
-def a_clamp_from_above(q, k, v):
-    return torch.clamp_max(q @ k.mT, 1) @ v
-
-
-@program(with_bounds)
-def a_clamp_from_a_tensor(q, k, v, low):
-    return (q @ k.mT).clamp(min=low) @ v
-
-
-@program(with_bounds)
-def a_clamp_to_a_tensor(q, k, v, high):
-    return torch.clamp_max(q @ k.mT, high) @ v
-
-
-@program(lambda: with_bounds(2))
-def a_clamp_between_tensors(q, k, v, low, high):
-    return torch.clamp(q @ k.mT, low, high) @ v
-
-
-@program(cast(torch.float32, whole))
-def a_scaled_clamp(q, k, v):
-    return (q @ k.mT * 0.25).clamp(-0.5, 0.5) @ v
+programs(
+    whole,
+    a_clamp_before_silu=lambda q, k, v: F.silu((q @ k.mT).clamp(-2, 2)) @ v,
+    a_clamp_from_above=lambda q, k, v: torch.clamp_max(q @ k.mT, 1) @ v,
+)
+programs(
+    cast(torch.float32, whole),
+    a_clip=lambda q, k, v: torch.clip(q @ k.mT, -1, 1) @ v,
+    a_scaled_clamp=lambda q, k, v: (q @ k.mT * 0.25).clamp(-0.5, 0.5) @ v,
+    a_clamp_behind_sigmoid=lambda q, k, v: torch.sigmoid(q @ k.mT).clamp(min=0.5) @ v,
+)
+programs(
+    cast(torch.bfloat16, whole),
+    relu_by_a_clamp=lambda q, k, v: (q @ k.mT).clamp(min=0) @ v,
+)
+programs(
+    with_bounds,
+    a_clamp_from_a_tensor=lambda q, k, v, low: (q @ k.mT).clamp(min=low) @ v,
+    a_clamp_to_a_tensor=lambda q, k, v, high: torch.clamp_max(q @ k.mT, high) @ v,
+)
+programs(
+    lambda: with_bounds(2),
+    a_clamp_between_tensors=lambda q, k, v, low, high: torch.clamp(q @ k.mT, low, high) @ v,
+)
 
 
 @program(whole)
 def a_clamp_beside_silu(q, k, v):
     scores = q @ k.mT
     return (F.silu(scores) + scores.clamp(-1, 3)) @ v
-
-
-@program(cast(torch.float32, whole))
-def a_clamp_behind_sigmoid(q, k, v):
-    return torch.sigmoid(q @ k.mT).clamp(min=0.5) @ v
