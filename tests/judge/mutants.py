@@ -61,11 +61,11 @@ def reads_of_leaves(check: Callable) -> Callable:
     return reads
 
 
-def users_as_factories(self: Any, nodes: Any, second: Any, also: Any, unpad: Any) -> Any:
+def users_as_factories(self: Any, region: Any, candidate: Any) -> Any:
     """Whatever uses the scores reads their dtype and device only."""
-    users = (user for node in nodes[:-1] for user in node.users)
-    found = dict.fromkeys(n for n in users if n not in set(nodes) and n.op != "output")
-    return [], [], list(found), []
+    users = (user for node in region.nodes[:-1] for user in node.users)
+    found = dict.fromkeys(n for n in users if n not in set(region.nodes) and n.op != "output")
+    return replace(region, factories=tuple(found))
 
 
 def any_size(check: Callable) -> Callable:
