@@ -7,7 +7,7 @@ candidate is read in the ways of `ATTEMPTS`, one after the other, until one succ
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,7 +21,8 @@ from ..rejection import Code, Rejection
 from . import profit, tables
 from .host import facts, places, row_sums
 from .host.candidates import Candidate, HostGraph
-from .host.region import Finder, Region, Sink, Through
+from .host.finder import Finder, Through
+from .host.region import Region, Sink
 from .host.sizes import is_one, is_zero, product
 from .jagged.padding import GraphPadding, NotPadded
 from .jagged.unpadding import Understood, without_padding
@@ -114,78 +115,59 @@ _OF_A_BIAS = (
 _MOST_CLOSED = 4  # after so many masks and biases that cannot be read, none is read
 
 
-@dataclass
-class Readings:
-    """The readings of the regions of one candidate. Each region is traced once.
-
-    A region that reads through fewer calls has other leaves, so it is another function. It is
-    traced anew: the wider trace may have failed at the very call whose result is now a leaf.
-    """
-
-    graph: HostGraph
-    first: Node
-    known: dict[tuple[tuple[Node, ...], ...], Reading | Refused] = field(default_factory=dict)
-
-    def of(self, region: Region) -> Reading:
-        """The reading of a region. Raises Refused if it cannot be read."""
-        key = (region.makers, region.nodes, region.leaves)
-        if key not in self.known:
-            try:
-                self.known[key] = self._read(region)
-            except Refused as refusal:
-                self.known[key] = refusal
-        reading = self.known[key]
-        if isinstance(reading, Refused):
-            raise reading
-        return reading
-
-    def _read(self, region: Region) -> Reading:
-        nodes = sorted((*region.makers, *region.nodes), key=self.graph.order.__getitem__)
-        return with_gradients(
-            read(shadow.trace(nodes, self.first, region.leaves, self.graph.ambient))
-        )
-
-
 @dataclass(frozen=True)
 class Analyst:
-    """Plans the replacement of candidates of one graph."""
+    """Plans the replacement of candidates of one graph.
+
+    readings: The readings of regions, each of which is traced once. A region that reads through
+    fewer calls has other leaves, so it is traced anew: the wider trace may have failed at the very
+    call whose result is now a leaf.
+    """
 
     graph: HostGraph
     padding: GraphPadding
     writer: Writer
     options: Options
     supports: Supports | None
+    readings: dict[tuple[Node | tuple[Node, ...], ...], Reading | Refused] = field(
+        default_factory=dict
+    )
 
     def outcome(self, candidate: Candidate) -> RegionPlan | Rejection:
         """The plan of a candidate, or why there is none.
 
-        Of several products one may give the scores, and the others biases or gates, which are
-        operands then. The one with the most elements is the first to try: those are not stored.
+        An error of this package becomes a refusal, and leaves the model as it is.
         """
-        if self.graph.is_one_product(candidate.firsts):
-            return self._outcome(candidate)
+        try:
+            if self.graph.is_one_product(candidate.firsts):
+                return self._outcome(candidate)
+            return self._outcome_of_several(candidate)
+        except Exception as error:
+            log.warning("a region could not be analysed", exc_info=True)
+            return rejection(candidate, internal_error(error))
+
+    def _outcome_of_several(self, candidate: Candidate) -> RegionPlan | Rejection:
+        """One of several products may give the scores; the others are operands: biases or gates.
+
+        The one with the most elements is the first to try: those are not stored.
+        """
         reduction = self.graph.reduction(candidate)
         if reduction is not None:
             return rejection(candidate, row_sums.within(reduction, candidate.second))
-        outcomes = [
-            self._outcome(Candidate(candidate.second, one)) for one in self._ones(candidate)
-        ]
-        plans = [x for x in outcomes if isinstance(x, RegionPlan) and not is_one(x.problem.rows)]
-        if plans:
-            return plans[0]
+        counts: dict[tuple[Node, ...], int] = {}
+        for first in candidate.firsts:
+            copies = tuple(x for x in candidate.firsts if self.graph.is_one_product((first, x)))
+            counts[copies] = shapes.size_hint(facts.tensors(first)[0].numel()) or 0
+        largest_first = sorted(counts, key=lambda copies: -counts[copies])
+        outcomes = [self._outcome(Candidate(candidate.second, one)) for one in largest_first]
+        for plan in outcomes:
+            if isinstance(plan, RegionPlan) and not is_one(plan.problem.rows):
+                return plan
         refusal = next((x for x in outcomes if isinstance(x, Rejection)), None)
         if refusal is not None and refusal.code not in _OF_A_BIAS:
             return refusal
         reason = "the weights are built from more than one product"
         return rejection(candidate, Refused(Code.SEVERAL_SCORES, reason))
-
-    def _ones(self, candidate: Candidate) -> list[tuple[Node, ...]]:
-        """The products of a candidate, each with its copies, the largest first."""
-        counts: dict[tuple[Node, ...], int] = {}
-        for first in candidate.firsts:
-            one = tuple(x for x in candidate.firsts if self.graph.is_one_product((first, x)))
-            counts[one] = shapes.size_hint(facts.tensors(first)[0].numel()) or 0
-        return sorted(counts, key=lambda one: -counts[one])
 
     def _outcome(self, candidate: Candidate) -> RegionPlan | Rejection:
         """The plan of a candidate whose scores are one product, or why there is none.
@@ -193,11 +175,12 @@ class Analyst:
         A side is jagged if it can be. Otherwise `RegionPlan.notes` says why it stays padded.
         """
         notes: dict[Code, Rejection] = {}
-        readings = Readings(self.graph, candidate.firsts[0])
         refused: Refused | None = None
+        siblings = self.graph.siblings(candidate)
+        finder = Finder(self.graph, self.padding.padded, self.padding.pads, siblings)
         for attempt, sink in self._attempts(candidate, notes):
             try:
-                plan = self._plan(candidate, attempt, sink, readings)
+                plan = self._plan(candidate, attempt, sink, finder)
                 return replace(plan, notes=tuple(notes.values()))
             except Refused as refusal:
                 log.debug("%s, %s: %s", candidate.second, attempt.name, refusal.reason)
@@ -211,27 +194,18 @@ class Analyst:
         assert refused is not None
         return rejection(candidate, refused)
 
-    def guarded(self, candidate: Candidate) -> RegionPlan | Rejection:
-        """The outcome.
-
-        An error of this package becomes a refusal, and leaves the model as it is.
-        """
-        try:
-            return self.outcome(candidate)
-        except Exception as error:
-            log.warning("a region could not be analysed", exc_info=True)
-            return rejection(candidate, internal_error(error))
-
     def _attempts(
         self, candidate: Candidate, notes: dict[Code, Rejection]
     ) -> Iterator[tuple[Attempt, Sink | None]]:
-        """The attempts to make for a candidate, each with the sink of its rows if one removes their
-        padding.
-        """
+        """The attempts for a candidate, each with the sink of its rows if their padding goes."""
         feeds = self.padding.feeds(candidate)
-        for refusal in () if feeds else self._unused_padding(candidate):
-            notes[refusal.code] = rejection(candidate, refusal)
-        sink = self._sink(candidate, notes) if feeds else None
+        sink: Sink | None = None
+        refusals = [] if feeds else list(self._unused_padding(candidate))
+        try:
+            sink = self.padding.sink(candidate.second) if feeds else None
+        except Refused as refusal:
+            refusals += [refusal] if self.padding.pads_rows(candidate) else []
+        notes.update({refusal.code: rejection(candidate, refusal) for refusal in refusals})
         for attempt in ATTEMPTS:
             if not attempt.is_jagged or (feeds and (sink is not None or not attempt.rows)):
                 yield attempt, sink if attempt.rows else None
@@ -239,39 +213,23 @@ class Analyst:
     def _unused_padding(self, candidate: Candidate) -> Iterator[Refused]:
         """Why padding before the operands cannot be removed."""
         if self.padding.derives(candidate):
-            yield Refused(
-                Code.JAGGED_OPERAND,
-                "the operands are computed from padded values: act on the values before they are "
-                "padded",
-            )
+            reason = "the operands are computed from padded values"
+            advice = "act on the values before they are padded"
+            yield Refused(Code.JAGGED_OPERAND, f"{reason}: {advice}")
         unread = self.padding.unread_pad(candidate)
         if unread is not None:
-            reason = (
-                f"{places.describe(unread)} pads what is attended to, and all of it is computed"
-            )
-            yield Refused(Code.JAGGED_PADDING, reason)
-
-    def _sink(self, candidate: Candidate, notes: dict[Code, Rejection]) -> Sink | None:
-        """The unpadding of the output, or None.
-
-        If the rows are padded, the reason becomes a note.
-        """
-        try:
-            return self.padding.sink(candidate.second)
-        except Refused as refusal:
-            if self.padding.pads_rows(candidate):
-                notes[refusal.code] = rejection(candidate, refusal)
-            return None
+            reason = "pads what is attended to, and all of it is computed"
+            yield Refused(Code.JAGGED_PADDING, f"{places.describe(unread)} {reason}")
 
     def _plan(
-        self, candidate: Candidate, attempt: Attempt, sink: Sink | None, readings: Readings
+        self, candidate: Candidate, attempt: Attempt, sink: Sink | None, finder: Finder
     ) -> RegionPlan:
         """The plan of one attempt. A mask or bias that cannot be read becomes an operand."""
         closed: set[Node] = set()
         while True:
             try:
-                region = self._region(candidate, attempt, sink, closed)
-                return self._planned(candidate, region, attempt, readings)
+                region = finder.of(candidate, attempt.through, sink, closed)
+                return self._planned(candidate, region, attempt)
             except Refused as refusal:
                 node = refusal.node
                 if node is None or node in closed or len(closed) == _MOST_CLOSED:
@@ -294,44 +252,42 @@ class Analyst:
         size, square = map(shapes.size_hint, (tensors[0].numel(), product(scores.shape[-2:])))
         return size is not None and square is not None and size < square
 
-    def _region(
-        self, candidate: Candidate, attempt: Attempt, sink: Sink | None, closed: Collection[Node]
-    ) -> Region:
-        siblings = self.graph.siblings(candidate)
-        finder = Finder(self.graph, self.padding.padded, self.padding.pads, siblings)
-        region = finder.of(candidate, attempt.through, sink, closed)
+    def _planned(self, candidate: Candidate, region: Region, attempt: Attempt) -> RegionPlan:
         tensors = [t for n in (*region.nodes, *region.leaves) for t in facts.tensors(n)]
         if any(is_zero(size) for t in tensors for size in t.shape):
             raise Refused(Code.TOO_SMALL, "a dimension has size 0", change="")
-        return region
-
-    def _planned(
-        self, candidate: Candidate, region: Region, attempt: Attempt, readings: Readings
-    ) -> RegionPlan:
-        understood = without_padding(
-            self.padding, readings.of(region), region.sink, attempt.keys, region.end
-        )
-        reading = understood.reading
-        program, operands = program_of(reading, understood.layout)
+        reading = self._reading(region, candidate.firsts[0])
+        understood = without_padding(self.padding, reading, region.sink, attempt.keys, region.end)
+        program, operands = program_of(understood.reading, understood.layout)
         try:
-            plan = self._approved(candidate, region, understood, program, operands)
+            return self._approved(candidate, region, understood, program, operands)
         except Refused as refusal:
             refusal.formula = program.formula
             raise
-        known = self.padding.pads
-        pads = tuple(n for leaf in region.leaves if leaf in known for n in known[leaf].calls)
-        biases = tuple(operand.leaf for operand in operands) if plan.problem.training else ()
-        origins = tuple(places.origin(o.leaf, candidate.second) for o in operands)
-        return replace(plan, pads=pads, biases=biases, origins=origins)
+
+    def _reading(self, region: Region, first: Node) -> Reading:
+        key = first, region.makers, region.nodes, region.leaves
+        if key not in self.readings:
+            nodes = self.graph.in_order((*region.makers, *region.nodes))
+            try:
+                traced = shadow.trace(nodes, first, region.leaves, self.graph.ambient)
+                self.readings[key] = with_gradients(read(traced))
+            except Refused as refusal:
+                self.readings[key] = refusal
+        reading = self.readings[key]
+        if isinstance(reading, Refused):
+            raise reading
+        return reading
 
     def _approved(
-        self, candidate: Candidate, region: Region, understood: Understood, program: ScoreMod,
+        self,
+        candidate: Candidate,
+        region: Region,
+        understood: Understood,
+        program: ScoreMod,
         operands: Sequence[Operand],
-    ) -> RegionPlan:  # fmt: skip
-        """The plan of a region that was read.
-
-        Raises Refused if it does not pay, or cannot be written or lowered.
-        """
+    ) -> RegionPlan:
+        """The plan of a region. Raises Refused if it does not pay, or has no replacement."""
         reading = understood.reading
         rank = profit.rank(program, reading)
         if rank == profit.SCALE and not understood.layout.rows:
@@ -340,28 +296,32 @@ class Analyst:
         recipe, result, problem = replacement(
             self.graph, region, understood, program, operands, self.options
         )
+        leaves = tuple(operand.leaf for operand in operands)
+        biases = leaves if problem.training else ()
         if problem.training:
-            leaves = [operand.leaf for operand in operands]
-            problem = replace(problem, crowded=tables.crowded(self.graph, leaves))
+            problem = replace(problem, crowded=tables.crowded(self.graph, list(biases)))
         refusal = profit.judge(problem, rank, self.options.profit)
         if refusal is not None:
             raise refusal
         sizes = [size for node in region.sizes for size in _shape_values(node)]
         if not all(map(self.writer.can_write, [*reading.scalars, *sizes, *recipe.sizes()])):
-            raise Refused(
-                Code.ANALYSIS, "a symbolic size cannot be computed from the graph's inputs"
-            )
-        return RegionPlan(candidate, region, recipe, result, problem, self._choice(problem), rank)
+            reason = "a symbolic size cannot be computed from the graph's inputs"
+            raise Refused(Code.ANALYSIS, reason)
+        choice = self._choice(problem)
+        known = self.padding.pads
+        pads = tuple(n for leaf in region.leaves if leaf in known for n in known[leaf].calls)
+        origins = tuple(places.origin(leaf, candidate.second) for leaf in leaves)
+        return RegionPlan(
+            candidate, region, recipe, result, problem, choice, rank, pads, biases, origins=origins
+        )
 
     def _choice(self, problem: Problem) -> object:
+        """The kernel for a problem. Raises Refused if there is none."""
         choice = True if self.supports is None else self.supports(problem)
+        if isinstance(choice, Rejection):
+            raise Refused(choice.code, choice.reason)
         if not choice:
-            refusal = (
-                choice
-                if isinstance(choice, Rejection)
-                else Rejection(Code.LOWERING, "no kernel supports it")
-            )
-            raise Refused(refusal.code, refusal.reason)
+            raise Refused(Code.LOWERING, "no kernel supports it")
         return choice
 
 
@@ -388,8 +348,5 @@ def _bytes(scores: torch.Tensor) -> int | None:
 
 def _shape_values(node: Node) -> list[int | torch.SymInt]:
     value = facts.value(node)
-    return [
-        s
-        for s in (value if isinstance(value, (tuple, list)) else [value])
-        if isinstance(s, (int, torch.SymInt))
-    ]
+    values = value if isinstance(value, (tuple, list)) else [value]
+    return [size for size in values if isinstance(size, (int, torch.SymInt))]

@@ -11,7 +11,7 @@ from ..problem import Problem
 from ..program.expr import AXES, SCORE, postorder
 from ..program.score_mod import ScoreMod
 from ..rejection import Code
-from .reading.reading import Operand, Reading
+from .reading.reading import Reading
 from .result import Refused
 
 MIN_CHANNELS, MIN_SCORES = 16, 32 * 32
@@ -33,19 +33,14 @@ def rank(program: ScoreMod, reading: Reading) -> int:
     ):
         return MASK
     if reading.swapped:
-        raise Refused(
-            Code.CONTRACTION,
-            "three matrices are multiplied, the right-hand ones first: there are no weights",
-        )
+        reason = "three matrices are multiplied, the right-hand ones first: there are no weights"
+        raise Refused(Code.CONTRACTION, reason)
     left, right = reading.left, reading.right
-    if left.leaf is right.leaf and _places(left, reading) != _places(right, reading):
+    inner = set(reading.inner)  # what the first product sums over
+    dims = [[dim for dim, x in enumerate(o.index) if inner & set(x)] for o in (left, right)]
+    if left.leaf is right.leaf and dims[0] != dims[1]:
         raise Refused(Code.CONTRACTION, "a power of a matrix")
     return SCALE
-
-
-def _places(operand: Operand, reading: Reading) -> list[int]:
-    """The dims of an operand that the first product sums over."""
-    return [dim for dim, digits in enumerate(operand.index) if set(digits) & set(reading.inner)]
 
 
 def judge(problem: Problem, rank: int, profit: Profit) -> Refused | None:
@@ -58,23 +53,12 @@ def judge(problem: Problem, rank: int, profit: Profit) -> Refused | None:
     if not profit or problem.unbounded:
         return None
     if min(dim, value_dim) < MIN_CHANNELS:
-        return Refused(
-            Code.TOO_SMALL,
-            f"the head dims are {dim} and {value_dim}; fusing pays from {MIN_CHANNELS}",
-        )
-    few = "" if problem.jagged else _few(rows, cols)
-    if few:
-        return Refused(Code.TOO_SMALL, few)
+        reason = f"the head dims are {dim} and {value_dim}; fusing pays from {MIN_CHANNELS}"
+        return Refused(Code.TOO_SMALL, reason)
+    if not problem.jagged and rows * cols < MIN_SCORES:
+        few = f"{rows} rows × {cols} keys are {rows * cols} scores"
+        return Refused(Code.TOO_SMALL, f"{few}; fusing pays from {MIN_SCORES}")
     if rank == SCALE and cols <= 2 * max(dim, value_dim):
-        return Refused(
-            Code.SLOWER,
-            f"three matrices are multiplied, with {cols} columns between: the scores are small",
-        )
+        reason = f"with {cols} columns between: the scores are small"
+        return Refused(Code.SLOWER, f"three matrices are multiplied, {reason}")
     return None
-
-
-def _few(rows: int, cols: int) -> str:
-    """Why so many scores of a head are too few, or ""."""
-    if rows * cols < MIN_SCORES:
-        return f"{rows} rows × {cols} keys are {rows * cols} scores; fusing pays from {MIN_SCORES}"
-    return ""

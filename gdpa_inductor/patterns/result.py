@@ -1,6 +1,4 @@
-"""The results of the finder: a `Match` for each region that was rewritten, a `Rejection` for each
-candidate that was not.
-"""
+"""The results of the finder: a `Match` for each rewritten region, else a `Rejection`."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ INTERNAL = "internal error"  # the reason of a refusal begins so if this package
 
 @dataclass(frozen=True)
 class Origin:
-    """A tensor of the user: its name, the "file:line" that makes it or reads it first, and its node
-    in the graph.
-    """
+    """A tensor of the user. location: The "file:line" that makes it, or reads it first."""
 
     name: str
     location: str

@@ -8,7 +8,7 @@ the regions are neither run nor changed. `validation` decides whether the result
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torch.fx import Graph, GraphModule, Node
@@ -22,7 +22,7 @@ from .host.ambient import Ambient, State
 from .host.candidates import Candidate, HostGraph
 from .jagged.padding import GraphPadding
 from .plan import Analyst, RegionPlan, Supports, rejection
-from .result import Match, Refused, Result, internal_error
+from .result import Match, Result, internal_error
 from .selection import Replacement, compatible, replacements
 from .writing.writer import Writer
 
@@ -31,10 +31,10 @@ log = logging.getLogger("gdpa_inductor")
 
 @dataclass
 class PassConfig:
-    """The orders for one pass.
+    """The options of one pass.
 
-    snapshot: Called before the first change of any graph.
-    banned:  Plans that must not be written, by the names of the nodes that each replaces.
+    snapshot:  Called before the first change of any graph.
+    banned:    Plans that must not be written, by the names of the nodes that each replaces.
     """
 
     options: Options
@@ -49,17 +49,11 @@ class RewriteError(Exception):
     plans: For each, the names of the nodes that it replaces, and its refusal.
     """
 
-    def __init__(self, plans: Sequence[tuple[tuple[str, ...], Rejection]]) -> None:
+    def __init__(
+        self, replaced: Iterable[tuple[str, ...]], rejections: Iterable[Rejection]
+    ) -> None:
         super().__init__("regions could not be written")
-        self.plans = plans
-
-
-def rewrite_once(gm: GraphModule, config: PassConfig) -> Result:
-    """Rewrite a Dynamo or ATen graph in place, and the bodies that it calls.
-
-    Raises RewriteError if that fails half-way.
-    """
-    return _rewrite(gm, config, set(), Caller())
+        self.plans = list(zip(replaced, rejections, strict=True))
 
 
 @dataclass(frozen=True)
@@ -78,31 +72,41 @@ class Caller:
     path: str = ""
 
 
-def _rewrite(gm: GraphModule, config: PassConfig, seen: set[int], caller: Caller) -> Result:
-    if id(gm) in seen:
+def rewrite_once(gm: GraphModule, config: PassConfig) -> Result:
+    """Rewrite a Dynamo or ATen graph in place, and the bodies that it calls.
+
+    Raises RewriteError if that fails half-way.
+    """
+    return _rewrite(gm, config, set(), Caller())
+
+
+def _rewrite(gm: GraphModule, config: PassConfig, visited: set[int], caller: Caller) -> Result:
+    if id(gm) in visited:
         return Result()
-    seen.add(id(gm))
-    result = Result()
-    calls = list(facts.bodies(gm))
-    worthwhile = _worthwhile(gm.graph)
+    visited.add(id(gm))
+    calls, worthwhile = list(facts.bodies(gm)), _worthwhile(gm.graph)
     if not worthwhile and not calls:
-        return result
+        return Result()
     try:
         ambient = Ambient.of(gm.graph, caller.start)
         graph = HostGraph.of(gm.graph, ambient, caller.later, caller.learns)
-        callers = [(body, _called_from(graph, node, body)) for node, body in calls]
+        callers: dict[GraphModule, list[Caller]] = {}
+        for call, body in calls:
+            callers.setdefault(body, []).append(_caller(graph, call, body))
         paths = {body: name for name, body in gm.named_modules()}
     except Exception as error:
         return _failed(error)
-    for (node, _), (body, call) in zip(calls, callers, strict=True):
-        same = [other for called, other in callers if called is body]
-        if any(other.start != call.start for other in same):
-            result += _of_several_modes(node, body, seen)
+    result = Result()
+    for body, sites in callers.items():
+        start = sites[0].start
+        if any(site.start != start for site in sites):
+            first = next(call for call, called in calls if called is body)
+            result += _of_several_modes(first, body, visited)
             continue
-        later = frozenset[int]().union(*(x.later for x in same))
-        learns = frozenset[Node]().union(*(x.learns for x in same))
+        later = frozenset[int]().union(*(site.later for site in sites))
+        learns = frozenset[Node]().union(*(site.learns for site in sites))
         path = f"{caller.path}.{paths[body]}".removeprefix(".")
-        result += _rewrite(body, config, seen, Caller(call.start, later, learns, path))
+        result += _rewrite(body, config, visited, Caller(start, later, learns, path))
     if worthwhile:
         own = _rewrite_one(gm, graph, config)
         matches = tuple(replace(m, body=caller.path) for m in own.matches)
@@ -110,11 +114,11 @@ def _rewrite(gm: GraphModule, config: PassConfig, seen: set[int], caller: Caller
     return _relieved(gm, graph, result) if calls and result.matches else result
 
 
-def _of_several_modes(call: Node, body: GraphModule, seen: set[int]) -> Result:
+def _of_several_modes(call: Node, body: GraphModule, visited: set[int]) -> Result:
     """A body that is called in several modes stays as it is: what it computes depends on them."""
-    if id(body) in seen or not _worthwhile(body.graph):
+    if id(body) in visited or not _worthwhile(body.graph):
         return Result()
-    seen.add(id(body))
+    visited.add(id(body))
     reason = f"{places.describe(call)} runs a body that is called in other modes too"
     place = places.location(call), call.name, places.module(call)
     return Result((), (Rejection(Code.OPAQUE_CALL, reason, *place),))
@@ -128,13 +132,11 @@ def _relieved(gm: GraphModule, graph: HostGraph, result: Result) -> Result:
     except Exception as error:
         log.warning("tables could not be looked up in another way", exc_info=True)
         refusal = internal_error(error)
-        raise RewriteError([(m.replaced, _blamed(m, refusal)) for m in result.matches]) from error
+        code, reason, matches = refusal.code, refusal.reason, result.matches
+        rejections = [Rejection(code, reason, m.location, m.node) for m in matches]
+        raise RewriteError([m.replaced for m in matches], rejections) from error
     matches = tuple(replace(m, notes=(*m.notes, *notes)) for m in result.matches)
     return Result(matches, result.rejections)
-
-
-def _blamed(match: Match, refusal: Refused) -> Rejection:
-    return Rejection(refusal.code, refusal.reason, match.location, match.node)
 
 
 def _failed(error: Exception) -> Result:
@@ -144,24 +146,20 @@ def _failed(error: Exception) -> Result:
     return Result((), (Rejection(refusal.code, refusal.reason),))
 
 
-def _called_from(graph: HostGraph, call: Node, body: GraphModule) -> Caller:
+def _caller(graph: HostGraph, call: Node, body: GraphModule) -> Caller:
     """The facts that one call site gives about a body."""
     pairs = facts.body_inputs(call, body)
-    return Caller(
-        graph.ambient.inside(call), _changed_after(graph, call, pairs), _learning(graph, pairs)
-    )
+    later, learns = _changed_after(graph, call, pairs), _learning(graph, pairs)
+    return Caller(graph.ambient.inside(call), later, learns)
 
 
 def _changed_after(
     graph: HostGraph, call: Node, pairs: Sequence[tuple[Node, Node]]
 ) -> frozenset[int]:
     """The storages of a body's inputs that are changed after it was called."""
-    changed = set[int]()
-    for inner, outer in pairs:
-        own = facts.storages(outer)
-        if own & graph.later or graph.written(own, graph.order[call]):
-            changed |= facts.storages(inner)
-    return frozenset(changed)
+    place = graph.order[call]
+    inputs = [x for x, outer in pairs if graph.changes_after(facts.storages(outer), place)]
+    return frozenset[int]().union(*map(facts.storages, inputs))
 
 
 def _learning(graph: HostGraph, pairs: Sequence[tuple[Node, Node]]) -> frozenset[Node]:
@@ -179,45 +177,28 @@ def _rewrite_one(gm: GraphModule, graph: HostGraph, config: PassConfig) -> Resul
     writer = Writer(graph)
     try:
         analyst = Analyst(graph, GraphPadding.of(graph), writer, config.options, config.supports)
-        outcomes = [(candidate, analyst.guarded(candidate)) for candidate in graph.candidates()]
+        outcomes = [(candidate, analyst.outcome(candidate)) for candidate in graph.candidates]
     except Exception as error:
         return _failed(error)
     refused = [(c, outcome) for c, outcome in outcomes if isinstance(outcome, Rejection)]
     plans = [plan for _, plan in outcomes if isinstance(plan, RegionPlan)]
     allowed = [p for p in plans if Replacement.of(p).replaced not in config.banned]
-    chosen, torn = compatible(allowed, graph, config.options.profit)
-    refused += [(plan.candidate, rejection(plan.candidate, why)) for plan, why in torn]
+    chosen, incompatible = compatible(allowed, graph, config.options.profit)
+    refused += [(plan.candidate, rejection(plan.candidate, why)) for plan, why in incompatible]
     reported = _reported(refused, chosen, graph) + tuple(map(_flat, graph.flat()))
     if not chosen:
         return Result((), reported)
     config.snapshot()
-    banned = [Replacement.of(plan).replaced for plan in chosen]
+    replaced = [Replacement.of(plan).replaced for plan in chosen]
     try:
-        written = replacements(chosen, writer, config.supports, config.banned)
-        matches = _written(written, writer)
+        matches = _write(replacements(chosen, writer, config.supports, config.banned), writer)
         gm.recompile()
     except Exception as error:
         log.warning("regions could not be written", exc_info=True)
-        blame = internal_error(error)
-        rejections = [rejection(plan.candidate, blame) for plan in chosen]
-        raise RewriteError(list(zip(banned, rejections, strict=True))) from error
+        refusal = internal_error(error)
+        rejections = [rejection(plan.candidate, refusal) for plan in chosen]
+        raise RewriteError(replaced, rejections) from error
     return Result(tuple(matches), reported)
-
-
-def _written(rewrites: Sequence[Replacement], writer: Writer) -> list[Match]:
-    """Write all of it into the graph. Bodies go last: until then the graph can be put back."""
-    bodies: dict[Node, None] = {}
-    left, matches = [plan for one in rewrites for plan in one.plans], list[Match]()
-    for one in rewrites:
-        left = left[len(one.plans) :]
-        matches.append(_commit(one, writer, bodies, left))
-    biases = [[writer.current(bias) for bias in one.plans[0].biases] for one in rewrites]
-    notes = tables.replace_lookups(writer.host, biases, writer)
-    matches = [replace(m, notes=(*m.notes, *more)) for m, more in zip(matches, notes, strict=True)]
-    for node in bodies:
-        if not node.users:
-            _erase_body(node, writer.host.graph)
-    return matches
 
 
 def _reported(
@@ -250,67 +231,67 @@ def _flat(second: Node) -> Rejection:
 # Writing
 
 
-def _commit(
-    rewrite: Replacement, writer: Writer, bodies: dict[Node, None], later: Sequence[RegionPlan]
-) -> Match:
-    """Write a replacement into its graph, and remove what it replaces, but not the bodies that it
-    called. later: The plans that are still to be written.
-    """
-    plan, pairs = rewrite.plans[0], []
-    written = writer.write(rewrite.recipe, plan.region.end, plan.candidate.second)
-    for number, (part, handle) in enumerate(zip(rewrite.plans, rewrite.results, strict=True), 1):
-        end, result = part.region.end, written[handle]
+def _write(rewrites: Sequence[Replacement], writer: Writer) -> list[Match]:
+    """Write all of it into the graph. Bodies go last: until then the graph can be restored."""
+    left = [plan for rewrite in rewrites for plan in rewrite.plans]
+    removed = [n for p in left for n in (*p.region.all_nodes, *p.region.dead, *p.pads)]
+    bodies = dict.fromkeys(x for n in removed for x in n.all_input_nodes if x.op == "get_attr")
+    matches = [_commit(rewrite, writer, left) for rewrite in rewrites]
+    biases = [[writer.current(bias) for bias in rewrite.plans[0].biases] for rewrite in rewrites]
+    notes = tables.replace_lookups(writer.host, biases, writer)
+    graph = writer.host.graph
+    for node in [node for node in bodies if not node.users]:
+        is_body = fx.body_of(node) is not None
+        graph.erase_node(node)
+        if is_body:
+            delattr(graph.owning_module, str(node.target))
+    return [replace(m, notes=(*m.notes, *more)) for m, more in zip(matches, notes, strict=True)]
+
+
+def _commit(rewrite: Replacement, writer: Writer, left: list[RegionPlan]) -> Match:
+    """Write the replacement of the first plans that are `left`, and drop these from the list."""
+    first, pairs = rewrite.plans[0], []
+    nodes = writer.write(rewrite.recipe, first.region.end, first.candidate.second)
+    for plan, handle in zip(rewrite.plans, rewrite.results, strict=True):
+        end, result = plan.region.end, nodes[handle]
         end.replace_all_uses_with(result)
         writer.replaced[end] = result
-        if part.region.sink is not None:
-            for node in part.region.sink.again:
-                node.replace_all_uses_with(part.region.sink.offsets)
+        if plan.region.sink is not None:
+            for node in plan.region.sink.again:
+                node.replace_all_uses_with(plan.region.sink.offsets)
         pairs.append((result.name, end.name))
-        bodies.update(dict.fromkeys(_erase(part, writer, [*rewrite.plans[number:], *later])))
-    place = places.location(written[rewrite.results[0]])
-    module = places.module(*plan.candidate.firsts, *(p.candidate.second for p in rewrite.plans))
-    notes = tuple(dict.fromkeys(note for part in rewrite.plans for note in part.notes))
+        left.pop(0)
+        _erase(plan, writer, left)
+    seconds = [plan.candidate.second for plan in rewrite.plans]
     return Match(
         rewrite.problem,
-        place,
-        written[rewrite.recipe.attention].name,
+        places.location(nodes[rewrite.results[0]]),
+        nodes[rewrite.recipe.attention].name,
         choice=rewrite.choice,
         replaced=rewrite.replaced,
-        notes=notes,
+        notes=tuple(dict.fromkeys(note for plan in rewrite.plans for note in plan.notes)),
         stands_for=pairs[0],
-        module=module,
-        origins=plan.origins,
+        module=places.module(*first.candidate.firsts, *seconds),
+        origins=first.origins,
         also=tuple(pairs[1:]),
     )
 
 
-def _erase(plan: RegionPlan, writer: Writer, later: Sequence[RegionPlan]) -> list[Node]:
-    """Remove a region, but for what `later` plans share with it, and nodes before it that have no
-    other use. Returns the bodies it called.
-    """
-    region, order, graph = plan.region, writer.host.order, writer.host.graph
-    gone = {*region.all_nodes, *region.dead}.difference(region.factories)
+def _erase(plan: RegionPlan, writer: Writer, left: Sequence[RegionPlan]) -> None:
+    """Remove a region, but for what plans that are `left` share with it, and its unused inputs."""
+    region, graph = plan.region, writer.host.graph
+    removed = {*region.all_nodes, *region.dead}.difference(region.factories)
     operand = products.operands(plan.candidate.firsts[0])[0]
     for node in region.factories:  # an operand is on the same device, maybe of another dtype
         node.args = (operand, *node.args[1:])
         node.kwargs = {**node.kwargs, "dtype": facts.tensors(node)[0].dtype}
     for node in [n for n in region.sizes if n not in writer.erased]:
-        gone.update(writer.replace_size(node, gone))
-    bodies = {n for call in (*gone, *plan.pads) for n in call.all_input_nodes if n.op == "get_attr"}
-    needed = {node for plan in later for node in plan.region.all_nodes}
-    gone -= needed | writer.erased
-    for node in sorted(gone, key=order.__getitem__, reverse=True):
+        removed.update(writer.replace_size(node, removed))
+    removed -= {node for other in left for node in other.region.all_nodes} | writer.erased
+    for node in reversed(writer.host.in_order(removed)):
         graph.erase_node(node)
-    writer.erased |= gone
-    for node in sorted({*region.makers, *plan.pads}, key=order.__getitem__, reverse=True):
+    writer.erased |= removed
+    for node in reversed(writer.host.in_order({*region.makers, *plan.pads})):
         if node not in writer.erased and not node.users:
             graph.erase_node(node)
             writer.erased.add(node)
-    return list(bodies)
-
-
-def _erase_body(node: Node, graph: Graph) -> None:
-    owned = fx.body_of(node) is not None
-    graph.erase_node(node)
-    if owned:
-        delattr(graph.owning_module, str(node.target))

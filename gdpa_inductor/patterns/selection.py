@@ -17,7 +17,7 @@ from ..problem import Problem
 from ..rejection import Code
 from .host import facts
 from .host.candidates import HostGraph
-from .host.region import escape
+from .host.finder import escape
 from .plan import RegionPlan, Supports
 from .result import Refused
 from .writing.concatenation import concatenate
@@ -27,9 +27,7 @@ from .writing.writer import Writer
 
 @dataclass(frozen=True)
 class Replacement:
-    """What is written at once, in the place of the first plan: the calls, and a result for each
-    plan.
-    """
+    """What is written in the place of the first plan: the calls, and a result for each plan."""
 
     plans: tuple[RegionPlan, ...]
     recipe: Recipe
@@ -65,15 +63,18 @@ def compatible(
         for plan in left:
             if all(_may_meet(plan, other) for other in chosen):
                 chosen.append(plan)
-        torn = {id(plan): plan for plan in chosen if _seen_outside(plan, chosen)}
-        slow = [] if torn or profit is not True else [p for p in chosen if _is_again(p, chosen)]
-        if not torn and not slow:
+        incomplete = [plan for plan in chosen if _outer_users(plan, chosen)]
+        slow: list[RegionPlan] = []
+        if not incomplete and profit is True:
+            slow = [plan for plan in chosen if _is_again(plan, chosen)]
+        if not incomplete and not slow:
             return sorted(chosen, key=lambda p: graph.order[p.region.end]), refused
         refused += [(plan, Refused(Code.SLOWER, _AGAIN, change=_BESIDE)) for plan in slow]
-        left = [plan for plan in left if id(plan) not in torn and not any(plan is p for p in slow)]
+        dropped = set(map(id, (*incomplete, *slow)))
+        left = [plan for plan in left if id(plan) not in dropped]
         elsewhere = {n for plan in left for n in plan.region.all_nodes}
-        for plan in torn.values():
-            user, node = _seen_outside(plan, chosen)[0]
+        for plan in incomplete:
+            user, node = _outer_users(plan, chosen)[0]
             if user not in elsewhere:  # else another region multiplies these "scores" as its values
                 refused.append((plan, escape(node, user, plan.candidate.second)))
 
@@ -87,8 +88,12 @@ _BESIDE = (
 
 def _is_again(plan: RegionPlan, chosen: Sequence[RegionPlan]) -> bool:
     """Whether a region trains, and others compute the same scores."""
-    alike = [p for p in chosen if p.candidate.firsts == plan.candidate.firsts]
+    alike = _of_same_scores(plan, chosen)
     return len(alike) > 1 and any(p.problem.training for p in alike)
+
+
+def _of_same_scores(plan: RegionPlan, plans: Sequence[RegionPlan]) -> list[RegionPlan]:
+    return [p for p in plans if p.candidate.firsts == plan.candidate.firsts]
 
 
 def _may_meet(one: RegionPlan, other: RegionPlan) -> bool:
@@ -100,17 +105,19 @@ def _may_meet(one: RegionPlan, other: RegionPlan) -> bool:
     return same and one.region.end not in theirs and other.region.end not in mine
 
 
-def _seen_outside(plan: RegionPlan, chosen: Sequence[RegionPlan]) -> list[tuple[Node, Node]]:
+def _outer_users(plan: RegionPlan, chosen: Sequence[RegionPlan]) -> list[tuple[Node, Node]]:
     """The users of a region that no other plan of these scores replaces, and what they use."""
-    alike = [p.region for p in chosen if p.candidate.firsts == plan.candidate.firsts]
-    gone = {node for region in alike for node in (*region.all_nodes, *region.dead)}
-    return [(user, node) for user, node in plan.region.shared if user not in gone]
+    regions = [p.region for p in _of_same_scores(plan, chosen)]
+    replaced = {node for region in regions for node in (*region.all_nodes, *region.dead)}
+    return [(user, node) for user, node in plan.region.shared if user not in replaced]
 
 
 def replacements(
-    chosen: Sequence[RegionPlan], writer: Writer, supports: Supports | None,
+    chosen: Sequence[RegionPlan],
+    writer: Writer,
+    supports: Supports | None,
     banned: Collection[tuple[str, ...]],
-) -> list[Replacement]:  # fmt: skip
+) -> list[Replacement]:
     """What to write for plans in program order. banned: As `PassConfig` has it."""
     result: list[Replacement] = []
     for plan in chosen:
@@ -142,11 +149,11 @@ def _beside(
         merged = concatenate([(p.recipe, p.result) for p in plans])
     except (RuntimeError, ValueError, TypeError):  # the values do not fit
         return None
-    if merged is None or not all(
-        writer.can_write(size, before=first.region.end) for size in merged[0].sizes()
-    ):
+    if merged is None:
         return None
     recipe, results = merged
+    if not all(writer.can_write(size, before=first.region.end) for size in recipe.sizes()):
+        return None
     problem = replace(first.problem, value_dim=recipe.attention.value.shape[-1])
     choice = True if supports is None else supports(problem)
     kernels = {getattr(x, "kernel", None) for x in (choice, *(p.choice for p in plans))}
@@ -160,21 +167,16 @@ def _trains(plans: Sequence[RegionPlan], writer: Writer) -> bool:
 
 
 def _may_move(plan: RegionPlan, first: RegionPlan, writer: Writer) -> bool:
-    """Whether a region can be replaced at the end of an earlier one: all that it reads is there,
-    and does not change before its own end.
-    """
+    """Whether all that a region reads is at the end of an earlier one, and does not change."""
     graph, here, there = writer.host, first.region.end, plan.region.end
-    place, end = graph.order[here], graph.order[there]
-    nodes = {
-        x.node for call in plan.recipe.calls for x in fx.tree_leaves(list(call.args))
-        if isinstance(x, Handle) and x.node is not None
-    }  # fmt: skip
-    storages = set[int]().union(*map(facts.storages, nodes))
+    start, end = graph.order[here], graph.order[there]
+    arguments = (x for call in plan.recipe.calls for x in fx.tree_leaves(list(call.args)))
+    nodes = {x.node for x in arguments if isinstance(x, Handle) and x.node is not None}
+    between = (m for m in graph.mutators if start < graph.order[m] < end)
+    changed = set[int]().union(*(graph.mutators[m] for m in between))
+    own = set[int]().union(*map(facts.storages, nodes))
     return (
         graph.ambient[here] == graph.ambient[there]
-        and all(graph.order[node] < place for node in nodes)
-        and not any(
-            place < graph.order[m] < end and changed & storages
-            for m, changed in graph.mutators.items()
-        )
+        and all(graph.order[node] < start for node in nodes)
+        and changed.isdisjoint(own)
     )

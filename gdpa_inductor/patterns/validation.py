@@ -8,8 +8,7 @@ written to its end, that rewrite is banned. Then the graph is restored, and the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 
 from torch.fx import GraphModule
 
@@ -22,7 +21,6 @@ from .result import Match, Result
 from .rewrite import PassConfig, RewriteError, rewrite_once
 
 log = logging.getLogger("gdpa_inductor")
-Ban = tuple[tuple[str, ...], Rejection]
 
 
 @autograd.saved_tensor_hooks_set_aside()
@@ -40,41 +38,31 @@ def rewrite_graph(
             Rejection) leaves the region as it is. None supports all regions.
         written: Called with the rewritten graph before it is judged. The judge may still reject it.
     """
-    chosen = options or Options()
-    original = _Original(gm)
-    dropped: list[Rejection] = []
-    config = PassConfig(chosen, supports, original.snapshot, banned=set[tuple[str, ...]]())
+    original: list[GraphModule] = []
+
+    def snapshot() -> None:
+        if not original:
+            original.append(graphs.copy_graph(gm))
+
+    config = PassConfig(options or Options(), supports, snapshot)
+    rejections: list[Rejection] = []
     while True:
         try:
             result = rewrite_once(gm, config)
             if written is not None and result.matches:
                 written(gm)
-            bans = list(_objections(original, result)) if chosen.judge and result.matches else []
+            judged = config.options.judge and result.matches
+            bans = list(_bans(original[0], gm, result)) if judged else []
         except RewriteError as failure:
-            bans = list(failure.plans)
+            bans = failure.plans
         if not bans:
-            return result + Result((), tuple(dropped))
-        original.restore_graph()
-        dropped += [refusal for _, refusal in bans]
+            return result + Result((), tuple(rejections))
+        graphs.restore(gm, original[0])
+        rejections += [refusal for _, refusal in bans]
         banned = {*config.banned, *(names for names, _ in bans)}
         if banned == set(config.banned):  # another pass would have the same result
-            return Result((), tuple(dropped))
+            return Result((), tuple(rejections))
         config.banned = banned
-
-
-@dataclass
-class _Original:
-    """A graph, and a copy of it as it came."""
-
-    gm: GraphModule
-    copy: list[GraphModule] = field(default_factory=list)
-
-    def snapshot(self) -> None:
-        if not self.copy:
-            self.copy.append(graphs.copy_graph(self.gm))
-
-    def restore_graph(self) -> None:
-        graphs.restore(self.gm, self.copy[0])
 
 
 def claims(gm: GraphModule, matches: Iterable[Match]) -> judge.Claims:
@@ -88,14 +76,16 @@ def claims(gm: GraphModule, matches: Iterable[Match]) -> judge.Claims:
     return results
 
 
-def _objections(original: _Original, result: Result) -> Iterable[Ban]:
+def _bans(
+    original: GraphModule, gm: GraphModule, result: Result
+) -> Iterator[tuple[tuple[str, ...], Rejection]]:
     """The rewrites to ban: the one at fault, or all if it is not known which one is."""
-    verdict = judge.validate(original.copy[0], original.gm, claims(original.gm, result.matches))
+    verdict = judge.validate(original, gm, claims(gm, result.matches))
     if verdict is None:
         return
     code = Code.INVALID_REWRITE if verdict.invalid else Code.ANALYSIS
     for match in [m for m in result.matches if m.node == verdict.node] or result.matches:
-        _log_verdict(match, verdict, original.copy[0])
+        _log_verdict(match, verdict, original)
         place = (match.location, match.node, match.module, match.score_mod.formula)
         yield match.replaced, Rejection(code, verdict.reason, *place)
 
@@ -107,5 +97,8 @@ def _log_verdict(match: Match, verdict: judge.Verdict, graph: GraphModule) -> No
         log.error(
             "a planned rewrite is invalid and not applied; please report it with these lines\n"
             "%s\n%s\nprogram: %s\n%s",
-            match, verdict.reason, match.score_mod, graph.print_readable(print_output=False),
-        )  # fmt: skip
+            match,
+            verdict.reason,
+            match.score_mod,
+            graph.print_readable(print_output=False),
+        )

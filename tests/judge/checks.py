@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 from gdpa_inductor.patterns import plan, rewrite, selection
-from gdpa_inductor.patterns.host import candidates, effects, facts, functions, region, writes
+from gdpa_inductor.patterns.host import candidates, effects, facts, finder, functions, writes
 from gdpa_inductor.patterns.jagged import offsets, padding, pads, sides, unpadding
 from gdpa_inductor.patterns.reading import (
     contract,
@@ -159,23 +159,23 @@ CHECKS: list[Check] = [
     Check("strides that are symbols decide about aliases", candidates, "_relate", nothing,
           lambda result, node, related: bool(related)),
     # Regions
-    Check("operands are plain and on one device", region.Finder, "_check_kinds", nothing),
-    Check("one gradient mode, no transform", region.Finder, "_check_ambient", nothing),
-    Check("nobody else uses the scores", region.Finder, "_escapes",
+    Check("operands are plain and on one device", finder.Finder, "_check_kinds", nothing),
+    Check("one gradient mode, no transform", finder.Finder, "_check_ambient", nothing),
+    Check("nobody else uses the scores", finder.Finder, "_with_users",
           unless(Code.SCORES_ESCAPE, mutants.users_as_factories)),
     Check("plans share the nodes of the same scores only", selection, "_may_meet", gives(True)),
-    Check("plans of the same scores are all written", selection, "_seen_outside", copies(list)),
+    Check("plans of the same scores are all written", selection, "_outer_users", copies(list)),
     Check("in training values have calls of their own", selection, "_trains", gives(False)),
     Check("values of one call are there, and stay", selection, "_may_move", gives(True)),
-    Check("what is dead is pure", region, "_is_pure", gives(True)),
-    Check("what is dead reaches no write", region.Finder, "_is_dead", mutants.dead_or_not,
+    Check("what is dead is pure", finder, "_is_pure", gives(True)),
+    Check("what is dead reaches no write", finder.Finder, "_is_dead", mutants.dead_or_not,
           lambda result, *_: not result),
-    Check("a factory's result is not written", region.Finder, "_is_factory",
+    Check("a factory's result is not written", finder.Finder, "_is_factory",
           mutants.names_of_factories),
-    Check("of a shape only sizes are read", region, "_is_readable", gives(True)),
-    Check("masks are read in their own gradient mode", region, "_wants_gradients", gives(False)),
-    Check("only exact upcasts are read through", region, "_is_upcast", mutants.any_cast),
-    Check("softmax and dropout are not fused, at once", region, "NO_WEIGHTS", lambda old: {}),
+    Check("of a shape only sizes are read", finder, "_is_readable", gives(True)),
+    Check("masks are read in their own gradient mode", finder, "_wants_gradients", gives(False)),
+    Check("only exact upcasts are read through", finder, "_is_upcast", mutants.any_cast),
+    Check("softmax and dropout are not fused, at once", finder, "NO_WEIGHTS", lambda old: {}),
     Check("unknown calls are opaque", facts, "_is_opaque_target", gives(False)),
     Check("random calls are no functions", facts, "is_random", gives(False)),
     Check("a mask that is written is not read through", candidates.HostGraph, "_is_spread",

@@ -71,11 +71,12 @@ def reads_of_leaves(check: Callable, graph: Any, extent: Any) -> Any:
     return {n: place for n, place in check(graph, extent).items() if n in extent.leaves}
 
 
-def users_as_factories(self: Any, nodes: Any, second: Any, also: Any, unpad: Any) -> Any:
+def users_as_factories(self: Any, region: Any, candidate: Any) -> Any:
     """Whatever uses the scores reads their dtype and device only."""
-    users = (user for node in nodes[:-1] for user in node.users)
-    factories = dict.fromkeys(n for n in users if n not in set(nodes) and n.op != "output")
-    return [], [], list(factories), []
+    users = (user for node in region.nodes[:-1] for user in node.users)
+    nodes = set(region.nodes)
+    factories = dict.fromkeys(n for n in users if n not in nodes and n.op != "output")
+    return replace(region, factories=tuple(factories))
 
 
 @without

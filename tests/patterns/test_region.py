@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from gdpa_inductor.patterns.host import facts, places
 from gdpa_inductor.patterns.host.ambient import Ambient
 from gdpa_inductor.patterns.host.candidates import HostGraph
-from gdpa_inductor.patterns.host.region import Finder, Region, Through
+from gdpa_inductor.patterns.host.finder import Finder, Through
+from gdpa_inductor.patterns.host.region import Region
 from gdpa_inductor.patterns.result import Refused
 from gdpa_inductor.rejection import Code
 
@@ -29,7 +30,7 @@ def graph_of(function, dynamic: bool = False, **shapes) -> HostGraph:
 
 def region_of(function, through=Through.VIEWS | Through.MASKS, **shapes) -> Region:
     graph = graph_of(function, **shapes)
-    return Finder(graph).of(graph.candidates()[-1], through)
+    return Finder(graph).of(graph.candidates[-1], through)
 
 
 def names(nodes) -> list[str]:
@@ -150,7 +151,7 @@ def test_softmax_is_refused_before_anything_is_traced():
 
 
 def firsts(function, **shapes) -> list[int]:
-    return [len(c.firsts) for c in graph_of(function, **shapes).candidates()]
+    return [len(c.firsts) for c in graph_of(function, **shapes).candidates]
 
 
 def test_projections_are_no_candidates():

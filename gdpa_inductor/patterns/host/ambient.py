@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import Graph, Node
@@ -20,8 +20,8 @@ from ..._compat import fx
 class State:
     """The modes of a node.
 
-    They are the autocast contexts that the graph has entered (outermost first), the gradient mode,
-    and how many transforms and inference modes are open.
+    autocast:               The contexts that the graph has entered, the outermost first.
+    transforms, inference:  How many function transforms and inference modes are open.
     """
 
     autocast: tuple[tuple[object, ...], ...] = ()
@@ -41,16 +41,14 @@ class State:
             yield
 
 
-@dataclass
-class Ambient:
+class Ambient(dict[Node, State]):
     """The state of every node of one graph."""
-
-    states: dict[Node, State] = field(default_factory=dict)
 
     @staticmethod
     def of(graph: Graph, start: State | None = None) -> Ambient:
         state = start or State(grad=torch.is_grad_enabled())
-        entered: list[tuple[Node, tuple[object, ...]]] = [(None, args) for args in state.autocast]  # type: ignore[misc]
+        entered: list[tuple[Node | None, tuple[object, ...]]]
+        entered = [(None, args) for args in state.autocast]
         ambient = Ambient()
         for node in graph.nodes:
             change = fx.state_change(node.target) if node.op == "call_function" else ""
@@ -59,17 +57,16 @@ class Ambient:
             elif change == "autocast off":
                 entered = [item for item in entered if item[0] is not node.args[0]]
             if change:
+                called = getattr(node.target, "__name__", "")
+                step = -1 if any(word in called for word in ("decrement", "exit", "enable")) else 1
                 state = State(
                     tuple(args for _, args in entered),
                     bool(node.args[0]) if change == "grad" else state.grad,
-                    state.transforms + _step(node, change == "transform"),
-                    state.inference + _step(node, change == "inference"),
+                    state.transforms + (step if change == "transform" else 0),
+                    state.inference + (step if change == "inference" else 0),
                 )
-            ambient.states[node] = state
+            ambient[node] = state
         return ambient
-
-    def __getitem__(self, node: Node) -> State:
-        return self.states[node]
 
     def inside(self, call: Node) -> State:
         """The state in which the bodies of a higher-order op begin."""
@@ -79,11 +76,3 @@ class Ambient:
         if change == "autocast on":
             return replace(state, autocast=(*state.autocast, tuple(call.args[:4])))
         return state
-
-
-def _step(node: Node, counts: bool) -> int:
-    """+1 if a node enters a transform or mode, -1 if it leaves one, else 0."""
-    called = getattr(node.target, "__name__", "")
-    if not counts:
-        return 0
-    return -1 if "decrement" in called or "exit" in called or "enable" in called else 1

@@ -12,8 +12,7 @@ that the region has read, and its gradient must flow to the same tensors. So:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 
 from torch.fx import Node
 
@@ -21,37 +20,16 @@ from ...rejection import Code
 from ..result import Refused
 from . import facts, functions, places, writes
 from .candidates import HostGraph
+from .region import Region
 
 _EXPANSIONS = frozenset(["expand", "expand_as", "broadcast_to"])
 
 
-@dataclass(frozen=True)
-class Extent:
-    """A region to check.
-
-    nodes:   Its nodes in program order.
-    makers:  Pure calls between the leaves and the nodes.
-    end:     The node that the op will replace.
-    """
-
-    nodes: Sequence[Node]
-    makers: Sequence[Node]
-    leaves: Sequence[Node]
-    end: Node
-
-    @property
-    def results(self) -> tuple[Node, ...]:
-        """The nodes, with the node that the op replaces."""
-        return (*self.nodes, self.end)
-
-
-def check(graph: HostGraph, region: Extent) -> None:
+def check(graph: HostGraph, region: Region) -> None:
     """Raise Refused if an in-place call forbids to replace a region."""
-    for mutator in graph.mutators:
-        if facts.name(mutator) in functions.MOVES:
-            raise Refused(
-                Code.OPAQUE_CALL, f"{places.describe(mutator)} gives a tensor another storage"
-            )
+    for mutator in _mutators(graph, functions.MOVES):
+        reason = f"{places.describe(mutator)} gives a tensor another storage"
+        raise Refused(Code.OPAQUE_CALL, reason)
     _check_operands(graph, region)
     _check_dims(graph, region)
     _check_copies(graph, region)
@@ -62,8 +40,7 @@ def check(graph: HostGraph, region: Extent) -> None:
 
 def is_overwritten(graph: HostGraph, maker: Node, end: Node) -> bool:
     """Whether the copy that a call makes is written into before `end`."""
-    own = facts.storages(maker)
-    own = own.difference(*map(facts.storages, maker.all_input_nodes))
+    own = facts.storages(maker).difference(*map(facts.storages, maker.all_input_nodes))
     return bool(graph.written(own, -1, graph.order[end]))
 
 
@@ -75,23 +52,24 @@ def is_watched(node: Node) -> bool:
 # Values
 
 
-def _check_operands(graph: HostGraph, region: Extent) -> None:
+def _check_operands(graph: HostGraph, region: Region) -> None:
     reads, end = _first_reads(graph, region), graph.order[region.end]
     for operand, place in reads.items():
         for mutator in graph.written(facts.storages(operand), place, end):
-            raise Refused(
-                Code.MUTATED_OPERAND,
-                f"{places.describe(mutator)} changes an operand between its use and the output",
-            )
+            reason = "changes an operand between its use and the output"
+            raise Refused(Code.MUTATED_OPERAND, f"{places.describe(mutator)} {reason}")
     outer = frozenset().union(*map(facts.storages, reads))
-    for mutator in region.nodes:
-        if not graph.mutators.get(mutator, frozenset()).isdisjoint(outer):
-            raise Refused(
-                Code.MUTATED_OPERAND, f"{places.describe(mutator)} changes an operand in place"
-            )
+    for mutator in _writers(graph, region):
+        if not graph.mutators[mutator].isdisjoint(outer):
+            reason = f"{places.describe(mutator)} changes an operand in place"
+            raise Refused(Code.MUTATED_OPERAND, reason)
 
 
-def _first_reads(graph: HostGraph, region: Extent) -> dict[Node, int]:
+def _writers(graph: HostGraph, region: Region) -> list[Node]:
+    return [n for n in region.nodes if n in graph.mutators]
+
+
+def _first_reads(graph: HostGraph, region: Region) -> dict[Node, int]:
     """The place where each operand is first read. A view reads nothing, but its users do."""
     order, uses = graph.order, dict[Node, int]()
     inside = set(region.nodes)
@@ -107,60 +85,51 @@ def _first_reads(graph: HostGraph, region: Extent) -> dict[Node, int]:
     return positions
 
 
-def _check_copies(graph: HostGraph, region: Extent) -> None:
+def _check_copies(graph: HostGraph, region: Region) -> None:
     """Refuse if scores or a copy of them is written, and the other one is read afterwards.
 
     Whether the copy is an alias depends on strides, which the analysis does not know.
     """
-    writers = [n for n in region.nodes if n in graph.mutators]
+    order, writers = graph.order, _writers(graph, region)
     copies = [n for n in region.nodes if writes.may_alias(n)] if writers else []
     for copy in copies:
-        below = _aliases(region.nodes, [copy], set())
-        above = _aliases(region.nodes, _roots(copy), below)
-        for writer in writers:
+        below = _aliases(region, [copy])
+        # What it may be an alias of, up to the call that made the storage.
+        bases = facts.walk(copy.all_input_nodes[:1], _aliased_input)
+        above = _aliases(region, bases, below)
+        for writer in (n for n in writers if order[n] > order[copy]):
             targets = set(writes.mutated(writer))
             others = above if targets & below else below if targets & above else set[Node]()
-            if graph.order[writer] > graph.order[copy] and any(
-                graph.order[n] > graph.order[writer] and others & set(n.all_input_nodes)
-                for n in region.nodes
-            ):
-                raise Refused(
-                    Code.MUTATED_SCORES,
-                    f"{places.describe(writer)} changes scores of which {places.describe(copy)} "
-                    "may be a copy or an alias",
-                )
+            readers = (n for n in region.nodes if order[n] > order[writer])
+            if any(not others.isdisjoint(n.all_input_nodes) for n in readers):
+                reason = f"{places.describe(writer)} changes scores of which "
+                reason += f"{places.describe(copy)} may be a copy or an alias"
+                raise Refused(Code.MUTATED_SCORES, reason)
 
 
-def _check_expanded(graph: HostGraph, region: Extent) -> None:
+def _check_expanded(graph: HostGraph, region: Region) -> None:
     """Refuse writes through an expanded view.
 
     Functionalisation turns such a write into x + (new - x), which is not `new` if x is infinite.
     """
     views = [n for n in region.nodes if facts.name(n) in _EXPANSIONS]
-    for writer in (n for n in region.nodes if views and n in graph.mutators):
+    for writer in _writers(graph, region) if views else ():
         targets = set(writes.mutated(writer))
         for view in views:
-            if targets & _aliases(region.nodes, [view], set()):
-                raise Refused(
-                    Code.MUTATED_SCORES,
-                    f"{places.describe(writer)} changes the scores through {places.describe(view)}",
-                )
+            if targets & _aliases(region, [view]):
+                reason = f"changes the scores through {places.describe(view)}"
+                raise Refused(Code.MUTATED_SCORES, f"{places.describe(writer)} {reason}")
 
 
-def _roots(copy: Node) -> list[Node]:
-    """The nodes that a copy may be an alias of, up to the call that made the storage."""
-    roots = [copy.all_input_nodes[0]]
-    while roots[-1].all_input_nodes and _is_alias(roots[-1], roots[-1].all_input_nodes[0]):
-        roots.append(roots[-1].all_input_nodes[0])
-    return roots
+def _aliased_input(node: Node) -> list[Node]:
+    return [n for n in node.all_input_nodes[:1] if _is_alias(node, n)]
 
 
-def _aliases(nodes: Sequence[Node], start: Iterable[Node], without: set[Node]) -> set[Node]:
+def _aliases(region: Region, start: Iterable[Node], without: Collection[Node] = ()) -> set[Node]:
     aliases = set(start)
-    for node in nodes:
-        if node not in without and any(
-            source in aliases and _is_alias(node, source) for source in node.all_input_nodes
-        ):
+    for node in region.nodes:
+        sources = aliases.intersection(node.all_input_nodes)
+        if node not in without and any(_is_alias(node, source) for source in sources):
             aliases.add(node)
     return aliases
 
@@ -172,66 +141,54 @@ def _is_alias(node: Node, source: Node) -> bool:
 # Dims, strides and history: a view takes them from its base at the place where it is made
 
 
-def _first_touches(graph: HostGraph, region: Extent) -> dict[Node, int]:
-    """The place where each operand is first used, even if only by a view."""
+def _mutators(graph: HostGraph, names: frozenset[str]) -> list[Node]:
+    return [m for m in graph.mutators if facts.name(m) in names]
+
+
+def _changes_results(graph: HostGraph, region: Region, call: Node) -> bool:
+    own = set[int]().union(*map(facts.storages, (*region.nodes, region.end)))
+    return not graph.mutators[call].isdisjoint(own)
+
+
+def _changes_operand(graph: HostGraph, region: Region, call: Node) -> bool:
+    """Whether a call acts on an operand that the region has used before, even if only by a view."""
     users = {*region.nodes, *region.makers}
-    return {
-        leaf: min((graph.order[n] for n in leaf.users if n in users), default=0)
-        for leaf in (*region.leaves, *region.makers)
-    }
+    return any(
+        graph.mutators[call] & facts.storages(operand)
+        and min((graph.order[n] for n in operand.users if n in users), default=0)
+        < graph.order[call]
+        for operand in (*region.leaves, *region.makers)
+    )
 
 
-def _calls(graph: HostGraph, names: frozenset[str]) -> dict[Node, frozenset[int]]:
-    return {m: changed for m, changed in graph.mutators.items() if facts.name(m) in names}
-
-
-def _check_dims(graph: HostGraph, region: Extent) -> None:
+def _check_dims(graph: HostGraph, region: Region) -> None:
     """Refuse calls that change dims in place. A fake value shows the dims at the end only."""
-    calls = _calls(graph, functions.RESHAPES)
-    if not calls:
-        return
-    own = frozenset().union(*map(facts.storages, region.results))
-    touches = _first_touches(graph, region)
-    for call, changed in calls.items():
-        if changed & own:
-            raise Refused(
-                Code.MUTATED_SCORES, f"{places.describe(call)} changes dims of the scores in place"
-            )
-        for operand, place in touches.items():
-            if changed & facts.storages(operand) and graph.order[call] > place:
-                raise Refused(
-                    Code.MUTATED_OPERAND, f"{places.describe(call)} changes dims of an operand"
-                )
+    for call in _mutators(graph, functions.RESHAPES):
+        if _changes_results(graph, region, call):
+            reason = f"{places.describe(call)} changes dims of the scores in place"
+            raise Refused(Code.MUTATED_SCORES, reason)
+        if _changes_operand(graph, region, call):
+            reason = f"{places.describe(call)} changes dims of an operand"
+            raise Refused(Code.MUTATED_OPERAND, reason)
 
 
-def _check_history(graph: HostGraph, region: Extent) -> None:
-    touches = _first_touches(graph, region)
+def _check_history(graph: HostGraph, region: Region) -> None:
     trains = any(map(facts.may_want_gradients, (*region.nodes, *region.leaves)))
-    own = frozenset().union(*map(facts.storages, region.results)) if trains else frozenset[int]()
-    for call, changed in _calls(graph, functions.CUTS).items():
-        late = [
-            operand
-            for operand, place in touches.items()
-            if changed & facts.storages(operand) and graph.order[call] > place
-        ]
-        if changed & own or late:
-            raise Refused(
-                Code.GRAD_MODE, f"{places.describe(call)} cuts a tensor of the region from autograd"
-            )
+    for call in _mutators(graph, functions.CUTS):
+        if _changes_operand(graph, region, call) or (
+            trains and _changes_results(graph, region, call)
+        ):
+            reason = f"{places.describe(call)} cuts a tensor of the region from autograd"
+            raise Refused(Code.GRAD_MODE, reason)
     if trains:
         _check_silent_writes(graph, region)
 
 
-def _check_silent_writes(graph: HostGraph, region: Extent) -> None:
-    """Refuse scores that are changed through an alias without history: autograd misses the
-    change.
-    """
-    writers = [n for n in region.nodes if n in graph.mutators]
+def _check_silent_writes(graph: HostGraph, region: Region) -> None:
+    """Refuse scores that are changed through an alias without history, unseen by autograd."""
+    writers = _writers(graph, region)
     for alias in filter(writes.cuts_history, region.nodes if writers else ()):
         for writer in writers:
             if graph.mutators[writer] & facts.storages(alias):
-                raise Refused(
-                    Code.GRAD_MODE,
-                    f"{places.describe(writer)} changes the scores through "
-                    f"{places.describe(alias)}, unseen by autograd",
-                )
+                reason = f"changes the scores through {places.describe(alias)}, unseen by autograd"
+                raise Refused(Code.GRAD_MODE, f"{places.describe(writer)} {reason}")

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ..._compat import dynamo, fx, operators, subclasses
 from . import functions
+
+T = TypeVar("T")
 
 # fmt: off
 _RANDOM = re.compile(
@@ -32,6 +35,24 @@ _OPAQUE_MODULES = (
     "torch._functorch",
 )
 # fmt: on
+
+
+def walk(starts: Iterable[T], following: Callable[[T], Iterable[T]]) -> Iterator[T]:
+    """What is reached from some nodes, themselves first, then the nearest: each once."""
+    queue = deque(dict.fromkeys(starts))
+    reached = set(queue)
+    while queue:
+        node = queue.popleft()
+        yield node
+        for other in following(node):
+            if other not in reached:
+                reached.add(other)
+                queue.append(other)
+
+
+def is_call(node: Node) -> bool:
+    """Whether a node calls a function or a method."""
+    return node.op in ("call_function", "call_method")
 
 
 def value(node: Node) -> Any:
@@ -52,24 +73,22 @@ def tensors(node: Node) -> list[torch.Tensor]:
 
 def storages(node: Node) -> set[int]:
     """The identities of the storages of a node's value. A nested tensor has several."""
-    own = _storages(p for t in tensors(node) for p in (t, *subclasses.inner_tensors(t)))
-    return own | _behind_idle_dropouts(node.graph, own)
+    parts = (p for t in tensors(node) for p in (t, *subclasses.inner_tensors(t)))
+    return _behind_idle_dropouts(node.graph, _storages(parts))
 
 
 def written_storages(node: Node) -> set[int]:
-    """The storages that a write into a node's value changes: of a nested tensor, its values
-    only.
-    """
-    own = _storages(
-        part
-        for t in tensors(node)
-        for part in (t, subclasses.values_of(t), *subclasses.wrapped_by(t))
-    )
-    return own | _behind_idle_dropouts(node.graph, own)
+    """The storages that a write into a node changes: of a nested tensor, its values only."""
+    parts = [p for t in tensors(node) for p in (t, subclasses.values_of(t))]
+    wrapped = [p for t in tensors(node) for p in subclasses.wrapped_by(t)]
+    return _behind_idle_dropouts(node.graph, _storages([*parts, *wrapped]))
 
 
 def _behind_idle_dropouts(graph: Graph, own: set[int]) -> set[int]:
-    """The storages of arguments that a dropout returns unchanged. Its fake value is a copy."""
+    """Add the storages of arguments that dropouts return unchanged. Their fake values are copies.
+
+    A dropout may drop nothing if p is 0 or varies, or if it is not in training.
+    """
     result = set(own)
     dropouts = [
         node
@@ -77,29 +96,22 @@ def _behind_idle_dropouts(graph: Graph, own: set[int]) -> set[int]:
         for node in graph.find_nodes(op="call_function", target=target)
     ]
     for node in reversed(dropouts):
-        outputs, inputs = _storages(tensors(node)), _storages(tensors(node.all_input_nodes[0]))
-        if not result.isdisjoint(outputs) and _is_idle(node):
-            result |= inputs
+        p = _rate(node)
+        is_idle = p is None or isinstance(p, Node) or p == 0.0
+        if is_idle and not result.isdisjoint(_storages(tensors(node))):
+            result |= _storages(tensors(node.all_input_nodes[0]))
     return result
 
 
-def _is_idle(dropout: Node) -> bool:
-    """Whether a dropout may drop nothing: p is 0 or varies, or it is not in training."""
-    p = _rate(dropout)
-    return p is None or isinstance(p, Node) or bool(p == 0.0)
-
-
 def drops_at_times(node: Node) -> bool:
-    """Whether a node is a dropout in training whose rate varies, so that it is 0 at most by now."""
+    """Whether a node is a dropout in training whose rate varies."""
     return "dropout" in name(node) and isinstance(_rate(node), Node)
 
 
 def _rate(dropout: Node) -> Any:
     """The p of a dropout; None where it is not in training."""
     arguments = dict(zip(("input", "p", "training", "inplace"), dropout.args, strict=False))
-    arguments = arguments | {
-        "training" if k == "train" else k: x for k, x in dropout.kwargs.items()
-    }
+    arguments |= {"training" if k == "train" else k: x for k, x in dropout.kwargs.items()}
     return None if arguments.get("training", True) is False else arguments.get("p", 0.5)
 
 
@@ -142,9 +154,7 @@ _ATTRIBUTES = {"numpy_T": "T", "matrix_H": "H"}
 
 
 def name(node: Node) -> str:
-    """The short name of what a node calls, such as "matmul", "mul_" or "mT"; "" if it is no
-    call.
-    """
+    """The short name of what a node calls, such as "matmul", "mul_" or "mT", or ""."""
     target: Any = node.target
     if node.op == "call_method":
         return str(target)
@@ -175,14 +185,10 @@ def read_by_item(node: Node | None) -> Node | None:
 
 
 def is_opaque(node: Node) -> bool:
-    """Whether a call is no plain torch function: a higher-order or custom op, a module, user
-    code.
-    """
-    if node.op == "call_method":
-        return False
-    return node.op == "call_module" or (
-        node.op == "call_function" and _is_opaque_target(node.target)
-    )
+    """Whether a call is no plain torch function, but such as a custom op or user code."""
+    if node.op == "call_function":
+        return _is_opaque_target(node.target)
+    return node.op == "call_module"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -199,41 +205,31 @@ def _is_opaque_target(target: Any) -> bool:
 
 
 def is_einops(node: Node) -> bool:
-    """Whether a node calls einops, which is made of plain calls. torch 2.11 does not trace into
-    it.
-    """
+    """Whether a node calls einops, into which torch 2.11 does not trace: plain calls, all of it."""
     module = getattr(node.target, "__module__", None) or ""
     return node.op == "call_function" and module.startswith("einops.")
 
 
 def is_view(node: Node) -> bool:
     """Whether a call is always a view: it returns its first argument's storage in another shape."""
-    if (
-        node.op not in ("call_function", "call_method")
-        or is_opaque(node)
-        or len(tensors(node)) != 1
-    ):
+    if not is_call(node) or is_opaque(node) or len(tensors(node)) != 1 or not node.all_input_nodes:
         return False
     if name(node) == "getitem":
-        shaping = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
-        if not all(part is None or part is Ellipsis or part == slice(None) for part in shaping):
-            return False
-    elif name(node) not in functions.VIEWS or any(
-        isinstance(a, torch.dtype) for a in (*node.args, *node.kwargs.values())
-    ):
-        return False
-    return (
-        bool(node.all_input_nodes)
-        and storages(node) <= storages(node.all_input_nodes[0])
-        and is_plain(node)
-    )
+        parts = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        shapes_only = all(part is None or part is Ellipsis or part == slice(None) for part in parts)
+    else:
+        arguments = (*node.args, *node.kwargs.values())
+        casts = any(isinstance(argument, torch.dtype) for argument in arguments)
+        shapes_only = name(node) in functions.VIEWS and not casts
+    same_storage = shapes_only and storages(node) <= storages(node.all_input_nodes[0])
+    return same_storage and is_plain(node)
 
 
 def is_random(node: Node) -> bool:
     """Whether a call may draw random numbers."""
-    called = name(node)
-    known = _RANDOM.search(called)
-    return bool(known) or any(map(operators.draws_random, operators.aten_overloads(called)))
+    if _RANDOM.search(name(node)):
+        return True
+    return any(map(operators.draws_random, operators.aten_overloads(name(node))))
 
 
 def flat_nodes(arguments: Any) -> list[Node]:
@@ -258,15 +254,16 @@ def may_want_gradients(node: Node) -> bool:
 
 
 def bodies(gm: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
-    """(call site, body) of each plain body that the graph calls, such as a checkpoint or a
-    branch.
-    """
+    """(call site, body) of each plain body that a graph calls: checkpoints, branches."""
     for node in gm.graph.nodes:
         if node.op == "call_function" and fx.has_plain_bodies(node.target):
-            for argument in _get_attrs(node.args):
-                body = fx.body_of(argument)
-                if body is not None:
-                    yield node, body
+            yield from ((node, body) for body in bodies_of(node))
+
+
+def bodies_of(call: Node) -> list[GraphModule]:
+    """The graphs that a call gets as arguments."""
+    attributes = (n for n in call.all_input_nodes if n.op == "get_attr")
+    return [body for n in attributes if (body := fx.body_of(n)) is not None]
 
 
 def body_inputs(call: Node, body: GraphModule) -> list[tuple[Node, Node]]:
@@ -274,7 +271,3 @@ def body_inputs(call: Node, body: GraphModule) -> list[tuple[Node, Node]]:
     inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
     operands = fx.tree_leaves(list(call.args))[-len(inputs) :] if inputs else []
     return [(inner, x) for inner, x in zip(inputs, operands) if isinstance(x, Node)]
-
-
-def _get_attrs(arguments: Any) -> Iterable[Node]:
-    return [n for n in flat_nodes(arguments) if n.op == "get_attr"]

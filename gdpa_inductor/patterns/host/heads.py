@@ -11,7 +11,7 @@ from typing import Any
 from torch.fx import Node
 
 from . import facts
-from .sizes import same
+from .sizes import same_shape
 
 _SPLITS = frozenset(["split", "split_with_sizes", "chunk"])
 _JOINS = frozenset(["cat", "concat", "concatenate"])
@@ -24,26 +24,28 @@ def split_of(join: Node) -> Node | None:
     """
     if facts.name(join) not in _JOINS:
         return None
-    inputs: Any = join.args[0] if join.args else join.kwargs.get("tensors")
-    split = _source_of(inputs) if isinstance(inputs, (list, tuple)) else _as_split(inputs)
+    inputs = facts.argument(join, 0, "tensors")
+    if isinstance(inputs, (list, tuple)):
+        splits = {n.args[0] if _is_item(n) else None for n in inputs}
+        numbers = [n.args[1] for n in inputs if _is_item(n)]
+    else:
+        splits, numbers = {inputs}, []
+    split = _as_split(splits.pop()) if len(splits) == 1 else None
     if split is None:
         return None
     pieces = facts.tensors(split)
-    alike = all(all(map(same, piece.shape, pieces[0].shape)) for piece in pieces)
-    if not alike or len(pieces) < 2:
-        return None
-    if isinstance(inputs, (list, tuple)) and [n.args[1] for n in inputs] != [*range(len(pieces))]:
+    alike = all(same_shape(piece.shape, pieces[0].shape) for piece in pieces)
+    if not alike or len(pieces) < 2 or numbers not in ([], [*range(len(pieces))]):
         return None
     (source,), (output,) = facts.tensors(split.all_input_nodes[0]), facts.tensors(join)
-    along_another_dim = not all(map(same, output.shape, source.shape))
-    return split if along_another_dim else None
+    return None if same_shape(output.shape, source.shape) else split
 
 
 def leads_to_a_join(node: Node) -> bool:
     """Whether a node is a join with a `split_of`, that split, or one of its pieces."""
     if facts.name(node) in _SPLITS:
         return any(map(leads_to_a_join, node.users))
-    if facts.name(node) == "getitem":
+    if _is_item(node):
         split = _as_split(node.args[0])
         return split is not None and any(split_of(user) is split for user in node.users)
     return split_of(node) is not None
@@ -53,10 +55,5 @@ def _as_split(value: Any) -> Node | None:
     return value if isinstance(value, Node) and facts.name(value) in _SPLITS else None
 
 
-def _source_of(pieces: Any) -> Node | None:
-    """The split that all these nodes are pieces of."""
-    items = [n for n in pieces if isinstance(n, Node) and facts.name(n) == "getitem"]
-    splits = {n.args[0] for n in items}
-    if len(items) != len(pieces) or len(splits) != 1:
-        return None
-    return _as_split(splits.pop())
+def _is_item(value: Any) -> bool:
+    return isinstance(value, Node) and facts.name(value) == "getitem"

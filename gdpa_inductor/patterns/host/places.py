@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 
 from torch.fx import Node
@@ -23,13 +21,10 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 def location(node: Node) -> str:
     """`file:line` of the innermost frame of the user's own code, else of the innermost frame."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    own = [
-        frame
-        for frame in frames
-        if not _LIBRARY.search(frame[0]) and not frame[0].startswith(_PACKAGE)
-    ]
+    own = [(file, line) for file, line in frames if not _LIBRARY.search(file)]
+    own = [(file, line) for file, line in own if not file.startswith(_PACKAGE)]
     chosen = own or frames
-    return f"{chosen[-1][0]}:{chosen[-1][1]}" if chosen else ""
+    return ":".join(chosen[-1]) if chosen else ""
 
 
 def describe(node: Node) -> str:
@@ -48,7 +43,7 @@ _GLOBAL = re.compile(r"^G\['(\w+)'\]")
 
 def module(*nodes: Node) -> str:
     """The path of the innermost module that runs all of `nodes`, such as "layers.0", or ""."""
-    paths = [_within(_modules(node)[-1:]).split(".") for node in nodes]
+    paths = [_within(_modules(node)[-1]).split(".") for node in nodes]
     levels = itertools.takewhile(lambda level: len(set(level)) == 1, zip(*paths, strict=False))
     return ".".join(level[0] for level in levels)
 
@@ -56,7 +51,7 @@ def module(*nodes: Node) -> str:
 def _modules(node: Node) -> list[str]:
     """The modules that a node was called in, the outermost first, as torch names them."""
     called = node.meta.get("nn_module_stack") or {}
-    return [_written(str(path)) for path, *_ in called.values()]
+    return [_written(str(path)) for path, *_ in called.values()] or [""]
 
 
 def _written(path: str) -> str:
@@ -67,20 +62,16 @@ def _written(path: str) -> str:
     return _GLOBAL.sub(r"\1", path)
 
 
-def _within(paths: Sequence[str]) -> str:
-    return _ROOT.sub("", paths[0]).lstrip(".") if paths else ""
+def _within(path: str) -> str:
+    return _ROOT.sub("", path).lstrip(".")
 
 
 def stored_from(node: Node) -> str:
     """The attribute that keeps a node, or what is made from it (`self.weights = w`), or ""."""
     stored = dynamo.stored_attributes()
-    seen, queue = {node}, deque([node] if stored else [])
-    while queue:
-        node = queue.popleft()
-        if id(facts.value(node)) in stored:
-            return stored[id(facts.value(node))]
-        queue += [user for user in node.users if user not in seen]
-        seen.update(node.users)
+    for user in facts.walk([node] if stored else [], lambda n: n.users):
+        if id(facts.value(user)) in stored:
+            return stored[id(facts.value(user))]
     return ""
 
 
@@ -90,9 +81,9 @@ def origin(leaf: Node, user: Node) -> Origin:
     root = _ROOT.match(source)
     if root is None:
         name = leaf.name
-    elif modules and modules[0].startswith(root[0]):
-        own = _within(modules[-1:])
-        name = _within([source]).removeprefix(f"{own}." if own else "")
+    elif modules[0].startswith(root[0]):
+        own = _within(modules[-1])
+        name = _within(source).removeprefix(f"{own}." if own else "")
     else:
         name = root[1] + source[root.end() :]
     return Origin(name or leaf.name, location(leaf), leaf.name)

@@ -11,6 +11,8 @@ from torch.fx import Node
 from ..._compat import dynamo
 from . import facts, functions
 
+_SAME_ELEMENTS = functions.VIEWS | functions.CASTS
+
 
 def is_product(node: Node) -> bool:
     """Whether a node is a matrix product: it contracts two operands."""
@@ -18,6 +20,11 @@ def is_product(node: Node) -> bool:
     if called not in functions.PRODUCTS or facts.is_opaque(node) or len(operands(node)) < 2:
         return False
     return called != "einsum" or _contracts(node)
+
+
+def of_activations(node: Node) -> bool:
+    """Whether a node is a product, and none with a weight."""
+    return is_product(node) and not is_weight_product(node)
 
 
 def operands(node: Node) -> list[Node]:
@@ -61,29 +68,19 @@ def is_weight_product(node: Node) -> bool:
     flat = [n for n in factors if facts.tensors(n)[0].dim() <= 2]
     if facts.name(node) == "einsum":
         return any(_is_parameter(origin(n)) for n in flat)
-    return 0 < len(flat) < len(factors) or any(
-        origin(n).op in ("placeholder", "get_attr") for n in flat
-    )
-
-
-def multiplies_a_weight(node: Node) -> bool:
-    """A product with a weight, or a convolution."""
-    called = facts.name(node)
-    return called in functions.CONVOLUTIONS or (is_product(node) and is_weight_product(node))
+    if 0 < len(flat) < len(factors):
+        return True
+    return any(origin(n).op in ("placeholder", "get_attr") for n in flat)
 
 
 def is_flat_input(node: Node) -> bool:
     """Whether a node is a 2-D input that no module owns. It may be a weight or an activation."""
     source = origin(node)
-    owned = re.search(r"\._(modules|parameters|buffers)\b", dynamo.source_name(source))
-    flat = [t.dim() == 2 for t in facts.tensors(node)] == [True]
-    return (
-        flat
-        and source.op == "placeholder"
-        and bool(dynamo.source_name(source))
-        and owned is None
-        and not _is_parameter(source)
-    )
+    if [t.dim() for t in facts.tensors(node)] != [2] or source.op != "placeholder":
+        return False
+    name = dynamo.source_name(source)
+    owned = re.search(r"\._(modules|parameters|buffers)\b", name)
+    return bool(name) and not owned and not _is_parameter(source)
 
 
 _FAR = 16  # how many nodes before a 2-D tensor are looked at; beyond, it counts as a weight
@@ -103,11 +100,7 @@ def _is_flat_throughout(node: Node) -> bool:
 
 def origin(node: Node) -> Node:
     """The node at the beginning of a chain of views and casts."""
-    while (
-        node.op.startswith("call")
-        and (facts.name(node) in functions.VIEWS or facts.name(node) in functions.CASTS)
-        and node.all_input_nodes
-    ):
+    while facts.name(node) in _SAME_ELEMENTS and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
 

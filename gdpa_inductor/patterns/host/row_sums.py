@@ -6,14 +6,14 @@ these sums with the same product, and that is fused: `ADVICE` says so where it a
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterator
 
 from torch.fx import Node
 
 from ...rejection import Code
 from ..result import Refused
 from . import facts, functions, places, products
-from .mixing import NO_WEIGHTS, REASONS
+from .functions import NO_WEIGHTS, REASONS
 
 ADVICE = (
     "append a column of ones to V and divide after the product: "
@@ -29,11 +29,9 @@ _CARRIES = (
 def within(sum_: Node, second: Node) -> Refused:
     """The refusal of a region that has a function in it after which scores are no weights."""
     code = NO_WEIGHTS[facts.name(sum_)]
-    summed = sum_.all_input_nodes[0]
-    fits = any(_is_quotient(n, summed, sum_) for n in _left(second)) and _sums_keys(sum_, second)
-    return Refused(
-        code, f"{places.describe(sum_)} {REASONS[code]}", change=ADVICE if fits else None
-    )
+    fits = any(_is_normalised(n, sum_) for n in _left(second)) and _sums_keys(sum_, second)
+    reason = f"{places.describe(sum_)} {REASONS[code]}"
+    return Refused(code, reason, change=ADVICE if fits else None)
 
 
 def outside(weights: Node, user: Node, second: Node) -> Refused | None:
@@ -42,11 +40,9 @@ def outside(weights: Node, user: Node, second: Node) -> Refused | None:
     if by_ones is None and not (facts.name(user) in ("sum", "mean") and _dim(user) is not None):
         return None
     sum_ = by_ones or user
-    scaled = {weights, second, *carried(second)}
-    divides = any(
-        facts.name(n) in _QUOTIENTS and not scaled.isdisjoint(n.all_input_nodes)
-        for n in carried(sum_)
-    )
+    scaled = {weights, *_carriers(second)}
+    quotients = (n for n in _carriers(sum_) if facts.name(n) in _QUOTIENTS)
+    divides = any(not scaled.isdisjoint(n.all_input_nodes) for n in quotients)
     fits = by_ones is not None or (weights in _left(second) and _sums_keys(user, second))
     if not divides and not fits:
         return None
@@ -57,7 +53,7 @@ def outside(weights: Node, user: Node, second: Node) -> Refused | None:
 
 
 def multiplies_ones(node: Node) -> bool:
-    """Whether a node is a product with a tensor of ones, or a sum of its rows in other words."""
+    """Whether a node is a product with a tensor of ones, which sums rows."""
     return products.is_product(node) and any(map(_is_ones, products.operands(node)))
 
 
@@ -69,22 +65,17 @@ def _is_ones(node: Node) -> bool:
     return bool(facts.argument(source, filled, "fill_value") in (1, 1.0))
 
 
-def carried(node: Node) -> Collection[Node]:
-    """The nodes that are made from a node by views and pointwise functions."""
-    nodes, stack = dict[Node, None](), [node]
-    while stack:
-        new = [n for n in stack.pop().users if n not in nodes and facts.name(n) in _CARRIES]
-        nodes.update(dict.fromkeys(new))
-        stack += new
-    return nodes
+def _carriers(node: Node) -> Iterator[Node]:
+    """A node, and those that are made from it by views and pointwise functions."""
+    return facts.walk([node], lambda n: (u for u in n.users if facts.name(u) in _CARRIES))
 
 
-def _is_quotient(node: Node, summed: Node, sum_: Node) -> bool:
-    """Whether a node is `summed`, divided by what is made of its sum."""
-    operands = node.all_input_nodes
+def _is_normalised(node: Node, sum_: Node) -> bool:
+    """Whether a node is what `sum_` sums, divided by what is made of the sum."""
+    operands, summed = node.all_input_nodes, sum_.all_input_nodes[0]
     if facts.name(node) not in _QUOTIENTS or len(operands) != 2 or operands[0] is not summed:
         return False
-    return operands[1] is sum_ or operands[1] in carried(sum_)
+    return operands[1] in _carriers(sum_)
 
 
 def _left(second: Node) -> list[Node]:

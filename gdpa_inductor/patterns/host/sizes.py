@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -14,6 +14,11 @@ Size = int | torch.SymInt
 def same(left: Size, right: Size) -> bool:
     """Whether two sizes are statically known to be equal."""
     return left is right or shapes.known_equal(left, right)
+
+
+def same_shape(left: Sequence[Size], right: Sequence[Size]) -> bool:
+    """Whether two shapes are statically known to be equal."""
+    return len(left) == len(right) and all(map(same, left, right))
 
 
 def alike(left: Size, right: Size) -> bool:

@@ -29,26 +29,18 @@ _RENORMALISES = frozenset(["embedding", "embedding_bag"])
 
 def mutated(node: Node) -> list[Node]:
     """The arguments that a call changes in place, or all of them if that is not known."""
-    if node.op not in ("call_function", "call_method", "call_module"):
-        return []
-    if _is_state_change(node):
-        return []
     target: Any = node.target
+    if not node.op.startswith("call_") or fx.state_change(target):
+        return []
     if isinstance(target, operators.OpOverload):
         return _written(node, operators.schema_of(target)) + _silently_written(node)
     if isinstance(target, operators.OpOverloadPacket) and facts.is_opaque(node):
         schemas = [operators.schema_of(getattr(target, name)) for name in target.overloads()]
         return list(dict.fromkeys(n for schema in schemas for n in _written(node, schema)))
     if facts.is_opaque(node):
-        bodies = [
-            fx.body_of(n) for n in facts.flat_nodes((node.args, node.kwargs)) if n.op == "get_attr"
-        ]
-        known = isinstance(target, fx.HigherOrderOperator) and any(b is not None for b in bodies)
-        if known and not any(
-            mutated(inner) for b in bodies if b is not None for inner in b.graph.nodes
-        ):
-            return []
-        return facts.flat_nodes((node.args, node.kwargs))
+        bodies = facts.bodies_of(node) if isinstance(target, fx.HigherOrderOperator) else []
+        pure = bodies and not any(mutated(inner) for body in bodies for inner in body.graph.nodes)
+        return [] if pure else node.all_input_nodes
     called = facts.name(node)
     changed = facts.flat_nodes(node.kwargs.get("out")) + _declared(node)
     trailing = (
@@ -63,10 +55,7 @@ def mutated(node: Node) -> list[Node]:
 
 
 def _declared(node: Node) -> list[Node]:
-    """The arguments that ATen's function of that name writes.
-
-    Optimizers and observers have several.
-    """
+    """The arguments that ATen's function of that name writes. Optimizers have several."""
     called = facts.name(node)
     if called in functions.WATCHERS or getattr(node.target, "__module__", "") == "_operator":
         return []
@@ -88,11 +77,8 @@ def _silently_written(node: Node) -> list[Node]:
 
 def may_alias(node: Node) -> bool:
     """Whether a call returns its argument itself or a copy, depending on strides."""
-    if (
-        facts.name(node) not in functions.MAY_ALIAS
-        or facts.is_opaque(node)
-        or not node.all_input_nodes
-    ):
+    known = facts.name(node) in functions.MAY_ALIAS and not facts.is_opaque(node)
+    if not known or not node.all_input_nodes:
         return False
     source, result = facts.tensors(node.all_input_nodes[0]), facts.tensors(node)
     return len(source) == len(result) == 1 and source[0].dtype == result[0].dtype
@@ -103,14 +89,8 @@ def cuts_history(node: Node) -> bool:
     source = node.all_input_nodes[0] if node.all_input_nodes else None
     if source is None or not facts.storages(node) & facts.storages(source):
         return False
-    lost = any(t.requires_grad for t in facts.tensors(source)) and not any(
-        t.requires_grad for t in facts.tensors(node)
-    )
+    lost = facts.requires_grad(source) and not facts.requires_grad(node)
     return facts.name(node) in functions.DETACHING or lost
-
-
-def _is_state_change(node: Node) -> bool:
-    return node.op == "call_function" and bool(fx.state_change(node.target))
 
 
 def _written(node: Node, schema: Any) -> list[Node]:

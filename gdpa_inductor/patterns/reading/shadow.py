@@ -17,7 +17,7 @@ from ..._compat import fx, operators, subclasses
 from ...rejection import Code
 from ..host import facts, places
 from ..host.ambient import Ambient
-from ..host.mixing import REASONS
+from ..host.functions import REASONS
 from ..result import Refused
 
 

@@ -5,8 +5,8 @@
 
 `rule(kind, *operands, **options)` gives the expression for one call. `kind` is that of the call's
 result ("f", "i", "b"). Tensor operands and numbers are expressions; all else is as ATen has it.
-What is not here, or raises `Unknown`, is refused; `host.mixing` says why a known function that is
-not point-wise is.
+What is not here, or raises `Unknown`, is refused; `host.functions` says why a known function
+that is not point-wise is.
 """
 
 from __future__ import annotations

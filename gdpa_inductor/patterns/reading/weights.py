@@ -23,7 +23,7 @@ from torch.fx import Node
 from ...program.expr import SCORE, Expr, aux, call, const, postorder
 from ...rejection import Code
 from ..host import facts, functions
-from ..host.mixing import MIXING, REASONS
+from ..host.functions import MIXING, REASONS
 from ..host.sizes import Size
 from ..result import Refused
 from . import contract, symbolic

@@ -15,38 +15,40 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..._compat import shapes
+from ..._compat.shapes import expression_of
 from ...ops import ATTENTION
-from ..host.sizes import same
-from .recipe import Handle, Recipe
+from ..host.sizes import same_shape
+from .recipe import Handle, Recipe, map_nested
 
 aten = torch.ops.aten
 _VALUE = ATTENTION.positional.index("value")
 
 
 @dataclass
-class _Replay:
-    """Recipes that are written into one. Equal calls are made once."""
+class _Merge:
+    """Recipes that are written into one. Equal calls are made once.
+
+    calls:    The calls in the new recipe, by what they compute.
+    handles:  Their results, by the calls of the old recipes. The user's tensors, by their nodes.
+    """
 
     recipe: Recipe
-    nodes: dict[Node, Handle] = field(default_factory=dict)
-    known: dict[Any, Handle] = field(default_factory=dict)
-    handles: dict[Handle, Handle] = field(default_factory=dict)
+    calls: dict[Any, Handle] = field(default_factory=dict)
+    handles: dict[Handle | Node, Handle] = field(default_factory=dict)
 
-    def again(self, call: Handle) -> None:
+    def replay(self, call: Handle) -> None:
         args = self.arguments(call.args)
         key = call.target, self.key(args), tuple(sorted(call.options.items()))
-        if key not in self.known:
+        if key not in self.calls:
             assert call.target is not None
-            self.known[key] = self.recipe.call(call.target, *args, **call.options)
-        self.handles[call] = self.known[key]
+            self.calls[key] = self.recipe.call(call.target, *args, **call.options)
+        self.handles[call] = self.calls[key]
 
     def arguments(self, args: Any) -> Any:
-        if isinstance(args, (tuple, list)):
-            return type(args)(self.arguments(a) for a in args)
-        if isinstance(args, Handle) and args.node is not None:
-            return self.nodes.setdefault(args.node, args)
-        return self.handles[args] if isinstance(args, Handle) else args
+        return map_nested(lambda x: self._handle(x) if isinstance(x, Handle) else x, args)
+
+    def _handle(self, old: Handle) -> Handle:
+        return self.handles[old] if old.node is None else self.handles.setdefault(old.node, old)
 
     def key(self, args: Any) -> Any:
         """Equal for arguments that mean the same."""
@@ -54,49 +56,43 @@ class _Replay:
             return tuple(map(self.key, args))
         if isinstance(args, Handle):
             return id(args)
-        return str(shapes.expression_of(args)) if isinstance(args, torch.SymInt) else args
+        return str(expression_of(args)) if isinstance(args, torch.SymInt) else args
 
 
 def concatenate(parts: Sequence[tuple[Recipe, Handle]]) -> tuple[Recipe, list[Handle]] | None:
-    """The calls that replace several regions, and the result of each; None where their weights or
-    the outer sizes of their values differ. parts: (recipe, result) of each region.
+    """(the calls that replace several regions, the result of each) for (recipe, result) of each.
+
+    None if their weights or the outer sizes of their values differ.
     """
     first = parts[0][0]
-    replay = _Replay(Recipe(first.grad, first.fake_mode))
+    merged = _Merge(Recipe(first.grad, first.fake_mode))
     calls, arguments = [], []
     for recipe, _ in parts:
         call = recipe.attention
         for before in recipe.calls[: recipe.calls.index(call)]:
-            replay.again(before)
+            merged.replay(before)
         calls.append(call)
-        arguments.append(list(replay.arguments(call.args)))
+        arguments.append(list(merged.arguments(call.args)))
     values: list[Handle] = [args[_VALUE] for args in arguments]
-    rest = [replay.key([*args[:_VALUE], *args[_VALUE + 1 :]]) for args in arguments]
-    if any(other != rest[0] for other in rest) or not all(_fit(values[0], v) for v in values):
+    rest = [merged.key([*args[:_VALUE], *args[_VALUE + 1 :]]) for args in arguments]
+    dtypes, shapes = {v.value.dtype for v in values}, [v.value.shape[:-1] for v in values]
+    if any(other != rest[0] for other in rest) or len(dtypes) > 1:
+        return None
+    if not all(same_shape(shapes[0], shape) for shape in shapes):
         return None
     distinct = list(dict.fromkeys(values))
     several = len(distinct) > 1
-    value = replay.recipe.call(aten.cat.default, distinct, -1) if several else distinct[0]
+    value = merged.recipe.call(aten.cat.default, distinct, -1) if several else distinct[0]
     args = [*arguments[0][:_VALUE], value, *arguments[0][_VALUE + 1 :]]
-    output = replay.recipe.call(ATTENTION.op, *args)
+    output = merged.recipe.call(ATTENTION.op, *args)
     results = []
     for (recipe, result), call, value in zip(parts, calls, values, strict=True):
         start = sum(v.value.shape[-1] for v in distinct[: distinct.index(value)])
-        replay.handles[call] = _part(replay.recipe, output, start, call)
+        merged.handles[call] = _part(merged.recipe, output, start, call)
         for after in recipe.calls[recipe.calls.index(call) + 1 :]:
-            replay.again(after)
-        results.append(replay.handles[result])
-    return replay.recipe, results
-
-
-def _fit(one: Handle, other: Handle) -> bool:
-    """Whether two values can stand side by side."""
-    pairs = zip(one.value.shape[:-1], other.value.shape[:-1], strict=False)
-    return (
-        one.value.dtype == other.value.dtype
-        and one.value.dim() == other.value.dim()
-        and all(same(a, b) for a, b in pairs)
-    )
+            merged.replay(after)
+        results.append(merged.handles[result])
+    return merged.recipe, results
 
 
 def _part(recipe: Recipe, output: Handle, start: Any, like: Handle) -> Handle:

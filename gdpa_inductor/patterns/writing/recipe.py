@@ -7,7 +7,7 @@ the graph.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,18 +58,11 @@ class Recipe:
         (attention,) = (call for call in self.calls if call.target is ATTENTION.op)
         return attention
 
-    def leaf(self, node: Node, dtype: torch.dtype | None = None) -> Handle:
-        """A tensor of the user; for a nested tensor, its values.
+    def leaf(self, node: Node, dtype: torch.dtype | None = None, *, part: str = "values") -> Handle:
+        """A tensor of the user; for a nested tensor, one of its parts.
 
         dtype: The dtype to which it will be cast. A copy has it already.
         """
-        return self._tensor(node, "values", dtype)
-
-    def offsets(self, node: Node) -> Handle:
-        """A tensor of offsets, or the offsets of a nested tensor."""
-        return self._tensor(node, "offsets")
-
-    def _tensor(self, node: Node, part: str, dtype: torch.dtype | None = None) -> Handle:
         key = node, part, dtype
         if key in self._copies:
             return self._copies[key]
@@ -90,9 +83,11 @@ class Recipe:
             torch.set_grad_enabled(self.grad),
             fx.without_guards(self.fake_mode),
         ):
-            values = _values(args)
-            run = getattr(values[0], target) if isinstance(target, str) else target
-            value = run(*(values[1:] if isinstance(target, str) else values), **options)
+            values = map_nested(lambda x: x.value if isinstance(x, Handle) else x, args)
+            if isinstance(target, str):
+                value = getattr(values[0], target)(*values[1:], **options)
+            else:
+                value = target(*values, **options)
         handle = Handle(value, None, target, args, options)
         self.calls.append(handle)
         return handle
@@ -103,64 +98,50 @@ class Recipe:
         Digits of `target` that the source lacks are expanded. It copies only if strides require it.
         """
         source, index = self._selected(source, index)
+        have, wanted = _atoms(index), _atoms(target)
         if index == target:
             return source
-        have = tuple(itertools.chain.from_iterable(index))
-        if not set(have) <= set(itertools.chain.from_iterable(target)):
+        if not set(have) <= set(wanted):
             raise Refused(Code.LAYOUT, "an operand has a dimension that the scores lack")
-        if have == tuple(itertools.chain.from_iterable(target)):
-            return self._reshape(source, target)
-        if any(len(digits) != 1 for digits in index):
-            source = self.call(aten.reshape.default, source, [atom.size for atom in have])
-        source = self._expanded(self._permuted(source, have, target), have, target)
-        single = all(len(digits) <= 1 for digits in target)
-        return source if single else self._reshape(source, target)
+        if have != wanted:
+            source = self._split(source, index)
+            order = [have.index(atom) for atom in wanted if atom in have]
+            if order != list(range(len(order))):
+                source = self.call(aten.permute.default, source, order)
+            source = self._expanded(source, have, target)
+            if all(len(digits) <= 1 for digits in target):
+                return source
+        # Not `view`: in a dim of size 1 the real stride may differ from that of the fake.
+        return self.call(aten.reshape.default, source, [sizes(digits) for digits in target])
 
-    def _permuted(self, source: Handle, have: Digits, target: Index) -> Handle:
-        """The dims `have`, which have one atom each, in the order of `target`."""
-        wanted = itertools.chain.from_iterable(target)
-        order = [have.index(atom) for atom in wanted if atom in have]
-        if order == list(range(len(order))):
+    def _split(self, source: Handle, index: Index) -> Handle:
+        """A dim for each atom."""
+        if all(len(digits) == 1 for digits in index):
             return source
-        return self.call(aten.permute.default, source, order)
+        return self.call(aten.reshape.default, source, [atom.size for atom in _atoms(index)])
 
     def _expanded(self, source: Handle, have: Digits, target: Index) -> Handle:
         """A dim for each atom of `target`. Atoms that are not in `have` are expanded."""
         dims: list[Digits] = []
         for digits in target:
-            if not digits:
-                source = self.call(aten.unsqueeze.default, source, len(dims))
-                dims.append(())
-            for atom in digits:
+            for atom in digits or (None,):
                 if atom not in have:
                     source = self.call(aten.unsqueeze.default, source, len(dims))
-                dims.append((atom,))
-        if set(have) >= set(itertools.chain.from_iterable(dims)):
+                dims.append(() if atom is None else (atom,))
+        if set(have) >= set(_atoms(target)):
             return source
         return self.call(aten.expand.default, source, [sizes(digits) for digits in dims])
 
     def _selected(self, source: Handle, index: Index) -> tuple[Handle, Index]:
         """The tensor without fixed atoms."""
-        have = tuple(itertools.chain.from_iterable(index))
+        have = _atoms(index)
         if not any(atom.is_fixed for atom in have):
             return source, index
-        if any(len(digits) != 1 for digits in index):
-            source = self.call(aten.reshape.default, source, [atom.size for atom in have])
+        source = self._split(source, index)
         for dim in reversed(range(len(have))):
             if have[dim].is_fixed:
                 source = self.call(aten.select.int, source, dim, have[dim].value)
         return source, tuple((atom,) for atom in have if not atom.is_fixed)
-
-    def _reshape(self, source: Handle, target: Index) -> Handle:
-        """The same digits in the same order, in the dims of `target`."""
-        # Not `view`: in a dim of size 1 the real stride may differ from that of the fake.
-        return self.call(aten.reshape.default, source, [sizes(digits) for digits in target])
-
-    def sized(self, source: Handle, shape: Sequence[Size]) -> Handle:
-        """The same tensor with other symbols for its sizes. The call checks at run time."""
-        if all(map(same, source.value.shape, shape)):
-            return source
-        return self.call(aten.view.default, source, list(shape))
 
     def contiguous(self, source: Handle) -> Handle:
         return self.call(aten.clone.default, source, memory_format=torch.contiguous_format)
@@ -174,60 +155,37 @@ class Recipe:
 
         A view that was made under `no_grad` must not be written into while gradients flow.
         """
-        is_call = source.node is None and source.target is not ATTENTION.op
-        return self.call(aten.detach.default, source) if is_call else source
-
-    def duplicated(self, source: Handle) -> Handle:
-        """A copy with the same strides."""
-        return self.call(aten.clone.default, source)
+        may_be_view = source.node is None and source.target is not ATTENTION.op
+        return self.call(aten.detach.default, source) if may_be_view else source
 
     def detached(self, source: Handle) -> Handle:
         """The tensor without a gradient. In an exported graph it may want one: nobody knows yet."""
         return self.call(aten.detach.default, source) if self.grad else source
 
-    def summed(self, source: Handle, dims: Sequence[int]) -> Handle:
-        """The sum over some dims, which stay with size 1."""
-        return self.call(aten.sum.dim_IntList, source, list(dims), True) if dims else source
-
-    def moved(self, source: Handle, device: torch.device) -> Handle:
-        same_device = source.value.device == device
-        return source if same_device else self.call(aten._to_copy.default, source, device=device)
-
-    def expanded(self, source: Handle, batch: Digits) -> Handle:
-        """[1, ...] expanded to [batch, ...]."""
-        return self.call(aten.expand.default, source, [sizes(batch), *source.value.shape[1:]])
-
     def sizes(self) -> list[Size]:
         """All symbolic sizes in the arguments of the calls."""
-        symbols: list[Size] = []
-        for call in self.calls:
-            for arg in fx.tree_leaves(list(call.args)):
-                if isinstance(arg, torch.SymInt):
-                    symbols.append(arg)
-        return symbols
+        arguments = (x for call in self.calls for x in fx.tree_leaves(list(call.args)))
+        return [x for x in arguments if isinstance(x, torch.SymInt)]
 
     def with_strides(self, source: Handle, wanted: torch.Tensor) -> Handle:
         """The same tensor with the strides of `wanted`. It is copied only if they differ."""
-        if _same_strides(source.value, wanted):
+        strides = zip(source.value.shape, source.value.stride(), wanted.stride(), strict=True)
+        if all(is_one(size) or same(old, new) for size, old, new in strides):
             return source
-        order = sorted(range(wanted.dim()), key=lambda d: _stride_key(wanted, d))
-        back = [order.index(d) for d in range(wanted.dim())]
+        hints = map(shapes.size_hint, wanted.stride())
+        known = [1 << 60 if hint is None else hint for hint in hints]
+        order = sorted(range(wanted.dim()), key=lambda dim: -known[dim])
+        back = [order.index(dim) for dim in range(wanted.dim())]
         source = self.contiguous(self.call(aten.permute.default, source, order))
         return self.call(aten.permute.default, source, back)
 
 
-def _values(args: Any) -> Any:
-    """The fake values of handles in nested arguments."""
+def map_nested(function: Callable[[Any], Any], args: Any) -> Any:
+    """Apply a function to everything in nested tuples and lists."""
     if isinstance(args, (tuple, list)):
-        return type(args)(_values(a) for a in args)
-    return args.value if isinstance(args, Handle) else args
+        return type(args)(map_nested(function, x) for x in args)
+    return function(args)
 
 
-def _stride_key(tensor: torch.Tensor, dim: int) -> tuple[int, int]:
-    hint = shapes.size_hint(tensor.stride(dim))
-    return (-(1 << 60 if hint is None else hint), dim)
-
-
-def _same_strides(left: torch.Tensor, right: torch.Tensor) -> bool:
-    pairs = zip(left.shape, left.stride(), right.stride(), strict=True)
-    return all(is_one(size) or same(a, b) for size, a, b in pairs)
+def _atoms(index: Index) -> Digits:
+    return tuple(itertools.chain.from_iterable(index))

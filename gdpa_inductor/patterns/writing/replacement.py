@@ -26,28 +26,38 @@ from ..host.region import Region
 from ..host.sizes import alike, same
 from ..jagged.sides import Sides
 from ..jagged.unpadding import Understood
-from ..reading.layout import Layout, aux_dims, output_dims, query_dims, shared_dims
+from ..reading.frame import Index
+from ..reading.layout import Layout, aux_dims, output_dims, query_dims, shared_dims, sizes
 from ..reading.reading import Operand
 from ..result import Refused
 from . import saved
 from .recipe import Handle, Recipe
 
+aten = torch.ops.aten
+
 
 def replacement(
-    graph: HostGraph, region: Region, understood: Understood, program: ScoreMod,
-    operands: Sequence[Operand], options: Options,
-) -> tuple[Recipe, Handle, Problem]:  # fmt: skip
+    graph: HostGraph,
+    region: Region,
+    understood: Understood,
+    program: ScoreMod,
+    operands: Sequence[Operand],
+    options: Options,
+) -> tuple[Recipe, Handle, Problem]:
     """(the calls that replace a region, their result, the problem for a kernel).
 
     operands: Those of the score program. Raises Refused if the calls do not fit.
     """
-    expected = facts.tensors(region.end)[0]
+    expected, layout = facts.tensors(region.end)[0], understood.layout
     recipe = _recipe(graph, region, understood, operands)
-    dtype = understood.reading.dtypes[0]
+    upcasts = _has_upcasts(layout, understood.reading.dtypes[0])
+    if upcasts:  # without them, all factors have one dtype
+        query, key = (replace(o, casts=()) for o in (layout.query, layout.key))
+        layout = replace(layout, query=query, key=key)
     try:
-        inputs = _inputs(recipe, understood, program, operands, dtype)
+        inputs = _inputs(recipe, layout, understood, program, operands)
         # Scores that were fp32 in the model must not be stored in 16 bits.
-        wide = options.fp32_scores or _has_upcasts(understood.layout, dtype)
+        wide = options.fp32_scores or upcasts
         kernel_options = replace(options.kernel_options, fp32_scores=wide)
         call = Arguments(inputs, options={"kernel_options": str(kernel_options)})
         args, _ = ATTENTION.call(call)
@@ -55,13 +65,10 @@ def replacement(
         result = _result(graph, region, understood, recipe, output)
     except (GDPAError, RuntimeError, ValueError, TypeError) as error:
         raise Refused(Code.ANALYSIS, f"the replacement does not fit: {error}") from error
-    if (
-        not all(map(same if region.sink is None else alike, result.value.shape, expected.shape))
-        or result.value.dtype != expected.dtype
-    ):
-        raise Refused(
-            Code.DTYPE, f"the replacement would be {result.value.dtype}, not {expected.dtype}"
-        )
+    fits = map(same if region.sink is None else alike, result.value.shape, expected.shape)
+    if not all(fits) or result.value.dtype != expected.dtype:
+        reason = f"the replacement would be {result.value.dtype}, not {expected.dtype}"
+        raise Refused(Code.DTYPE, reason)
     fakes = inputs.filled([getattr(item, "value", item) for item in inputs.flat()])
     training = recipe.grad and any(t.requires_grad for t in fakes.differentiable)
     return recipe, result, Problem.of(fakes, training)
@@ -80,19 +87,24 @@ def _recipe(
 
 
 def _inputs(
-    recipe: Recipe, understood: Understood, program: ScoreMod, operands: Sequence[Operand],
-    result: torch.dtype,
-) -> Operands[Handle]:  # fmt: skip
-    """The arguments of the operator, in its layout. result: the dtype of the model's product."""
-    layout = _without_upcasts(understood.layout, result)
+    recipe: Recipe,
+    layout: Layout,
+    understood: Understood,
+    program: ScoreMod,
+    operands: Sequence[Operand],
+) -> Operands[Handle]:
+    """The arguments of the operator, in its layout."""
     query = _operand(recipe, layout.query, query_dims(layout))
     key = _operand(recipe, layout.key, shared_dims(layout, layout.key, layout.inner))
     value = _operand(recipe, layout.value, shared_dims(layout, layout.value, layout.channels))
     query = _with_batch(recipe, layout, query, (key, value))
-    tensors = [_operand(recipe, operand, aux_dims(layout, operand)[0]) for operand in operands]
-    tensors = [recipe.moved(t, query.value.device) for t in tensors]
+    aux = [_operand(recipe, operand, aux_dims(layout, operand)[0]) for operand in operands]
+    device = query.value.device
+    for number, tensor in enumerate(aux):
+        if tensor.value.device != device:
+            aux[number] = recipe.call(aten._to_copy.default, tensor, device=device)
     lengths = _lengths(recipe, understood.sides)
-    return Operands(query, key, value, tensors, understood.reading.scalars, program, *lengths)
+    return Operands(query, key, value, aux, understood.reading.scalars, program, *lengths)
 
 
 def _result(
@@ -106,12 +118,14 @@ def _result(
     result = recipe.arrange(output, output_dims(layout), wanted)
     for dtype in understood.reading.dtypes[1:]:
         result = recipe.cast(result, dtype)
-    if region.sink is not None:
-        result = recipe.sized(result, expected.shape)
+    if region.sink is not None and not all(map(same, result.value.shape, expected.shape)):
+        # Other symbols for its sizes: the call checks at run time.
+        result = recipe.call(aten.view.default, result, list(expected.shape))
     result = recipe.with_strides(result, expected)
-    if not recipe.grad and any(state.grad for state in graph.ambient.states.values()):
+    if not recipe.grad and any(state.grad for state in graph.ambient.values()):
         result = recipe.own(result)
-    return recipe.duplicated(result) if _meets_foreach(graph, region.end) else result
+    copies = _meets_foreach(graph, region.end)
+    return recipe.call(aten.clone.default, result) if copies else result
 
 
 def _meets_foreach(graph: HostGraph, result: Node) -> bool:
@@ -126,13 +140,11 @@ def _meets_foreach(graph: HostGraph, result: Node) -> bool:
 
 def _lengths(recipe: Recipe, sides: Sides) -> tuple[Any, ...]:
     """(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k). Equal offsets are the same node."""
-    query, key = sides.query, sides.key
-    offsets_q = None if query is None else recipe.offsets(query.pad.offsets)
-    offsets_k = None if key is None else recipe.offsets(key.pad.offsets)
+    pads = [None if side is None else side.pad for side in (sides.query, sides.key)]
+    offsets = [None if pad is None else recipe.leaf(pad.offsets, part="offsets") for pad in pads]
     if sides.share_offsets:
-        offsets_k = offsets_q
-    longest = (0 if side is None else side.pad.longest for side in (query, key))
-    return offsets_q, offsets_k, *longest
+        offsets[1] = offsets[0]
+    return *offsets, *(0 if pad is None else pad.longest for pad in pads)
 
 
 def _has_upcasts(layout: Layout, result: torch.dtype) -> bool:
@@ -145,19 +157,13 @@ def _has_upcasts(layout: Layout, result: torch.dtype) -> bool:
     )
 
 
-def _without_upcasts(layout: Layout, result: torch.dtype) -> Layout:
-    """The layout with query and key before their upcasts, so that all factors have one dtype."""
-    if not _has_upcasts(layout, result):
-        return layout
-    query, key = (replace(o, casts=()) for o in (layout.query, layout.key))
-    return replace(layout, query=query, key=key)
-
-
-def _operand(recipe: Recipe, operand: Operand, dims: tuple[tuple[object, ...], ...]) -> Handle:
+def _operand(recipe: Recipe, operand: Operand, dims: Index) -> Handle:
     handle = recipe.leaf(operand.leaf, *operand.casts[:1])
-    handle = recipe.detached(handle) if operand.detached else handle
-    handle = recipe.summed(handle, operand.summed)
-    handle = recipe.arrange(handle, operand.index, dims)  # type: ignore[arg-type]
+    if operand.detached:
+        handle = recipe.detached(handle)
+    if operand.summed:
+        handle = recipe.call(aten.sum.dim_IntList, handle, list(operand.summed), True)
+    handle = recipe.arrange(handle, operand.index, dims)
     for dtype in operand.casts:
         handle = recipe.cast(handle, dtype)
     return handle
@@ -169,10 +175,8 @@ def _with_batch(recipe: Recipe, layout: Layout, query: Handle, others: Sequence[
     A mask alone may have it.
     """
     jagged = layout.query_tokens is not None or layout.key_tokens is not None
-    if jagged or not layout.batch or any(not _is_one(h.value.shape[0]) for h in (query, *others)):
+    batches = [handle.value.shape[0] for handle in (query, *others)]
+    if jagged or not layout.batch or any(isinstance(n, torch.SymInt) or n != 1 for n in batches):
         return query
-    return recipe.expanded(query, layout.batch)
-
-
-def _is_one(size: int | torch.SymInt) -> bool:
-    return isinstance(size, int) and size == 1
+    shape = [sizes(layout.batch), *query.value.shape[1:]]
+    return recipe.call(aten.expand.default, query, shape)

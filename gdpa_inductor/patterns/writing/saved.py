@@ -30,9 +30,12 @@ from ..result import Refused
 
 
 def to_copy(
-    graph: HostGraph, region: Region, factors: Sequence[Node], others: Sequence[Node],
+    graph: HostGraph,
+    region: Region,
+    factors: Sequence[Node],
+    others: Sequence[Node],
     pads: Sequence[Pad],
-) -> frozenset[Node]:  # fmt: skip
+) -> frozenset[Node]:
     """The operands to copy.
 
     factors: Query, key and value. others: The operands of the score program.
@@ -43,12 +46,11 @@ def to_copy(
     if not _trains(graph, (*factors, *others)):
         return frozenset()
     offsets = [pad.offsets for pad in pads]
-    later, copies = _later(graph, region), set[Node]()
-    saved = functools.cache(lambda: _saved_by_autograd(graph, region, later))
+    saved, copies = functools.cache(lambda: _saved_by_autograd(graph, region)), set[Node]()
     inference = graph.ambient[region.end].inference
     most = max((size for n in factors if (size := _size(n)) is not None), default=0)
     for node in dict.fromkeys((*factors, *others, *offsets)):
-        if facts.storages(node) & later or graph.ambient[node].inference > inference:
+        if _changes_later(graph, region, node) or graph.ambient[node].inference > inference:
             _check_later(graph, region, node, most, saved)
             copies.add(node)
     unsaved = [pad.offsets for pad in pads if not facts.requires_grad(pad.values)]
@@ -58,6 +60,10 @@ def to_copy(
         if own & outside and not own & saved():
             copies.add(node)
     return frozenset(copies)
+
+
+def _changes_later(graph: HostGraph, region: Region, node: Node) -> bool:
+    return graph.changes_after(facts.storages(node), graph.order[region.end])
 
 
 def _check_later(
@@ -72,35 +78,20 @@ def _check_later(
         )
     for mutator in graph.written(own, graph.order[region.end]):
         if _is_silent(mutator) and own & saved():
-            raise Refused(
-                Code.MUTATED_OPERAND,
-                f"{places.describe(mutator)} changes an operand before the backward, unseen by "
-                "autograd",
-            )
+            reason = "changes an operand before the backward, unseen by autograd"
+            raise Refused(Code.MUTATED_OPERAND, f"{places.describe(mutator)} {reason}")
 
 
 def _is_silent(mutator: Node) -> bool:
     """A write through `.data`."""
-    stack, seen = writes.mutated(mutator), set[Node]()
-    while stack:
-        node = stack.pop()
-        if facts.name(node) in functions.SILENT:
-            return True
-        seen.add(node)
+
+    def bases(node: Node) -> list[Node]:
         own = facts.storages(node)
-        stack += [n for n in node.all_input_nodes if n not in seen and facts.storages(n) & own]
-    return False
+        return [n for n in node.all_input_nodes if facts.storages(n) & own]
 
-
-def _later(graph: HostGraph, region: Region) -> frozenset[int]:
-    """The storages that are changed after the region."""
-    end = graph.order[region.end]
-    changed = (
-        written
-        for m, written in graph.mutators.items()
-        if graph.order[m] > end and facts.name(m) not in functions.CUTS
+    return any(
+        facts.name(n) in functions.SILENT for n in facts.walk(writes.mutated(mutator), bases)
     )
-    return graph.later.union(*changed)
 
 
 def _caller_storages(graph: HostGraph) -> set[int]:
@@ -123,56 +114,45 @@ def _trains(graph: HostGraph, operands: Sequence[Node]) -> bool:
 def _size(node: Node) -> int | None:
     """How many elements a node has, or None if that is not known."""
     sizes = [shapes.size_hint(subclasses.values_of(t).numel()) for t in facts.tensors(node)]
-    return None if None in sizes else sum(size for size in sizes if size is not None)
+    return None if None in sizes else sum(filter(None, sizes))
 
 
-def _saved_by_autograd(graph: HostGraph, region: Region, later: frozenset[int]) -> set[int]:
-    """The storages of leaves that autograd saves for the region. The region is run on fakes.
+def _saved_by_autograd(graph: HostGraph, region: Region) -> set[int]:
+    """The storages of leaves that autograd saves for the region, which is run on fakes.
 
-    The set is empty if the run fails. later: The storages that are changed after the region.
+    The set is empty if the run fails: a copy is always right.
     """
-    addresses: set[int] = set()
+    addresses, environment = set[int](), dict[Node, Any]()
+    address = lambda tensor: subclasses.storage_address(tensor.untyped_storage())
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        addresses.add(subclasses.storage_address(tensor.untyped_storage()))
+        addresses.add(address(tensor))
         return tensor
 
     try:
-        environment = _rerun(graph, region, later, pack)
-    except Exception:  # whatever it may raise, a copy is right
+        mode = subclasses.fake_mode_of(facts.tensors(region.end)[0])
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        with mode, fx.without_guards(mode), torch.enable_grad(), hooks:
+            environment.update((leaf, _alike(graph, leaf, region)) for leaf in region.leaves)
+            for node in graph.in_order((*region.makers, *region.nodes)):
+                with graph.ambient[node].entered():
+                    environment[node] = shadow.execute(node, environment)
+    except Exception:
         return set()
-    own = {leaf: environment[leaf] for leaf in region.leaves}
-    tensors = {leaf: x for leaf, x in own.items() if isinstance(x, torch.Tensor)}
-    address = lambda x: subclasses.storage_address(x.untyped_storage())
-    leaves = (n for n, x in tensors.items() if address(x) in addresses)
+    tensors = [n for n in region.leaves if isinstance(environment[n], torch.Tensor)]
+    leaves = (n for n in tensors if address(environment[n]) in addresses)
     return set().union(*map(facts.storages, leaves))
 
 
-def _rerun(
-    graph: HostGraph, region: Region, later: frozenset[int],
-    pack: Callable[[torch.Tensor], torch.Tensor],
-) -> dict[Node, Any]:  # fmt: skip
-    """All values of a region, run on fakes of its leaves. pack: Gets each tensor that is saved."""
-    nodes = sorted((*region.makers, *region.nodes), key=graph.order.__getitem__)
-    mode = subclasses.fake_mode_of(facts.tensors(region.end)[0])
-    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
-    with mode, fx.without_guards(mode), torch.enable_grad(), hooks:
-        environment: dict[Node, Any] = {x: _alike(graph, x, later) for x in region.leaves}
-        for node in nodes:
-            with graph.ambient[node].entered():
-                environment[node] = shadow.execute(node, environment)
-    return environment
-
-
-def _alike(graph: HostGraph, leaf: Node, later: frozenset[int]) -> Any:
+def _alike(graph: HostGraph, leaf: Node, region: Region) -> Any:
     """A new fake with the same strides.
 
-    later: The storages that are changed after the region. After such a change the captured value
-    may require grad although it did not before.
+    If a leaf is changed after the region, its captured value may require grad although it did not
+    before.
     """
     value = facts.value(leaf)
     if not isinstance(value, torch.Tensor):
         return value
     fake = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     wants = graph.wants(leaf) and not graph.ambient[leaf].inference
-    return fake.requires_grad_(wants and not facts.storages(leaf) & later)
+    return fake.requires_grad_(wants and not _changes_later(graph, region, leaf))

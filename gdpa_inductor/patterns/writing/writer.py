@@ -6,6 +6,7 @@ Symbolic sizes become nodes that compute them from sizes in the graph.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,9 +16,15 @@ from ..._compat import fx, shapes, subclasses
 from ..host import facts, functions
 from ..host.candidates import HostGraph
 from ..host.sizes import Size
-from .recipe import Handle, Recipe
+from .recipe import Handle, Recipe, map_nested
 
 aten = torch.ops.aten
+
+# What `node.meta` has about the user's source.
+_SOURCE = (
+    "stack_trace", "nn_module_stack", "source_fn_stack", "custom", "fwd_source_fn_stack",
+    "fwd_nn_module_stack",
+)  # fmt: skip
 
 
 class Writer:
@@ -35,21 +42,18 @@ class Writer:
         with graph.inserting_before(before):
             for call in recipe.calls:
                 assert call.target is not None
-                args = self._arguments(call.args, written, like)
+                args = map_nested(lambda x: self._argument(x, written, like), call.args)
                 op = "call_method" if isinstance(call.target, str) else "call_function"
                 node = graph.create_node(op, call.target, args, dict(call.options))
                 describe(node, like, call.value)
                 written[call] = node
         return written
 
-    def _arguments(self, args: Any, written: dict[Handle, Node], like: Node) -> Any:
-        if isinstance(args, (tuple, list)):
-            return type(args)(self._arguments(a, written, like) for a in args)
-        if isinstance(args, Handle):
-            return written[args] if args.node is None else self.current(args.node)
-        if isinstance(args, torch.SymInt):
-            return self.size(args, like)
-        return args
+    def _argument(self, argument: Any, written: dict[Handle, Node], like: Node) -> Any:
+        if isinstance(argument, Handle):
+            node = argument.node
+            return written[argument] if node is None else self.current(node)
+        return self.size(argument, like) if isinstance(argument, torch.SymInt) else argument
 
     def current(self, node: Node) -> Node:
         """The current node for a node of the analysis, which may have been replaced since."""
@@ -59,7 +63,7 @@ class Writer:
 
     def size(self, size: Size, like: Node) -> Any:
         """A node that computes a symbolic size, at the insertion point."""
-        if isinstance(size, int) or shapes.expression_of(size).is_number:
+        if _is_number(size):
             return int(size)
         expression = shapes.expression_of(size)
         needed = {symbol: self._symbol(symbol, like) for symbol in expression.free_symbols}
@@ -69,32 +73,33 @@ class Writer:
         _evaluate(node, like)
         return node
 
-    def replace_size(self, node: Node, gone: set[Node]) -> list[Node]:
+    def replace_size(self, node: Node, removed: set[Node]) -> list[Node]:
         """Let users of a node that reads a shape use the sizes themselves. Returns unused nodes.
 
-        gone: Users that are removed anyway.
+        removed: Users that are removed anyway.
         """
         value = facts.value(node)
         several = isinstance(value, (tuple, list))
         unused = [node]
-        for user in [n for n in node.users if n not in gone]:
+        for user in [n for n in node.users if n not in removed]:
             with self.host.graph.inserting_before(node):
                 size = self.size(value[user.args[1]] if several else value, node)
             if several:
-                _replace_uses(user, user, size)
+                _replace_uses(user, list(user.users), size)
                 unused.append(user)
             else:
-                _replace_uses(node, user, size)
+                _replace_uses(node, [user], size)
         return unused
 
     def can_write(self, size: Size, before: Node | None = None) -> bool:
         """Whether `size` can be computed from the graph's inputs, or from nodes before another."""
-        if isinstance(size, int) or shapes.expression_of(size).is_number:
+        if _is_number(size):
             return True
         symbols, order = shapes.expression_of(size).free_symbols, self.host.order
-        known = {symbol: self._symbols[symbol][0] for symbol in symbols if symbol in self._symbols}
-        early = before is None or all(order[node] < order[before] for node in known.values())
-        return len(known) == len(symbols) and early
+        if not symbols <= self._symbols.keys():
+            return False
+        nodes = [self._symbols[symbol][0] for symbol in symbols]
+        return before is None or all(order[node] < order[before] for node in nodes)
 
     def _symbol(self, symbol: Any, like: Node) -> Node:
         node, dim = self._symbols[symbol]
@@ -113,33 +118,30 @@ class Writer:
 
         The longest sequence of a nested tensor is found only as a dim of the padded tensor.
         """
-        places: dict[Any, tuple[Node, int | None]] = {}
+        places: list[tuple[Any, Node, int | None]] = []
         for node in self.host.graph.nodes:
-            value = facts.value(node)
-            if (
-                isinstance(value, torch.SymInt)
-                and shapes.expression_of(value).is_Symbol
-                and facts.name(node) not in functions.SHAPES
-            ):
-                places.setdefault(shapes.expression_of(value), (node, None))
+            if facts.name(node) not in functions.SHAPES:
+                places.append((facts.value(node), node, None))
         for node in self.host.graph.nodes:
             padded = facts.name(node) in ("to_padded_tensor", "nested_to_padded_tensor")
             if node.op == "placeholder" or padded:
                 for tensor in map(subclasses.values_of, facts.tensors(node)):
-                    for dim, size in enumerate(tensor.shape):
-                        if isinstance(size, torch.SymInt) and shapes.expression_of(size).is_Symbol:
-                            places.setdefault(shapes.expression_of(size), (node, dim))
-        return places
+                    places += [(size, node, dim) for dim, size in enumerate(tensor.shape)]
+        symbols: dict[Any, tuple[Node, int | None]] = {}
+        for size, node, dim in places:
+            if isinstance(size, torch.SymInt) and shapes.expression_of(size).is_Symbol:
+                symbols.setdefault(shapes.expression_of(size), (node, dim))
+        return symbols
 
 
-def _replace_uses(node: Node, user: Node, new: Any) -> None:
-    """Replace `node` in the arguments of `user`.
+def _is_number(size: Size) -> bool:
+    return isinstance(size, int) or bool(shapes.expression_of(size).is_number)
 
-    If `user` is `node`, replace it in all its users.
-    """
+
+def _replace_uses(node: Node, users: Sequence[Node], new: Any) -> None:
     swap = lambda n: new if n is node else n
-    for one in list(node.users) if user is node else [user]:
-        one.args, one.kwargs = torch.fx.map_arg(one.args, swap), torch.fx.map_arg(one.kwargs, swap)
+    for user in users:
+        user.args, user.kwargs = torch.fx.map_arg((user.args, user.kwargs), swap)
 
 
 def _evaluate(node: Node, like: Node) -> Any:
@@ -152,15 +154,6 @@ def _evaluate(node: Node, like: Node) -> Any:
 
 def describe(node: Node, like: Node, value: Any) -> None:
     """Set the metadata of a new node: that of `like`, and its own value."""
-    for key in (
-        "stack_trace",
-        "nn_module_stack",
-        "source_fn_stack",
-        "custom",
-        "fwd_source_fn_stack",
-        "fwd_nn_module_stack",
-    ):
-        if key in like.meta:
-            node.meta[key] = like.meta[key]
+    node.meta.update({key: like.meta[key] for key in _SOURCE if key in like.meta})
     key = "val" if "val" in like.meta and "example_value" not in like.meta else "example_value"
     node.meta[key] = value
