@@ -58,9 +58,9 @@ def run(o: Operands[Tensor], results: Results, grad_out: Tensor | None, skip: bo
         loop.run(part.operands(o, pool), Results(matrices, totals), rows, skips)
         for name, total in results.matrices.items():
             part.store(name, total, matrices[name])
-        for sums, own, spec in zip(results.totals, totals, o.program.aux, strict=False):
-            if sums is not None and own is not None:
-                part.store_aux(sums, own, spec)
+        for whole, own, spec in zip(results.totals, totals, o.program.aux, strict=False):
+            if whole is not None and own is not None:
+                part.store_aux(whole, own, spec)
 
 
 @dataclass(frozen=True)
