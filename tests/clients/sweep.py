@@ -36,8 +36,8 @@ class Call(torch.nn.Module):
         super().__init__()
         self.function, self.always = function, always
 
-    def forward(self, *given: Any) -> Any:
-        return self.function(*given, **self.always)
+    def forward(self, *operands: Any) -> Any:
+        return self.function(*operands, **self.always)
 
 
 class Timed(Recorder):
@@ -72,8 +72,8 @@ def evaluated(expression: str) -> Any:
 
 def built(line: str) -> tuple[torch.nn.Module, tuple]:
     """The model of a line, without dropout, and its inputs."""
-    model, _, given = line.partition("|")
-    module, inputs = evaluated(model.strip()), evaluated(given.strip())
+    model, _, operands = line.partition("|")
+    module, inputs = evaluated(model.strip()), evaluated(operands.strip())
     for part in module.modules():
         if isinstance(part, _DropoutNd):
             part.p = 0.0
@@ -87,22 +87,22 @@ def widened(value: Any) -> Any:
     return pytree.tree_map(wide, value)
 
 
-def step(model: torch.nn.Module, call: Callable, given: tuple) -> dict[str, torch.Tensor]:
+def step(model: torch.nn.Module, call: Callable, operands: tuple) -> dict[str, torch.Tensor]:
     """The outputs, and in training the gradients of their sum by all parameters and inputs."""
     torch.manual_seed(1)
     model.zero_grad()
-    given = copy.deepcopy(given)
-    leaves = [x for x in given if torch.is_tensor(x) and x.is_floating_point()]
+    operands = copy.deepcopy(operands)
+    leaves = [x for x in operands if torch.is_tensor(x) and x.is_floating_point()]
     with torch.set_grad_enabled(model.training):
         for x in leaves:
             x.requires_grad_(model.training)
-        flat = [x for x in pytree.tree_leaves(call(*given)) if torch.is_tensor(x)]
-    found = {f"output {i}": x.detach() for i, x in enumerate(flat)}
-    asked = [x for x in flat if x.requires_grad]
-    if asked:
-        sum(x.sin().sum() for x in asked).backward()
+        flat = [x for x in pytree.tree_leaves(call(*operands)) if torch.is_tensor(x)]
+    outcome = {f"output {i}": x.detach() for i, x in enumerate(flat)}
+    requested = [x for x in flat if x.requires_grad]
+    if requested:
+        sum(x.sin().sum() for x in requested).backward()
     named = [*model.named_parameters(), *((f"input {i}", x) for i, x in enumerate(leaves))]
-    return {**found, **{name: x.grad for name, x in named if x.grad is not None}}
+    return {**outcome, **{name: x.grad for name, x in named if x.grad is not None}}
 
 
 def apart(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
@@ -119,21 +119,21 @@ def apart(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> flo
     return worst
 
 
-def judged(model: torch.nn.Module, given: tuple, training: bool) -> Iterator[str]:
+def judged(model: torch.nn.Module, operands: tuple, training: bool) -> Iterator[str]:
     """What there is to print of a model in one mode."""
     model.train(training)
     state = copy.deepcopy(model.state_dict())
     results, recorder = [], Timed()
     torch._dynamo.reset()
     for call in (model, torch.compile(model, backend=recorder)):
-        results.append(step(model, call, given))
+        results.append(step(model, call, operands))
         model.load_state_dict(state)
     codes = collections.Counter(r.code.name for r in recorder.rejections)
     pace = 1e3 * recorder.seconds / max(recorder.nodes, 1)
-    told = ", ".join(f"{n} {code}" for code, n in codes.items()) or "none refused"
+    printed = ", ".join(f"{n} {code}" for code, n in codes.items()) or "none refused"
     yield (
         f"  {'training' if training else 'evaluation'}: {recorder.nodes} nodes,"
-        f" {len(recorder.matches)} fused, {told}, {pace:.2f} ms a node,"
+        f" {len(recorder.matches)} fused, {printed}, {pace:.2f} ms a node,"
         f" {apart(*results[::-1]):.0e} from eager"
     )
     for match in dict.fromkeys(m.score_mod.formula for m in recorder.matches):
@@ -145,15 +145,15 @@ def judged(model: torch.nn.Module, given: tuple, training: bool) -> Iterator[str
 def swept(line: str) -> Iterator[str]:
     """What there is to print of a line."""
     yield line
-    model, given = built(line)
+    model, operands = built(line)
     wide = copy.deepcopy(model).double()
     try:
-        step(wide.eval(), wide, widened(given))
-        model, given = wide, widened(given)
+        step(wide.eval(), wide, widened(operands))
+        model, operands = wide, widened(operands)
     except Exception:
         yield "  in fp32"
     for training in (True, False):
-        yield from judged(model, given, training)
+        yield from judged(model, operands, training)
 
 
 def main(path: str, *words: str) -> None:
@@ -161,8 +161,8 @@ def main(path: str, *words: str) -> None:
         if not line or line.startswith("#") or not all(word in line for word in words):
             continue
         try:
-            for told in swept(line):
-                print(told, flush=True)
+            for printed in swept(line):
+                print(printed, flush=True)
         except Exception as error:
             print(f"  {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)
 

@@ -76,8 +76,8 @@ def check(score_mod, mask_mod, fused: bool) -> None:
     wanted = loop(q, k, v, score_mod, mask_mod)
     torch.testing.assert_close(function(q, k, v), wanted)
     recorder = Recorder()
-    found = torch.compile(function, backend=recorder, fullgraph=True)(q, k, v)
-    torch.testing.assert_close(found, wanted)
+    results = torch.compile(function, backend=recorder, fullgraph=True)(q, k, v)
+    torch.testing.assert_close(results, wanted)
     assert len(recorder.matches) == fused, recorder.why()
 
 

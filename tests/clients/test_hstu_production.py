@@ -52,8 +52,8 @@ def step(function, lengths, options, dtype) -> dict[str, torch.Tensor]:
         leaves["scale"] = torch.rand(sum(lengths), generator=generator).to(dtype).requires_grad_()
         options["attn_scale"] = leaves["scale"]
     offsets = offsets_of(lengths)
-    given = (N, 0.25, leaves["q"], leaves["k"], leaves["v"], offsets)
-    output = function(*given, training=True, **options)
+    operands = (N, 0.25, leaves["q"], leaves["k"], leaves["v"], offsets)
+    output = function(*operands, training=True, **options)
     grads = torch.autograd.grad(output.square().sum(), list(leaves.values()))
     return {"output": output.detach(), **dict(zip(leaves, grads))}
 
@@ -104,11 +104,11 @@ def test_new_rows_attend_to_keys_that_are_not_padded(hstu, name):
         for lengths in ((7, 2, 12, 3), (3, 9, 10, 12)):
             generator = generator_of(sum(lengths))
             rows = (new * len(lengths), sum(lengths), sum(lengths))
-            given = [torch.randn(n, HEADS, WIDTH, generator=generator) for n in rows]
-            arguments = (N, 0.25, *given, offsets_of(lengths))
-            found = compiled(*arguments, **OPTIONS[name])
+            operands = [torch.randn(n, HEADS, WIDTH, generator=generator) for n in rows]
+            arguments = (N, 0.25, *operands, offsets_of(lengths))
+            results = compiled(*arguments, **OPTIONS[name])
             torch.testing.assert_close(
-                found, hstu.pytorch_cached_hstu_mha(*arguments, **OPTIONS[name])
+                results, hstu.pytorch_cached_hstu_mha(*arguments, **OPTIONS[name])
             )
     for match in recorder.matches:
         assert match.problem.jagged_key and not match.notes

@@ -20,17 +20,19 @@ def told_of(tmp_path, capsys, *words: str) -> str:
 
 
 def test_a_model_with_attention(tmp_path, capsys):
-    told = told_of(tmp_path, capsys, "Recommender")
+    printed = told_of(tmp_path, capsys, "Recommender")
     for mode in ("training", "evaluation"):
-        line = re.search(rf"  {mode}: \d+ nodes, 2 fused, none refused, .* (\S+) from eager", told)
-        assert line and float(line[1]) < 1e-12, told
-    assert "    + " in told and "softmax" not in told
+        line = re.search(
+            rf"  {mode}: \d+ nodes, 2 fused, none refused, .* (\S+) from eager", printed
+        )
+        assert line and float(line[1]) < 1e-12, printed
+    assert "    + " in printed and "softmax" not in printed
 
 
 def test_models_without_any_and_that_fail(tmp_path, capsys):
-    told = told_of(tmp_path, capsys)
-    assert "0 fused, none refused" in told.partition("softmax")[2]
-    assert "Error: name 'no' is not defined" in told.partition("no.such.Model")[2]
+    printed = told_of(tmp_path, capsys)
+    assert "0 fused, none refused" in printed.partition("softmax")[2]
+    assert "Error: name 'no' is not defined" in printed.partition("no.such.Model")[2]
 
 
 def test_a_difference_is_a_part_of_the_largest_element():

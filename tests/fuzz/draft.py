@@ -150,7 +150,7 @@ class Draft:
 
     def _read_size(self, letter: str) -> str:
         """The simplest expression over operand shapes whose value is the size `letter`."""
-        found: list[tuple[int, str]] = []
+        expressions: list[tuple[int, str]] = []
         for name, spec in self.specs.items():
             kind, dims = split_spec(spec)
             if kind == "scalar":
@@ -165,8 +165,8 @@ class Draft:
                 text = f"{name}.shape[{axis}]"
                 if "+" in dim:
                     text = f"({text} - {dim.partition('+')[2]})"
-                found.append((len(dim), " // ".join([text, *others])))
-        return min(found)[1] if found else str(self.sizes[letter])
+                expressions.append((len(dim), " // ".join([text, *others])))
+        return min(expressions)[1] if expressions else str(self.sizes[letter])
 
 
 _IMPORTS = """\

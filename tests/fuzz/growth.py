@@ -64,15 +64,15 @@ def _batches(rng: random.Random) -> tuple[tuple[int, ...], ...]:
     def batch() -> tuple[int, ...]:
         style = rng.choice(["any", "any", "skewed", "short", "alike", "one"])
         size = count if rng.random() < 0.7 else rng.randint(1, 7)
-        found = {
+        lengths = {
             "any": [_length(rng) * (rng.random() < 0.8) for _ in range(size)],
             "skewed": [*(rng.randint(0, 3) for _ in range(size)), rng.randint(300, 900)],
             "short": [rng.randint(0, 40) for _ in range(size)],
             "alike": [_length(rng)] * size,
             "one": [0] * size + [_length(rng)] + [0] * rng.randint(0, 2),
         }[style]
-        rng.shuffle(found)
-        return tuple(found) if sum(found) > 1 else (*found, 17)
+        rng.shuffle(lengths)
+        return tuple(lengths) if sum(lengths) > 1 else (*lengths, 17)
 
     return tuple(batch() for _ in range(rng.choice([1, 1, 2, 2, 3])))
 

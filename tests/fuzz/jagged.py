@@ -184,8 +184,8 @@ def _lengths(draw: Sketch) -> tuple[tuple[int, ...], ...]:
     """One batch, or two for which one compile must do."""
 
     def batch() -> tuple[int, ...]:
-        found = tuple(draw.pick([0, 1, 1, 2, 3, 4, 5, 7]) for _ in range(draw.pick([2, 3, 4])))
-        return found if sum(found) > 1 else (*found[:-1], 3)
+        lengths = tuple(draw.pick([0, 1, 1, 2, 3, 4, 5, 7]) for _ in range(draw.pick([2, 3, 4])))
+        return lengths if sum(lengths) > 1 else (*lengths[:-1], 3)
 
     return (batch(), batch()) if draw.chance(0.25) else (batch(),)
 

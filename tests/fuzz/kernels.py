@@ -93,9 +93,9 @@ def _judged(program: Program, job: Job, function: Callable) -> tuple[str, str]:
     return RIGHT, ""
 
 
-def overflows(found: Results) -> bool:
+def overflows(computed: Results) -> bool:
     """Then it is luck which sums are infinite."""
-    every = (*found.outputs.values(), *found.gradients.values())
+    every = (*computed.outputs.values(), *computed.gradients.values())
     return not all(x.isfinite().all() for x in every if x.is_floating_point())
 
 
@@ -131,10 +131,10 @@ def _fits(program: Program) -> bool:
 def main() -> int:
     a = _arguments()
     if a.seed is not None:
-        found = [run(Job(a.seed, kernel, a.device, a.family)) for kernel in a.kernels]
-        for job, outcome, counts in found:
+        computed = [run(Job(a.seed, kernel, a.device, a.family)) for kernel in a.kernels]
+        for job, outcome, counts in computed:
             print(job, counts, reproducer(outcome), sep="\n")
-        return int(any(outcome.failed for _, outcome, _ in found))
+        return int(any(outcome.failed for _, outcome, _ in computed))
     kinds, lowered, until = Counter[str](), Counter[str](), time.time() + a.seconds
     todo = jobs(a.start, int(20 * a.seconds) + 20, a.kernels, a.device, a.family)
     with multiprocessing.get_context("spawn").Pool(a.workers, torch.set_num_threads, (1,)) as pool:

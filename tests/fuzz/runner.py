@@ -102,16 +102,16 @@ def fault_of(
     program: Program,
     function: Callable,
     operands: Mapping[str, object],
-    found: tuple[Results, Results, Results],
+    three: tuple[Results, Results, Results],
 ) -> str:
-    """How the program breaks the error rule, or "". found: fused, eager and exact."""
+    """How the program breaks the error rule, or "". three: fused, eager and exact."""
     dtype = getattr(torch, program.dtype)
-    fault = difference(*found, gradient_relative=program.gradient_relative)
+    fault = difference(*three, gradient_relative=program.gradient_relative)
     if fault and dtype != torch.float64:
         eps = torch.finfo(torch.bfloat16 if "wrap:autocast" in program.features else dtype).eps
         judge = {"training": program.training, "seed": program.seed}
-        noise = noise_of(function, operands, found[-1], eps, **judge)
-        fault = difference(*found, noise=noise)
+        noise = noise_of(function, operands, three[-1], eps, **judge)
+        fault = difference(*three, noise=noise)
     return fault
 
 
@@ -153,11 +153,13 @@ def _jagged_verdict(program: Program, recorder: Recorder, matched: int) -> Outco
     """Did every graph run on the values alone on the sides that it can, and on no other?"""
     for graph in recorder.graphs:
         problems = [match.problem for match in graph.matches]
-        found = {"q" * p.jagged_query + "k" * p.jagged_key for p in problems} or {"none"}
+        rewritten = {"q" * p.jagged_query + "k" * p.jagged_key for p in problems} or {"none"}
         said = "\n".join(str(note) for match in graph.matches for note in match.notes)
-        if any(set(sides) - set(program.sides) for sides in found - {"none"}):
-            return Outcome(program, FALSE_MATCH, f"{found}, not {program.sides}", matched=matched)
-        if found != {program.sides} and program.label == FUSABLE:
+        if any(set(sides) - set(program.sides) for sides in rewritten - {"none"}):
+            return Outcome(
+                program, FALSE_MATCH, f"{rewritten}, not {program.sides}", matched=matched
+            )
+        if rewritten != {program.sides} and program.label == FUSABLE:
             notes = [note for match in graph.matches for note in match.notes]
             code = (notes or list(graph.rejections) or [None])[0]
             name = "no candidate" if code is None else code.code.name

@@ -24,21 +24,21 @@ def assign(draft: Draft, scores: Scores, value: str) -> Scores:
 
 def broadcast(draft: Draft, scores: Scores, kind: str, keep: float = 0.6) -> str:
     """A new operand that broadcasts against the scores, in one of its usual spellings."""
-    kept = [dim if draft.chance(keep) else "1" for dim in scores.dims]
+    remaining = [dim if draft.chance(keep) else "1" for dim in scores.dims]
     style = draft.pick(["plain", "plain", "plain", "indexed", "permuted", "expanded"])
     draft.feature(f"aux:{style}")
     if style == "indexed":
-        stored = [dim for dim in kept if dim != "1"]
-        index = ", ".join("None" if dim == "1" else ":" for dim in kept)
+        stored = [dim for dim in remaining if dim != "1"]
+        index = ", ".join("None" if dim == "1" else ":" for dim in remaining)
         name = draft.operand("a", f"{kind}: {' '.join(stored)}")
         return f"{name}[{index}]" if stored else name
     if style == "permuted":
-        stored = draft.shuffled(kept)
+        stored = draft.shuffled(remaining)
         name = draft.operand("a", f"{kind}: {' '.join(stored)}")
-        return permute_text(draft, name, stored, kept)
-    while kept and kept[0] == "1" and draft.chance(0.6):
-        kept = kept[1:]
-    name = draft.operand("a", f"{kind}: {' '.join(kept)}")
+        return permute_text(draft, name, stored, remaining)
+    while remaining and remaining[0] == "1" and draft.chance(0.6):
+        remaining = remaining[1:]
+    name = draft.operand("a", f"{kind}: {' '.join(remaining)}")
     return f"{name}.expand({shape_text(scores.dims)})" if style == "expanded" else name
 
 
@@ -139,15 +139,15 @@ def activation(draft: Draft, scores: Scores) -> Scores:
 
 def positions(draft: Draft, scores: Scores) -> tuple[str, str]:
     """Row and column numbers as tensors that broadcast against the scores."""
-    found = []
+    numbers = []
     for letter in "nm":
         shape = ["1"] * len(scores.dims)
         shape[scores.dims.index(letter)] = "-1"
         if draft.chance(0.3):
             while shape[0] == "1":
                 shape = shape[1:]
-        found.append(draft.let("i", f"torch.arange({letter}).view({', '.join(shape)})"))
-    return found[0], found[1]
+        numbers.append(draft.let("i", f"torch.arange({letter}).view({', '.join(shape)})"))
+    return numbers[0], numbers[1]
 
 
 def built_mask(draft: Draft, scores: Scores) -> str:

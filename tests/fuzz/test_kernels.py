@@ -42,5 +42,5 @@ def test_jagged_programs_have_lengths_of_kernels():
 
 
 def test_kernels_take_turns():
-    found = jobs(0, 40, ["triton", "chunked"], "cuda", "dense")
-    assert [job.kernel for job in found[:3]] == ["triton", "chunked", "triton"]
+    results = jobs(0, 40, ["triton", "chunked"], "cuda", "dense")
+    assert [job.kernel for job in results[:3]] == ["triton", "chunked", "triton"]

@@ -54,5 +54,5 @@ def captured(run: Callable) -> tuple[torch.cuda.CUDAGraph, Any]:
     """A graph of a run, and the tensors that a replay stores to."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = run()
-    return graph, found
+        results = run()
+    return graph, results

@@ -36,11 +36,11 @@ def counted(made) -> bytes:
 
 
 def timed(function):
-    def run(*given):
+    def run(*tensors):
         start = time.perf_counter()
-        found = function(*given)
+        outcome = function(*tensors)
         seconds.append(time.perf_counter() - start)
-        return found
+        return outcome
 
     return run
 
@@ -67,9 +67,9 @@ if __name__ == "__main__":
     disk.exported, disk.object_file, Kernel.__init__ = counted, timed(fetch), timed(load)
     inductor.cache_folder()  # imports Inductor, which takes its time
     start = time.perf_counter()
-    found = [x.cpu() for case in CASES for x in results(case)] + [total().cpu()]
+    outcome = [x.cpu() for case in CASES for x in results(case)] + [total().cpu()]
     torch.cuda.synchronize()
     whole = time.perf_counter() - start
-    torch.save(found, sys.argv[1])
+    torch.save(outcome, sys.argv[1])
     facts = {"compiled": compiled, "kernels": len(seconds) // 2, "seconds": sum(seconds)}
     print(json.dumps({**facts, "whole": whole, "cutlass": "cutlass" in sys.modules}))

@@ -60,8 +60,8 @@ def made(device: str, compiled: Callable) -> torch.nn.Module:
 
 
 def gradients(model: torch.nn.Module) -> list[torch.Tensor]:
-    found = [p.grad for p in model.parameters()]
-    return [x.full_tensor() if isinstance(x, DTensor) else x for x in found]
+    results = [p.grad for p in model.parameters()]
+    return [x.full_tensor() if isinstance(x, DTensor) else x for x in results]
 
 
 def rank(number: int, device: str, folder: str) -> None:
@@ -82,15 +82,15 @@ def rank(number: int, device: str, folder: str) -> None:
         model(x).square().mean().backward()
     one = [(x + y) / 2 for x, y in zip(*map(gradients, alone), strict=True)]
 
-    found, mesh = {}, init_device_mesh(device, (RANKS,))
+    results, mesh = {}, init_device_mesh(device, (RANKS,))
     for name, wrapper in WRAPPERS.items():
         shared = wrapper(made(device, compiled), mesh)
         shared(halves[number]).square().mean().backward()
-        found[name] = [torch.equal(x, y) for x, y in zip(gradients(shared), one, strict=True)]
-    found["nonzero"] = all(x.any().item() for x in one)
-    found["gdpa"] = dict(torch._dynamo.utils.counters["gdpa"])
+        results[name] = [torch.equal(x, y) for x, y in zip(gradients(shared), one, strict=True)]
+    results["nonzero"] = all(x.any().item() for x in one)
+    results["gdpa"] = dict(torch._dynamo.utils.counters["gdpa"])
     if number == 0:
-        Path(folder, "found.json").write_text(json.dumps(found))
+        Path(folder, "found.json").write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
     os._exit(0)  # gloo's threads may wait for the GIL (tests/integration/programs.py)

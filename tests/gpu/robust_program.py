@@ -39,10 +39,10 @@ SMALL = {
 
 
 @triton.jit
-def hold(found, nanoseconds):
+def hold(results, nanoseconds):
     """Each CTA says on which multiprocessor it is, and stays there for so long."""
     start = extra.globaltimer()
-    tl.store(found + tl.program_id(0), extra.smid())
+    tl.store(results + tl.program_id(0), extra.smid())
     now = start
     while now - start < nanoseconds:
         now = extra.globaltimer()
@@ -55,8 +55,8 @@ def problem(case: Case) -> Problem:
     )
 
 
-def bits(found: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [x.view(torch.int16) for x in found]
+def bits(results: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [x.view(torch.int16) for x in results]
 
 
 def held() -> dict:
@@ -67,14 +67,14 @@ def held() -> dict:
     hold[(HELD,)](places[0], 0, num_warps=WARPS)
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in calls]
-    found = []
+    results = []
     for own in places:
         hold[(HELD,)](own, NANOSECONDS, num_warps=WARPS)
         for stream, x in zip(streams, calls, strict=True):
             with torch.cuda.stream(stream):
-                found.append(bits(backward(x.grad_out, x.operands, (True,) * 3)))
+                results.append(bits(backward(x.grad_out, x.operands, (True,) * 3)))
     torch.cuda.synchronize()
-    equal = [all(map(torch.equal, each, alone[i % 2])) for i, each in enumerate(found)]
+    equal = [all(map(torch.equal, each, alone[i % 2])) for i, each in enumerate(results)]
     # In the first round the card was free: each CTA found a multiprocessor of its own.
     return {"equal": equal, "held": len(set(places[0].tolist()))}
 

@@ -80,9 +80,9 @@ class Rowwise:
                 for d in range_constexpr(dim):
                     score += Float32(query[d]) * Float32(key[d])
                 scores.append(score)
-            (found,) = weights(s=Pair(*scores), kv_idx=Pair(m, m + 1))
-            kept = choose(Pair(m < tile.k_rows, m + 1 < tile.k_rows), found, 0.0)
-            for column, weight in zip(at, pair(kept).lanes, strict=True):
+            (results,) = weights(s=Pair(*scores), kv_idx=Pair(m, m + 1))
+            remaining = choose(Pair(m < tile.k_rows, m + 1 < tile.k_rows), results, 0.0)
+            for column, weight in zip(at, pair(remaining).lanes, strict=True):
                 value = self.line(pointers, strides, 2, tile, tile.value_head, column)
                 for d in range_constexpr(width):
                     sums[d] += weight * Float32(value[d])

@@ -20,10 +20,10 @@ from gdpa_inductor.ops import operands_of  # noqa: E402
 from tests.gpu import rowwise  # noqa: E402
 
 
-def forward(*given) -> torch.Tensor:
+def forward(*tensors) -> torch.Tensor:
     """The operator's operands in order, and no options. The sequences are dealt as they come: the
     kernel that ranks them would be one for Blackwell."""
-    operands = operands_of(*given)
+    operands = operands_of(*tensors)
     cu = operands.cu_seqlens_q
     order = None if cu is None else torch.arange(len(cu) - 1, device="cuda")
     return launch.forward(operands, kind=Sm100Config, order=order)
@@ -80,10 +80,10 @@ def operands(name: str, jagged: bool, dtype: torch.dtype) -> tuple:
 @pytest.mark.parametrize("jagged", [False, True], ids=["dense", "jagged"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_kernel_of_ours_matches_the_reference(plain_kernel, name, jagged, dtype) -> None:
-    given, lengths = operands(name, jagged, dtype)
-    fused = forward(*given, *lengths)
-    (*matrices, aux, scalars, text) = given
-    eager = torch.ops.gdpa.attention(*given, "", *lengths)
+    tensors, lengths = operands(name, jagged, dtype)
+    fused = forward(*tensors, *lengths)
+    (*matrices, aux, scalars, text) = tensors
+    eager = torch.ops.gdpa.attention(*tensors, "", *lengths)
     doubled = [x.double() for x in matrices]
     wide = [x.double() if x.is_floating_point() else x for x in aux]
     exact = torch.ops.gdpa.attention(*doubled, wide, scalars, text, "", *lengths)
@@ -105,5 +105,5 @@ def test_nan_of_neighbours_is_not_read(plain_kernel) -> None:
     for x in (q, k, v):
         x[300:301] = float("nan")  # sequence 2
     poisoned = forward(q, k, v, *rest, *lengths)
-    kept = torch.cat([torch.arange(300), torch.arange(301, 1000)]).cuda()
-    assert torch.equal(clean[kept], poisoned[kept])
+    remaining = torch.cat([torch.arange(300), torch.arange(301, 1000)]).cuda()
+    assert torch.equal(clean[remaining], poisoned[remaining])

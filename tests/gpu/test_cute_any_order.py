@@ -86,18 +86,18 @@ def test_the_sums_are_complete_when_they_are_converted() -> None:
     for _ in range(20):
         poison = torch.full((1 << 28,), float("nan"), device="cuda")
         del poison
-        found = launch.backward(grad, o, (True,) * 3, ordered=False)
-        for mine, theirs in zip(found, first, strict=True):
+        results = launch.backward(grad, o, (True,) * 3, ordered=False)
+        for mine, theirs in zip(results, first, strict=True):
             assert torch.allclose(mine, theirs, rtol=1e-2, atol=1e-2 * theirs.abs().max().item())
 
 
 def test_the_option_reaches_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requested = []
     backward = launch.backward
 
-    def noted(*given, **named):
-        asked.append(named["ordered"])
-        return backward(*given, **named)
+    def noted(*operands, **named):
+        requested.append(named["ordered"])
+        return backward(*operands, **named)
 
     monkeypatch.setattr(launch, "backward", noted)
 
@@ -109,10 +109,10 @@ def test_the_option_reaches_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = (2, 4, 700, 128)
     tensors = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     grad = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-    found, eager, exact = (
+    results, eager, exact = (
         torch.autograd.grad(step(*own), own, grad.to(kind))
         for step, kind in ((run, grad.dtype), (model, grad.dtype), (model, torch.float64))
         for own in [[x.detach().to(kind).requires_grad_() for x in tensors]]
     )
-    assert asked == [False]
-    check_gradients(found, eager, exact)
+    assert requested == [False]
+    check_gradients(results, eager, exact)

@@ -67,9 +67,9 @@ def gradients(case: Case, call: Problem, ctas: int = 0, ordered: bool = True) ->
     o = call.operands
     there = on_card(o)
     with poisoned():
-        given = {"fast": case.fast, "ctas": ctas, "ordered": ordered}
-        found = backward(call.grad_out.cuda(), there, (True,) * 3, **given)
-    return [x.cpu() for x in found]
+        options = {"fast": case.fast, "ctas": ctas, "ordered": ordered}
+        results = backward(call.grad_out.cuda(), there, (True,) * 3, **options)
+    return [x.cpu() for x in results]
 
 
 @contextlib.contextmanager
@@ -78,8 +78,8 @@ def poisoned() -> Iterator[None]:
     guards = torch._C._dynamo.guards
     plain = guards._empty_strided_cuda
 
-    def filled(*given: object) -> torch.Tensor:
-        made = plain(*given)
+    def filled(*arguments: object) -> torch.Tensor:
+        made = plain(*arguments)
         return made.fill_(float("nan") if made.is_floating_point() else 1 << 20)
 
     torch.use_deterministic_algorithms(True)
@@ -154,12 +154,12 @@ def test_neighbours_do_not_leak(dims: tuple[int, int]) -> None:
     for tensor, cu in zip(call.matrices, (cu_q, cu_k, cu_k, cu_q), strict=True):
         tensor[int(cu[1]) : int(cu[2])] = float("nan")
     after = gradients(case, call)
-    for before, found, cu in zip(clean, after, (cu_q, cu_k, cu_k), strict=True):
+    for before, results, cu in zip(clean, after, (cu_q, cu_k, cu_k), strict=True):
         first, second, end = (int(x) for x in cu[1:])
-        assert torch.equal(before[:first], found[:first])
-        assert torch.equal(before[second:], found[second:])
-        assert found[first:second].isnan().all()
-        assert not found[end:].any()
+        assert torch.equal(before[:first], results[:first])
+        assert torch.equal(before[second:], results[second:])
+        assert results[first:second].isnan().all()
+        assert not results[end:].any()
 
 
 def test_rows_of_no_sequence_are_zero() -> None:
@@ -172,9 +172,9 @@ def test_rows_of_no_sequence_are_zero() -> None:
     o = dataclasses.replace(o, max_seqlen_q=200, max_seqlen_k=300)
     there = on_card(o)
     with poisoned():
-        found = backward(call.grad_out.cuda(), there, (True,) * 3)
+        results = backward(call.grad_out.cuda(), there, (True,) * 3)
     queries, keys = ((37, 100), (400, 450), (450, 650)), ((11, 100), (100, 200), (200, 500))
-    for grad, ranges in zip(found, (queries, keys, keys), strict=True):
+    for grad, ranges in zip(results, (queries, keys, keys), strict=True):
         owned = torch.zeros(len(grad), dtype=torch.bool)
         for first, end in ranges:
             owned[first:end] = True
@@ -202,17 +202,17 @@ def test_offsets_past_the_rows_and_lying_apart(past: int) -> None:
     wanted = dataclasses.replace(
         o, cu_seqlens_q=exact_cu, cu_seqlens_k=exact_cu, max_seqlen_q=400, max_seqlen_k=400
     )
-    given = dataclasses.replace(wanted, cu_seqlens_q=apart, cu_seqlens_k=apart)
-    found = []
-    for operands in (wanted, given):
+    spread = dataclasses.replace(wanted, cu_seqlens_q=apart, cu_seqlens_k=apart)
+    results = []
+    for operands in (wanted, spread):
         there = on_card(operands)
-        if operands is given:
+        if operands is spread:
             strided = torch.stack([apart, apart], 1).cuda()[:, 0]
             there = dataclasses.replace(there, cu_seqlens_q=strided, cu_seqlens_k=strided)
         with poisoned():
-            found.append([forward(there), *backward(grad.cuda(), there, (True,) * 3)])
-    assert all(map(torch.equal, *found))
-    assert all(x.isfinite().all() for x in found[0])
+            results.append([forward(there), *backward(grad.cuda(), there, (True,) * 3)])
+    assert all(map(torch.equal, *results))
+    assert all(x.isfinite().all() for x in results[0])
 
 
 def call_on_card(
@@ -229,7 +229,7 @@ def test_more_key_tiles_than_multiprocessors() -> None:
     """They do not run at once, so the lower keys wait for the higher ones."""
     tiles = torch.cuda.get_device_properties(0).multi_processor_count + 5
     grad, o = call_on_card((1, 2, 200, 128), 128 * tiles)
-    found = backward(grad, o, (True,) * 3)
+    results = backward(grad, o, (True,) * 3)
 
     def plain(dtype: torch.dtype) -> list[torch.Tensor]:
         leaves = [x.to(dtype).requires_grad_() for x in (o.query, o.key, o.value)]
@@ -237,30 +237,30 @@ def test_more_key_tiles_than_multiprocessors() -> None:
         out = torch.nn.functional.silu(q @ k.mT * 0.088) @ v
         return list(torch.autograd.grad(out, leaves, grad.to(dtype)))
 
-    check_gradients(found, plain(torch.bfloat16), plain(torch.float64))
+    check_gradients(results, plain(torch.bfloat16), plain(torch.float64))
 
 
 def test_two_at_once_on_two_streams() -> None:
     """Each waits in turns of its own; neither keeps the other's tiles from running."""
-    given = [call_on_card((4, 4, 1024, 128), 1024, seed) for seed in range(2)]
-    alone = [backward(*each, (True,) * 3) for each in given]
+    tensors = [call_on_card((4, 4, 1024, 128), 1024, seed) for seed in range(2)]
+    alone = [backward(*each, (True,) * 3) for each in tensors]
     torch.cuda.synchronize()
-    streams = [torch.cuda.Stream() for _ in given]
-    found: list[list[torch.Tensor]] = []
+    streams = [torch.cuda.Stream() for _ in tensors]
+    results: list[list[torch.Tensor]] = []
     for _ in range(10):
-        for stream, (grad, o) in zip(streams, given, strict=True):
+        for stream, (grad, o) in zip(streams, tensors, strict=True):
             with torch.cuda.stream(stream):
-                found.append(backward(grad, o, (True,) * 3))
+                results.append(backward(grad, o, (True,) * 3))
     torch.cuda.synchronize()
-    for i, each in enumerate(found):
+    for i, each in enumerate(results):
         assert all(map(torch.equal, each, alone[i % 2]))
 
 
 def test_in_a_cuda_graph() -> None:
     grad, o = call_on_card((1, 2, 300, 128), 300)
     expected = backward(grad, o, (True,) * 3)
-    graph, found = captured(lambda: backward(grad, o, (True,) * 3))
-    for x in found:
+    graph, results = captured(lambda: backward(grad, o, (True,) * 3))
+    for x in results:
         x.fill_(float("nan"))
     graph.replay()
-    assert all(map(torch.equal, found, expected))
+    assert all(map(torch.equal, results, expected))

@@ -86,15 +86,15 @@ def by_autograd(
     tensors: tuple[torch.Tensor, ...], grad: torch.Tensor, formula: Callable[..., torch.Tensor]
 ) -> list[list[torch.Tensor]]:
     """The gradients of query, key, value and biases: in their dtypes, and in fp64."""
-    found = []
+    results = []
     for widened in (lambda x: x, torch.Tensor.double):
         leaves = [widened(x).detach().requires_grad_() for x in tensors]
         query, *both = leaves[:3]
         group = query.shape[1] // both[0].shape[1]
         key, value = (x.repeat_interleave(group, 1) for x in both)
         out = formula(query @ key.mT, *leaves[3:]).to(value.dtype) @ value
-        found.append(list(torch.autograd.grad(out, leaves, grad.to(out.dtype))))
-    return found
+        results.append(list(torch.autograd.grad(out, leaves, grad.to(out.dtype))))
+    return results
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -117,11 +117,11 @@ def test_gradients_of_biases(
 
     plain = by_autograd((q, k, v, *aux), grad, case.formula)
     with poisoned():
-        found = backward(grad, o, (True,) * (3 + len(aux)))
-    assert [x.dtype for x in found] == [x.dtype for x in plain[0]]
-    check_gradients(found, *plain)
+        results = backward(grad, o, (True,) * (3 + len(aux)))
+    assert [x.dtype for x in results] == [x.dtype for x in plain[0]]
+    check_gradients(results, *plain)
     again = backward(grad, o, (True,) * (3 + len(aux)))
-    assert all(map(torch.equal, found, again))
+    assert all(map(torch.equal, results, again))
 
 
 def test_a_tiled_bias_over_many_short_sequences() -> None:
@@ -164,15 +164,15 @@ def test_some_keys_at_a_time_and_gradients_in_place(
     program, needs = ScoreMod.parse(case.program), (True,) * (3 + len(aux))
 
     plain = by_autograd((q, k, v, *aux), grad, case.formula)
-    found = []
+    results = []
     for spare in ((), tuple(range(len(aux)))):
-        given = [x.detach().clone() for x in aux]
-        o = Operands(q, k, v, given, (), program, None, None, 0, 0)
+        inputs = [x.detach().clone() for x in aux]
+        o = Operands(q, k, v, inputs, (), program, None, None, 0, 0)
         with poisoned(), torch.no_grad():
-            found.append(backward(grad, o, needs, donated=spare))
-        assert spare or all(map(torch.equal, given, aux))
-    check_gradients(found[0], *plain)
-    assert all(map(torch.equal, *found))
+            results.append(backward(grad, o, needs, donated=spare))
+        assert spare or all(map(torch.equal, inputs, aux))
+    check_gradients(results[0], *plain)
+    assert all(map(torch.equal, *results))
 
 
 @pytest.mark.parametrize("dim", [64, 128])
@@ -194,5 +194,5 @@ def test_a_bias_beside_mask_tensors(wide: bool, dim: int) -> None:
     masked = lambda s, bias: _silu(s, bias) * (first & second)
     plain = by_autograd((q, k, v, bias), grad, masked)
     with poisoned():
-        found = backward(grad, o, (True, True, True, False, True, False))
-    check_gradients(found, *plain)
+        results = backward(grad, o, (True, True, True, False, True, False))
+    check_gradients(results, *plain)

@@ -43,8 +43,8 @@ def cute_alone():
     """Every region was lowered to these kernels, forward and backward."""
     counters.clear()
     yield
-    found = {name for name in counters["gdpa"] if name.startswith(("lowered_", "fallback"))}
-    assert found - {"lowered_varlen"} == {"lowered_cute"}
+    results = {name for name in counters["gdpa"] if name.startswith(("lowered_", "fallback"))}
+    assert results - {"lowered_varlen"} == {"lowered_cute"}
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -52,9 +52,9 @@ def cute_alone():
 def test_the_error_rule_in_every_run(name: str, dynamic: bool) -> None:
     """The operands of each run are others, and lie elsewhere."""
     case = STATIC[name]
-    function, kept = compiled(case.function, dynamic=dynamic), []
+    function, remaining = compiled(case.function, dynamic=dynamic), []
     for run in range(4):
-        kept.append(torch.empty(1 << (12 + run), device="cuda"))  # moves what follows
+        remaining.append(torch.empty(1 << (12 + run), device="cuda"))  # moves what follows
         assert not breach(case, function, torch.bfloat16)
 
 
@@ -74,9 +74,9 @@ def test_batches_of_any_rows_share_a_record(monkeypatch: pytest.MonkeyPatch) -> 
     firsts: list[calls.Site] = []
     run_first = calls.Site._run
 
-    def counted(site: calls.Site, *given, **known):
+    def counted(site: calls.Site, *operands, **known):
         firsts.append(site)
-        return run_first(site, *given, **known)
+        return run_first(site, *operands, **known)
 
     monkeypatch.setattr(calls.Site, "_run", counted)
     attend = formula(HSTU)
@@ -86,8 +86,10 @@ def test_batches_of_any_rows_share_a_record(monkeypatch: pytest.MonkeyPatch) -> 
         counts = torch.randint(0, HSTU.length, (HSTU.batch,), generator=drawn)
         ends, total = offsets(counts).long().cuda(), int(counts.sum())
         shape = (total, HSTU.heads, HSTU.head_dim)
-        given = [torch.randn(shape, generator=drawn).to("cuda", torch.bfloat16) for _ in range(4)]
-        *leaves, g = given
+        operands = [
+            torch.randn(shape, generator=drawn).to("cuda", torch.bfloat16) for _ in range(4)
+        ]
+        *leaves, g = operands
 
         def run_compiled(*matrices: torch.Tensor, ends=ends) -> torch.Tensor:
             for x in matrices:
@@ -98,9 +100,9 @@ def test_batches_of_any_rows_share_a_record(monkeypatch: pytest.MonkeyPatch) -> 
         exact = step(lambda *x, ends=ends: attend(*x, ends), doubles, g.double())
         torch.cuda.synchronize()
         with torch.cuda.stream(streams[run % 2]):
-            found = step(run_compiled, leaves, g)
+            results = step(run_compiled, leaves, g)
         torch.cuda.synchronize()
-        for one, other in zip(found, exact, strict=True):
+        for one, other in zip(results, exact, strict=True):
             assert (one - other).norm() < 0.01 * other.norm(), run
     assert len(firsts) == len(set(firsts)) == 2  # a forward, and a backward
 
@@ -109,9 +111,9 @@ def test_operands_off_16_bytes_between_others() -> None:
     function = compiled(CASES["causal"].function)
     room = torch.randn(3, 2 * 4 * 96 * 64 + 8, device="cuda", dtype=torch.bfloat16)
     for offset in (0, 1, 0, 4, 8, 0):
-        given = [x[offset : offset + 2 * 4 * 96 * 64].view(2, 4, 96, 64) for x in room]
-        expected = CASES["causal"].function(*(x.double() for x in given))
-        off = (function(*given) - expected).norm() / expected.norm()
+        operands = [x[offset : offset + 2 * 4 * 96 * 64].view(2, 4, 96, 64) for x in room]
+        expected = CASES["causal"].function(*(x.double() for x in operands))
+        off = (function(*operands) - expected).norm() / expected.norm()
         assert off < 0.01, offset
 
 
@@ -120,19 +122,19 @@ def test_threads_on_streams_of_their_own() -> None:
     case: Case = CASES["causal"]
     function, failed = compiled(case.function), []
     shape = (2, 4, 320, 128)
-    given = [
+    operands = [
         [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4)] for _ in "ab"
     ]
 
-    expected = [step(function, tensors, g) for *tensors, g in given]
+    expected = [step(function, tensors, g) for *tensors, g in operands]
     torch.cuda.synchronize()
 
     def work(number: int) -> None:
-        stream, (*tensors, g) = torch.cuda.Stream(), given[number]
+        stream, (*tensors, g) = torch.cuda.Stream(), operands[number]
         with torch.cuda.stream(stream):
-            found = [step(function, tensors, g) for _ in range(50)]
+            results = [step(function, tensors, g) for _ in range(50)]
         stream.synchronize()
-        if not all(all(map(torch.equal, one, expected[number])) for one in found):
+        if not all(all(map(torch.equal, one, expected[number])) for one in results):
             failed.append(number)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]

@@ -43,15 +43,15 @@ def equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
 
 
 def test_a_second_process_loads_and_gives_the_same_bits(tmp_path: Path):
-    first, given = run(tmp_path, "first")
+    first, outputs = run(tmp_path, "first")
     assert len(first["compiled"]) == first["kernels"] and set(first["compiled"]) == KERNELS
     second, loaded = run(tmp_path, "second")
     assert second["compiled"] == [] and second["kernels"] == first["kernels"]
     assert first["cutlass"] and not second["cutlass"]
-    assert equal(given, loaded)
+    assert equal(outputs, loaded)
     assert second["seconds"] < SOON
     path = next(tmp_path.glob("gdpa_cute/*/*.o"))
     path.write_bytes(path.read_bytes()[:-100])
     third, again = run(tmp_path, "third")
     assert len(third["compiled"]) == 1
-    assert equal(given, again)
+    assert equal(outputs, again)

@@ -26,10 +26,10 @@ def step(device: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def check(found: dict, kernel: str) -> None:
-    assert found["nonzero"] and found["gdpa"][f"lowered_{kernel}"] == 2
+def check(results: dict, kernel: str) -> None:
+    assert results["nonzero"] and results["gdpa"][f"lowered_{kernel}"] == 2
     for wrapper in ("ddp", "fsdp"):
-        assert found[wrapper] == [True] * 4, wrapper
+        assert results[wrapper] == [True] * 4, wrapper
 
 
 @pytest.mark.cuda

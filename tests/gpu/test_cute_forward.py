@@ -179,9 +179,9 @@ def test_neighbours_do_not_leak() -> None:
     clean, poisoned = case.operands(), case.operands()
     for matrix in (poisoned.query, poisoned.key, poisoned.value):
         matrix[:300] = torch.nan
-    kept = forward(case, clean)[300:]
-    assert torch.equal(forward(case, poisoned)[300:], kept)
-    assert kept.isfinite().all()
+    remaining = forward(case, clean)[300:]
+    assert torch.equal(forward(case, poisoned)[300:], remaining)
+    assert remaining.isfinite().all()
 
 
 @pytest.mark.parametrize("dim", [8, 32, 40, 64, 72, 96, 128])
@@ -218,9 +218,9 @@ def test_the_longest_sequences_come_first(batch: int, dtype: torch.dtype) -> Non
     cu = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(dtype).cuda()
     o = operands_of(*[torch.empty(int(cu[-1]), 1, 64)] * 3, [], [], "s", cu, cu, 50, 50)
     config = Sm90Config("bfloat16", 64, 64, "s")
-    found = longest_first(o, config, current_stream(0), Record(fails=True))
-    assert found is not None
-    *order, taken = found.tolist()
+    results = longest_first(o, config, current_stream(0), Record(fails=True))
+    assert results is not None
+    *order, taken = results.tolist()
     assert order == torch.argsort(lengths, descending=True, stable=True).tolist() and taken == 0
 
 
@@ -251,15 +251,15 @@ def step(function, tensors: list[torch.Tensor], g: torch.Tensor) -> list[torch.T
 def test_a_training_step() -> None:
     """Through torch.compile, in both directions."""
     torch.manual_seed(0)
-    given = [torch.randn(2, 3, 300, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-    direction = torch.randn_like(given[0])
+    inputs = [torch.randn(2, 3, 300, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    direction = torch.randn_like(inputs[0])
 
     dynamo.counters.clear()
     compiled = torch.compile(attend, backend=gdpa_backend, options={"gdpa.kernel": "cute"})
-    fused = step(compiled, given, direction)
+    fused = step(compiled, inputs, direction)
     assert dynamo.counters["gdpa"]["lowered_cute"] == 2
-    plain = step(attend, given, direction)
-    wide = step(attend, [x.double() for x in given], direction.double())
+    plain = step(attend, inputs, direction)
+    wide = step(attend, [x.double() for x in inputs], direction.double())
     check_step(fused, plain, wide)
 
 
@@ -272,7 +272,7 @@ def test_in_a_cuda_graph_and_on_a_second_stream() -> None:
         beside = run()
     stream.synchronize()
     assert torch.equal(beside, expected)
-    graph, found = captured(run)
-    found.fill_(float("nan"))
+    graph, results = captured(run)
+    results.fill_(float("nan"))
     graph.replay()
-    assert torch.equal(found, expected)
+    assert torch.equal(results, expected)

@@ -104,10 +104,10 @@ class Call:
             sizes = (q.shape[1], k.shape[1])
             biases = [of_sequence(x, b, sizes) for x in leaves[3:]]
             weight = self.formula((q @ key.mT)[None], *biases)[0]
-            found = torch.autograd.grad(
+            results = torch.autograd.grad(
                 weight.to(value.dtype) @ value, leaves, grad, allow_unused=True
             )
-            total = [x if y is None else x + y for x, y in zip(total, found, strict=True)]
+            total = [x if y is None else x + y for x, y in zip(total, results, strict=True)]
         return total
 
     def sequence(self, x: Tensor, b: int, side: str) -> Tensor:
@@ -176,10 +176,10 @@ def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     yield
 
 
-def check(call: Call, found: list[Tensor]) -> None:
+def check(call: Call, results: list[Tensor]) -> None:
     eager, exact = (call.plain(x) for x in (call.operands.query.dtype, torch.float64))
-    assert [x.dtype for x in found] == [x.dtype for x in eager]
-    check_gradients(found, eager, exact)
+    assert [x.dtype for x in results] == [x.dtype for x in eager]
+    check_gradients(results, eager, exact)
 
 
 @pytest.mark.usefixtures("room")
@@ -191,9 +191,9 @@ def test_gradients_of_biases(kind: str, shape: str, wide: bool) -> None:
     wide = wide and kind not in ("of heads alone", "a scalar")
     case = PLAIN[kind]
     call = make(SHAPES[shape], case.program, case.formula, case.biases, wide)
-    found = gradients(call)
-    check(call, found)
-    assert all(map(torch.equal, found, gradients(call)))
+    results = gradients(call)
+    check(call, results)
+    assert all(map(torch.equal, results, gradients(call)))
 
 
 @pytest.mark.usefixtures("room")
@@ -210,8 +210,8 @@ def test_under_the_mask_of_hstu() -> None:
     o = call.operands
     masked = dataclasses.replace(o, program=ScoreMod.parse(program), aux=[*o.aux, limits])
     with poisoned():
-        found = backward(call.grad, masked, (True,) * 4 + (False,))
-    check(call, found)
+        results = backward(call.grad, masked, (True,) * 4 + (False,))
+    check(call, results)
 
 
 TOKENS = {"q": "a0:f[q,h]", "k": "a0:f[k,h]", "q, positions of keys": "a0:f[q,kv_idx]"}
@@ -229,11 +229,11 @@ def test_a_bias_of_tokens(name: str) -> None:
     program = ScoreMod.parse(f"{TOKENS[name]}; {ADDED}")
     o = dataclasses.replace(call.operands, aux=[bias], program=program)
     with poisoned():
-        *_, found = backward(call.grad, o, (True,) * 4)
+        *_, results = backward(call.grad, o, (True,) * 4)
     wanted = [tokens(call, bias, name, dtype) for dtype in (torch.bfloat16, torch.float64)]
-    wrong = error_of(found, *wanted, direction="backward")
+    wrong = error_of(results, *wanted, direction="backward")
     assert wrong is None, wrong
-    assert not found[-9:].any()
+    assert not results[-9:].any()
 
 
 def tokens(call: Call, bias: Tensor, name: str, dtype: torch.dtype) -> Tensor:
@@ -282,18 +282,18 @@ def test_what_no_sequence_reaches_has_no_gradient() -> None:
     """Also where all is stored by one launch, and none of it was cleared."""
     case = PLAIN["of heads"]
     call = make(Lengths((70, 30), (50, 60), most=(300, 400)), case.program, case.formula, ("hmn",))
-    found = gradients(call)[3]
-    assert (found[..., :30, :50] != 0).float().mean() > 0.9  # some sums of two cancel
-    assert not found[..., 70:, :].any() and not found[..., :, 60:].any()
-    assert not found[..., 30:, 50:].any()
+    results = gradients(call)[3]
+    assert (results[..., :30, :50] != 0).float().mean() > 0.9  # some sums of two cancel
+    assert not results[..., 70:, :].any() and not results[..., :, 60:].any()
+    assert not results[..., 30:, 50:].any()
 
 
 @pytest.mark.usefixtures("room")
 def test_only_the_gradient_of_a_bias() -> None:
     case = PLAIN["of positions"]
     call = make(SHAPES["one length a sequence"], case.program, case.formula, case.biases)
-    (found,) = gradients(call, (False, False, False, True))
-    assert torch.equal(found, gradients(call)[3])
+    (results,) = gradients(call, (False, False, False, True))
+    assert torch.equal(results, gradients(call)[3])
 
 
 @pytest.mark.usefixtures("room")
@@ -303,16 +303,16 @@ def test_in_a_cuda_graph_lengths_may_change() -> None:
     call = make(Lengths((300, 200, 100), (300, 200, 100)), case.program, case.formula, ("hmn",))
     o, needs = call.operands, (True,) * 4
     backward(call.grad, o, needs)
-    graph, found = captured(lambda: backward(call.grad, o, needs))
+    graph, results = captured(lambda: backward(call.grad, o, needs))
     assert o.cu_seqlens_q is not None and o.cu_seqlens_k is not None
     for lengths in ((100, 200, 300), (0, 290, 17), (300, 200, 100)):
         cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
         for offsets in (o.cu_seqlens_q, o.cu_seqlens_k):
             offsets.copy_(cu)
-        for x in found:
+        for x in results:
             x.fill_(float("nan"))
         graph.replay()
-        assert all(map(torch.equal, found, backward(call.grad, o, needs)))
+        assert all(map(torch.equal, results, backward(call.grad, o, needs)))
 
 
 def test_the_same_bits_each_time_on_a_full_card() -> None:
@@ -333,7 +333,7 @@ def test_a_compiled_model_takes_the_kernels() -> None:
     cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device=DEVICE)
     operands = [torch.randn(sum(lengths), 8, 128, device=DEVICE).bfloat16() for _ in range(3)]
     operands.append(torch.randn(8, 2048, 2048, device=DEVICE).bfloat16())
-    program, found = "a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.088),a0))", {}
+    program, results = "a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.088),a0))", {}
 
     def run(options: str, query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
         return torch.ops.gdpa.attention(
@@ -345,8 +345,8 @@ def test_a_compiled_model_takes_the_kernels() -> None:
         counters.clear()
         leaves = [x.clone().requires_grad_() for x in operands]
         out = torch.compile(run, fullgraph=True)(options, *leaves)
-        found[taken] = torch.autograd.grad(out.float().square().sum(), leaves)
+        results[taken] = torch.autograd.grad(out.float().square().sum(), leaves)
         assert counters["gdpa"][f"lowered_{taken}"] == 2
-    for mine, other in zip(found["cute"], found["triton"], strict=True):
+    for mine, other in zip(results["cute"], results["triton"], strict=True):
         scale = other.float().abs().max()
         assert (mine.float() - other.float()).abs().max() < 0.02 * scale

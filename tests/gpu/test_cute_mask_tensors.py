@@ -106,8 +106,8 @@ def test_a_mask_that_changes_under_a_cuda_graph() -> None:
         return [forward(there), *backward(grad, there, (True,) * 3)]
 
     step()
-    graph, found = captured(step)
+    graph, results = captured(step)
     for call in calls:
         there.aux[0].copy_(call.operands.aux[0])
         graph.replay()
-        assert all(map(torch.equal, found, step()))
+        assert all(map(torch.equal, results, step()))

@@ -30,29 +30,29 @@ FEW = 15
 def results(problem: JaggedProblem, ordered: bool) -> list[torch.Tensor]:
     """O, dQ, dK and dV. Nothing is written beside O, and nothing into the operands."""
     o, needs = problem.operands, (True,) * 3 + (False,) * len(problem.operands.aux)
-    given = [x for x in (*o.flat(), problem.grad_out) if isinstance(x, torch.Tensor)]
-    before = [storage(x).clone() for x in given]
+    tensors = [x for x in (*o.flat(), problem.grad_out) if isinstance(x, torch.Tensor)]
+    before = [storage(x).clone() for x in tensors]
     shape = output_shape(o)
     room = o.query.new_full((shape[0] + 2 * GUARD, *shape[1:]), float("nan"))
     out = room[GUARD : GUARD + shape[0]]
     with poisoned():
         forward(o, ctas=problem.ctas, out=out)
-        found = backward(problem.grad_out, o, needs, ctas=problem.ctas, ordered=ordered)
+        outcome = backward(problem.grad_out, o, needs, ctas=problem.ctas, ordered=ordered)
     assert room[:GUARD].isnan().all() and room[-GUARD:].isnan().all(), "written beside O"
-    for x, y in zip(given, before, strict=True):
+    for x, y in zip(tensors, before, strict=True):
         assert torch.equal(storage(x).view(torch.uint8), y.view(torch.uint8)), "an operand changed"
-    return [out, *found]
+    return [out, *outcome]
 
 
 def faults(name: str, seeds: range, ordered: bool) -> dict[int, str]:
     """By seed."""
-    found = {}
+    outcome = {}
     for seed in seeds:
         problem = draw(KINDS[name], seed).to("cuda")
         wrong = fault(problem, results(problem, ordered))
         if wrong is not None:
-            found[seed] = wrong
-    return found
+            outcome[seed] = wrong
+    return outcome
 
 
 @pytest.mark.parametrize("name", KINDS)

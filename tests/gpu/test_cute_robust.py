@@ -48,9 +48,9 @@ def test_two_backwards_while_another_kernel_holds_the_card() -> None:
     forever, and no bit is another."""
     done = run(sys.executable, "-m", "tests.gpu.robust_program", "hold")
     assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["held"] == HELD
-    assert found["equal"] == [True] * ROUNDS * len(HOLD)
+    results = json.loads(done.stdout.splitlines()[-1])
+    assert results["held"] == HELD
+    assert results["equal"] == [True] * ROUNDS * len(HOLD)
 
 
 @pytest.mark.parametrize("name", THOUSAND)

@@ -133,28 +133,28 @@ def test_the_same_bits_each_time(case: Case) -> None:
 def test_training_has_the_forward_here_and_the_backward_of_triton() -> None:
     """Asked for by name: the backward takes head dims up to 128."""
     torch.manual_seed(0)
-    given = [torch.randn(2, 3, 300, 192, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-    direction = torch.randn_like(given[0])
+    inputs = [torch.randn(2, 3, 300, 192, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    direction = torch.randn_like(inputs[0])
 
     dynamo.counters.clear()
     compiled = torch.compile(
         attend, backend=gdpa_backend, options={"gdpa.kernel": "cute", "gdpa.profit": False}
     )
-    fused = step(compiled, given, direction)
-    found = dynamo.counters["gdpa"]
-    assert (found["lowered_cute"], found["lowered_triton"]) == (1, 1)
-    wide = step(attend, [x.double() for x in given], direction.double())
-    check_step(fused, step(attend, given, direction), wide)
+    fused = step(compiled, inputs, direction)
+    results = dynamo.counters["gdpa"]
+    assert (results["lowered_cute"], results["lowered_triton"]) == (1, 1)
+    wide = step(attend, [x.double() for x in inputs], direction.double())
+    check_step(fused, step(attend, inputs, direction), wide)
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_gated_attention_in_slices(training: bool) -> None:
     """One head, and values of 1024 channels: its backward is in chunks."""
     torch.manual_seed(0)
-    given = [
+    inputs = [
         torch.randn(2, 1, 1000, d, device="cuda", dtype=torch.bfloat16) for d in (128, 128, 1024)
     ]
-    wide, direction = [x.double() for x in given], torch.randn_like(given[2])
+    wide, direction = [x.double() for x in inputs], torch.randn_like(inputs[2])
 
     def run(function, tensors) -> list[torch.Tensor]:
         if training:
@@ -166,8 +166,8 @@ def test_gated_attention_in_slices(training: bool) -> None:
     compiled = torch.compile(
         attend, backend=gdpa_backend, options={"gdpa.kernel": "cute", "gdpa.profit": False}
     )
-    fused, again = run(compiled, given), run(compiled, given)
+    fused, again = run(compiled, inputs), run(compiled, inputs)
     assert all(map(torch.equal, fused, again))
     lowered = dynamo.counters["gdpa"]
     assert (lowered["lowered_cute"], lowered["lowered_chunked"]) == (1, int(training))
-    check_step(fused, run(attend, given), run(attend, wide))
+    check_step(fused, run(attend, inputs), run(attend, wide))

@@ -36,15 +36,15 @@ def operands_of(kind: str, dtype: torch.dtype) -> tuple[list[Tensor], Callable[.
     cu = torch.tensor([0, *LENGTHS], device="cuda").cumsum(0)
     shape = (2, 4, 257, 64) if kind == "dense" else (sum(LENGTHS), 4, 64)
     leaves = [torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for _ in "qkv"]
-    given = {"score_mod": silu, "mask_mod": causal, "scale": 0.125}
+    operands = {"score_mod": silu, "mask_mod": causal, "scale": 0.125}
     if kind == "jagged":
-        given |= {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
+        operands |= {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
 
     def call(*flat: Tensor) -> Tensor:
         if kind != "nested":
-            return gdpa_inductor.attention(*flat, **given)
+            return gdpa_inductor.attention(*flat, **operands)
         rows = [nested(x, cu) for x in flat]
-        return gdpa_inductor.attention(*rows, **given).values()
+        return gdpa_inductor.attention(*rows, **operands).values()
 
     return leaves, call
 
@@ -94,6 +94,8 @@ def test_a_cuda_graph_of_nested_operands() -> None:
 
 @pytest.mark.slow
 def test_sixteen_threads_and_eight_models(tmp_path) -> None:
-    found, stderr = run("16", "50", "cuda", program=PROGRAM, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
-    assert found["errors"] == found["warnings"] == found["left"] == [], stderr[-2000:]
-    assert found["gdpa"]["matched"] >= 8
+    results, stderr = run(
+        "16", "50", "cuda", program=PROGRAM, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)
+    )
+    assert results["errors"] == results["warnings"] == results["left"] == [], stderr[-2000:]
+    assert results["gdpa"]["matched"] >= 8

@@ -80,20 +80,20 @@ def test_the_gradient_of_the_keys_in_their_memory() -> None:
     """It has the same bits as where the backward may run again, and takes less memory."""
     batch, heads, m, n, d = 8, 4, 48, 2048, 128
     sizes = ((batch, heads, m, d), (batch, n, 64), (batch, heads, n, d), (64, heads * d))
-    given = [torch.randn(x, device="cuda", dtype=torch.bfloat16) for x in sizes]
-    given = [x.mul_(x.shape[-1] ** -0.5).requires_grad_() for x in given]
-    function, direction = compiled(_projected), torch.randn_like(given[0])
+    tensors = [torch.randn(x, device="cuda", dtype=torch.bfloat16) for x in sizes]
+    tensors = [x.mul_(x.shape[-1] ** -0.5).requires_grad_() for x in tensors]
+    function, direction = compiled(_projected), torch.randn_like(tensors[0])
 
     def step() -> list[torch.Tensor]:
-        return list(torch.autograd.grad(function(*given), given, direction))
+        return list(torch.autograd.grad(function(*tensors), tensors, direction))
 
     taken, codes = run_and_get_code(step)
     assert any("donation_buffer_site()" in code for code in codes)
-    peaks, found = [], []
+    peaks, results = [], []
     for spends in (True, False):
         with mock.patch.object(donation, "last_use", lambda spends=spends: spends):
-            found.append(step())
+            results.append(step())
             peaks.append(peak_extra_bytes(step, "cuda"))
-    for others in found:
+    for others in results:
         assert all(torch.equal(a, b) for a, b in zip(taken, others, strict=True))
     assert peaks[1] - peaks[0] >= batch * heads * n * d  # half of the bytes, at least

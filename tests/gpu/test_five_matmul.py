@@ -54,13 +54,13 @@ def test_one_compile_serves_other_batches() -> None:
     is past the table of sequences, and what takes no part stays out."""
     lowerings.register()
     tensors, (cu, *_) = made("both")
-    given = [*tensors, cu, torch.empty(LONGEST, device="cuda")]
-    for t in given:
+    inputs = [*tensors, cu, torch.empty(LONGEST, device="cuda")]
+    for t in inputs:
         torch._dynamo.mark_dynamic(t, 0)
     function = torch.compile(
         lambda *x: gradients(*x[:4], x[4], x[4], x[5].shape[0], x[5].shape[0]), fullgraph=True
     )
-    _, (code,) = run_and_get_code(function, *given)
+    _, (code,) = run_and_get_code(function, *inputs)
     assert "SUMS" in code
     lengths = torch.tensor([300, 0, 1, 129, 64, 511, 37, 250, 0, 128, 700, 65], dtype=torch.int32)
     cu = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
@@ -71,9 +71,9 @@ def test_one_compile_serves_other_batches() -> None:
     clean = [torch.where(taken[:, None, None], t, 0.0).double() for t in others]
     poisoned = [torch.where(taken[:, None, None], t, math.nan) for t in others]
     cu = cu.cuda()
-    found = function(*poisoned, cu, torch.empty(300, device="cuda"))
+    results = function(*poisoned, cu, torch.empty(300, device="cuda"))
     operands = operands_of(*clean[1:], [], [], PROGRAM, cu, cu, 300, 300)
-    for got, want in zip(found, reference_backward(clean[0], operands, [True] * 3), strict=True):
+    for got, want in zip(results, reference_backward(clean[0], operands, [True] * 3), strict=True):
         assert (got.double() - want).norm() <= 5e-3 * want.norm()
         assert (got[~taken] == 0).all()
 
@@ -82,12 +82,12 @@ def test_one_compile_serves_other_batches() -> None:
 def test_gradients_and_equal_bits(side: str) -> None:
     lowerings.register()
     tensors, sides = made(side)
-    function = torch.compile(lambda *given: gradients(*given, *sides))
-    found, (code,) = run_and_get_code(function, *tensors)
+    function = torch.compile(lambda *inputs: gradients(*inputs, *sides))
+    results, (code,) = run_and_get_code(function, *tensors)
     assert "SUMS" in code
     grad_out, *rest = (t.double() for t in tensors)
     operands = operands_of(*rest, [], [], PROGRAM, *sides)
-    for got, want in zip(found, reference_backward(grad_out, operands, [True] * 3), strict=True):
+    for got, want in zip(results, reference_backward(grad_out, operands, [True] * 3), strict=True):
         assert (got.double() - want).norm() <= 5e-3 * want.norm()
     for _ in range(50):
-        assert all(torch.equal(a, b) for a, b in zip(found, function(*tensors), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(results, function(*tensors), strict=True))

@@ -42,9 +42,9 @@ def pooled(seeds, key, value, ends) -> Tensor:
 
 
 FORMULAS: dict[str, Callable[..., Tensor]] = {
-    "gelu": lambda *given: attend(gelu, *given),
-    "causal": lambda *given: attend(causal, *given),
-    "short keys": lambda *given: attend(gelu, *given),
+    "gelu": lambda *inputs: attend(gelu, *inputs),
+    "causal": lambda *inputs: attend(causal, *inputs),
+    "short keys": lambda *inputs: attend(gelu, *inputs),
     "seeds": pooled,
 }
 # The sum dQ of seeds has the order of the batch. Under a mask Hopper's kernels add up a sequence's
@@ -60,9 +60,9 @@ def compiled(name: str, mode: str | None = None) -> Callable[..., Tensor]:
 
 def lengths(seed: int = 0) -> Tensor:
     """[BATCH], empty ones and whole ones among them; of every seed the same in another order."""
-    found = torch.randint(0, LONGEST + 1, (BATCH,), generator=torch.Generator().manual_seed(0))
-    found[:3] = torch.tensor([0, 1, LONGEST])
-    return found[torch.randperm(BATCH, generator=torch.Generator().manual_seed(seed))]
+    results = torch.randint(0, LONGEST + 1, (BATCH,), generator=torch.Generator().manual_seed(0))
+    results[:3] = torch.tensor([0, 1, LONGEST])
+    return results[torch.randperm(BATCH, generator=torch.Generator().manual_seed(seed))]
 
 
 def offsets(counts: Tensor) -> Tensor:
@@ -82,10 +82,10 @@ def operands(name: str) -> list[Tensor]:
 
 def step(function: Callable[..., Tensor], tensors: list[Tensor], ends: Tensor) -> list[Tensor]:
     """The output and the gradients of the tensors."""
-    given = [t.detach().requires_grad_() for t in tensors]
-    out = function(*given, ends)
+    inputs = [t.detach().requires_grad_() for t in tensors]
+    out = function(*inputs, ends)
     out.backward(torch.linspace(-1, 1, out.shape[-1], device="cuda").to(out.dtype).expand_as(out))
-    return [out.detach().clone(), *(t.grad.clone() for t in given)]
+    return [out.detach().clone(), *(t.grad.clone() for t in inputs)]
 
 
 def moved(x: Tensor, counts: Tensor, order: Tensor) -> Tensor:
@@ -101,10 +101,10 @@ def test_a_permuted_batch_keeps_its_bits(name: str) -> None:
     counts, tensors, function = lengths(), operands(name), compiled(name)
     order = torch.randperm(BATCH, generator=torch.Generator().manual_seed(7))
     shared = {1} if name == "seeds" else set()  # the seeds: not moved, and their gradient sums
-    found = step(function, tensors, offsets(counts))
-    given = [t if i in shared else moved(t, counts, order) for i, t in enumerate(tensors, 1)]
-    again = step(function, given, offsets(counts[order]))
-    for i, (before, after) in enumerate(zip(found, again, strict=True)):
+    results = step(function, tensors, offsets(counts))
+    inputs = [t if i in shared else moved(t, counts, order) for i, t in enumerate(tensors, 1)]
+    again = step(function, inputs, offsets(counts[order]))
+    for i, (before, after) in enumerate(zip(results, again, strict=True)):
         before = before if i in shared else moved(before, counts, order)
         if i in ANYWHERE.get(name, ()):
             torch.testing.assert_close(after.float(), before.float(), rtol=2e-2, atol=2e-2)
@@ -128,13 +128,13 @@ def test_cuda_graphs_over_other_lengths(name: str) -> None:
     recorded = compiled(name, mode="reduce-overhead")
     for seed, want in enumerate(wanted):
         torch.compiler.cudagraph_mark_step_begin()
-        found = step(recorded, operands(name), offsets(lengths(seed)))
-        assert all(map(torch.equal, want, found))
+        results = step(recorded, operands(name), offsets(lengths(seed)))
+        assert all(map(torch.equal, want, results))
     assert torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] == 0
 
 
-def _sequences(found: list[Tensor], counts: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
-    split = [x if x.shape[0] == BATCH else x.split(counts.tolist()) for x in found]
+def _sequences(results: list[Tensor], counts: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
+    split = [x if x.shape[0] == BATCH else x.split(counts.tolist()) for x in results]
     for b in range(BATCH):
         yield b, [x[b] for x in split]
 
@@ -148,8 +148,8 @@ def test_nan_stays_in_its_sequence(name: str) -> None:
     poisoned = [t.clone() for t in tensors]
     for t in poisoned:
         t[bad if t.shape[0] == BATCH else slice(int(ends[bad]), int(ends[bad + 1]))] = torch.nan
-    for b, found in _sequences(step(function, poisoned, ends), counts):
+    for b, results in _sequences(step(function, poisoned, ends), counts):
         if b != bad:
-            assert all(map(torch.equal, clean[b], found)), b
+            assert all(map(torch.equal, clean[b], results)), b
         else:
-            assert all(x.isnan().any() for x in found)
+            assert all(x.isnan().any() for x in results)

@@ -71,8 +71,8 @@ def test_error_rule_with_varying_sizes(name: str) -> None:
 
 
 def bits(function, operands) -> list[torch.Tensor]:
-    found = results(function, recast(operands, torch.bfloat16))
-    return [*found.outputs.values(), *found.gradients.values()]
+    outcome = results(function, recast(operands, torch.bfloat16))
+    return [*outcome.outputs.values(), *outcome.gradients.values()]
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_infinities_are_where_eager_has_them(name: str) -> None:
         fused = results(function, recast(operands, torch.bfloat16))
         for of in ("outputs", "gradients"):
             for key, wanted in getattr(eager, of).items():
-                found = getattr(fused, of)[key]
-                assert torch.equal(found.isfinite(), wanted.isfinite()), (infinite, key)
+                outcome = getattr(fused, of)[key]
+                assert torch.equal(outcome.isfinite(), wanted.isfinite()), (infinite, key)
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,9 @@ FORMS = [each_sample, selected, a_head_each, heads_first, gathered, made_again, 
 def operands(dtype: torch.dtype, size: int = T) -> list[torch.Tensor]:
     generator = torch.Generator("cuda").manual_seed(0)
     draw = lambda *shape: torch.randn(*shape, device="cuda", generator=generator)
-    given = [draw(B, H, N, D).to(dtype) for _ in range(3)] + [draw(size)]
+    tensors = [draw(B, H, N, D).to(dtype) for _ in range(3)] + [draw(size)]
     index = torch.randint(size, (B, N, N), device="cuda", generator=generator)
-    return [*(x.requires_grad_() for x in given), index]
+    return [*(x.requires_grad_() for x in tensors), index]
 
 
 def attention(form):
@@ -71,19 +71,19 @@ def attention(form):
     return function
 
 
-def gradient(function, given):
-    output = function(*given)
+def gradient(function, tensors):
+    output = function(*tensors)
     direction = torch.randn(
         output.shape, device="cuda", generator=torch.Generator("cuda").manual_seed(1)
     ).to(output.dtype)
-    return torch.autograd.grad(output, given[3], direction)[0]
+    return torch.autograd.grad(output, tensors[3], direction)[0]
 
 
-def breach(mine, function, given):
+def breach(mine, function, tensors):
     """How a gradient breaks the error rule, or None."""
-    wide = [x.detach().double().requires_grad_() for x in given[:4]]
-    exact = gradient(function, [*wide, given[4]])
-    return error_of(mine, gradient(function, given), exact, direction="backward")
+    wide = [x.detach().double().requires_grad_() for x in tensors[:4]]
+    exact = gradient(function, [*wide, tensors[4]])
+    return error_of(mine, gradient(function, tensors), exact, direction="backward")
 
 
 def compiled(function):
@@ -96,12 +96,12 @@ def compiled(function):
 @pytest.mark.parametrize("form", FORMS)
 def test_gradient(form, dtype):
     pytest.importorskip("cutlass")
-    given, function = operands(dtype), attention(form)
-    mine, codes = run_and_get_code(lambda: gradient(compiled(function), given))
+    tensors, function = operands(dtype), attention(form)
+    mine, codes = run_and_get_code(lambda: gradient(compiled(function), tensors))
     assert any(KERNEL in code for code in codes)
-    fault = breach(mine, function, given)
+    fault = breach(mine, function, tensors)
     assert not fault, fault
-    again = gradient(compiled(function), given)
+    again = gradient(compiled(function), tensors)
     assert torch.equal(mine, again)
 
 
@@ -111,19 +111,19 @@ def test_sizes(size, rows):
     pytest.importorskip("cutlass")
     terms = torch.randint(-8, 9, (2, rows), device="cuda").bfloat16()
     places = torch.randint(-size, size, (rows,), device="cuda")
-    found = tables.sums(terms, places, size)
+    results = tables.sums(terms, places, size)
     exact = torch.zeros(2, size, device="cuda", dtype=torch.float64)
     exact.index_add_(1, places % size, terms.double())
-    assert torch.equal(found.double(), exact)
+    assert torch.equal(results.double(), exact)
 
 
 @pytest.mark.parametrize("size, in_order", [(tables.MOST + 1, True), (T, False)])
 def test_large_tables_and_few_terms_are_left_to_generated_code(size, in_order):
     torch.use_deterministic_algorithms(in_order, warn_only=True)
-    given, function = operands(torch.bfloat16, size), attention(each_sample)
-    mine, codes = run_and_get_code(lambda: gradient(compiled(function), given))
+    tensors, function = operands(torch.bfloat16, size), attention(each_sample)
+    mine, codes = run_and_get_code(lambda: gradient(compiled(function), tensors))
     assert not any(KERNEL in code for code in codes)
-    fault = breach(mine, function, given)
+    fault = breach(mine, function, tensors)
     assert not fault, fault
 
 
@@ -133,5 +133,5 @@ def test_rows_beyond_32_bits_of_bytes():
     grad = torch.zeros(1, rows, device="cuda", dtype=torch.bfloat16)
     grad[:, -last:] = 1
     index = torch.arange(rows, device="cuda", dtype=torch.int32).remainder_(7)
-    found = tables.sums(grad, index, 7)
-    assert torch.equal(found[0].long(), torch.bincount(index[-last:], minlength=7))
+    results = tables.sums(grad, index, 7)
+    assert torch.equal(results[0].long(), torch.bincount(index[-last:], minlength=7))

@@ -97,13 +97,6 @@ def table_in_place_on_lookup(q, k, v, t, i):
 
 
 @case(tab16)
-def table_in_place_on_lookup_bf16(q, k, v, t, i):
-    b = t[i]
-    b.mul_(2)
-    return F.silu(q @ k.mT + b.permute(2, 0, 1)) @ v, b
-
-
-@case(tab16)
 def table_lookup_resized(q, k, v, t, i):
     b = t[i]
     b.transpose_(0, 1)

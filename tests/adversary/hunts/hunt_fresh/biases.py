@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import D64, Programs, normal, nothing, plus, values
+from ..rows import D64, Programs, normal, nothing, values
 from .operands import T, bf16, fp32, fp64, frozen, of_scores, rounded
 
 PROGRAMS = Programs()
@@ -29,29 +29,6 @@ table(
     mask_float_gate_row_col=(lambda s, b: torch.sigmoid(s) * b[:, None] * b[None], normal(5)),
     bias_detached_partly=(lambda s, b: torch.sigmoid(s + b[:, None].detach() + b[None]), normal(5)),
 )
-
-
-@case(plus(fp64, normal((9, 2))))
-def bias_embedding(q, k, v, b):
-    i = torch.arange(5)
-    return (
-        torch.sigmoid(
-            q @ T(k) + F.embedding(i[:, None] - i[None] + 4, b, padding_idx=4).permute(2, 0, 1)
-        )
-        @ v
-    )
-
-
-@case(plus(fp64, normal((9, 2))))
-def bias_embedding_scaled_grad(q, k, v, b):
-    i = torch.arange(5)
-    return (
-        torch.sigmoid(
-            q @ T(k)
-            + F.embedding(i[:, None] - i[None] + 4, b, scale_grad_by_freq=True).permute(2, 0, 1)
-        )
-        @ v
-    )
 
 
 def multiplied(factor, dtype):
