@@ -1,7 +1,7 @@
 """A forward and a backward operator of one backend, beside the reference."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -9,6 +9,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch._inductor import async_compile
+from torch._inductor.codecache import PyCodeCache
 
 from gdpa_inductor.lowerings.backends import Backend
 from gdpa_inductor.lowerings.call import extern_call
@@ -29,10 +30,13 @@ def uncompiled(backend: Backend, **changes: Any) -> Backend:
     return replace(backend, **{"lower": lower, "lower_backward": lower, **changes})
 
 
-def without_loops() -> AbstractContextManager[Any]:
+@contextmanager
+def without_loops() -> Iterator[None]:
     """Inductor's own loops for a CPU are not compiled, and do nothing: nobody looks at numbers."""
     nothing = lambda *_, **__: lambda *_: None
-    return mock.patch.object(async_compile.AsyncCompile, "cpp_pybinding", nothing)
+    with mock.patch.object(async_compile.AsyncCompile, "cpp_pybinding", nothing):
+        yield
+    PyCodeCache.cache_clear()  # the same code elsewhere has loops
 
 
 class Differentiable(torch.autograd.Function):
