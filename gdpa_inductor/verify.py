@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._compat import fx, operators
+from ._compat import autograd, fx, operators
 from .patterns import Result
 from .rejection import GDPAError
 
@@ -138,7 +138,7 @@ class _Copies:
 
     def _copied(self, value: Tensor, name: str) -> Tensor:
         plain = type(value) in _PLAIN and value.layout == torch.strided
-        base, is_own_leaf = value._base, value.requires_grad and value.is_leaf
+        base, is_own_leaf = autograd.base_of(value), value.requires_grad and value.is_leaf
         if plain and type(base) in _PLAIN and not is_own_leaf:
             geometry = value.shape, value.stride(), value.storage_offset()
             with torch.set_grad_enabled(value.requires_grad):

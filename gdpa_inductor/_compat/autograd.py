@@ -33,6 +33,11 @@ def is_of_user(node: Any) -> bool:
     return isinstance(node, torch.autograd.function.BackwardCFunction) and not of_operator
 
 
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that a view is a view of, for autograd."""
+    return tensor._base
+
+
 def is_view(tensor: torch.Tensor) -> bool:
     """Whether autograd follows the tensor as a view of another."""
     return tensor._is_view()

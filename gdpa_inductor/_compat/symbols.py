@@ -317,6 +317,7 @@ _ROWS: dict[str, dict[str, str | _Row]] = {
         "_VF._unpack_dual": "the tangent of a tensor, from whatever level",
         "autograd.grad_mode._enter_inference_mode": "Dynamo writes it for inference mode",
         "autograd.grad_mode._exit_inference_mode": "ends `_enter_inference_mode`",
+        "Tensor._base": "`verify` keeps what an operand is a view of",
         "Tensor._indices": "`indices` refuses a tensor that is not coalesced",
         "nn.parallel.DistributedDataParallel._get_active_ddp_module": "whether DDP cuts graphs",
         "Tensor._is_view": "whether autograd follows a tensor as a view",

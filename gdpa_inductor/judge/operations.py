@@ -199,7 +199,7 @@ def _triangle(keeps: Callable[[Tensor, int], Tensor]) -> Rule:
 # Look-ups
 
 
-def _wrapped(ev: Evaluator, place: Tensor, size: int) -> Tensor:
+def _wrap_index(ev: Evaluator, place: Tensor, size: int) -> Tensor:
     """A position that may count from the end, and is an error past either end."""
     ev.require((place >= -size) & (place < size))
     return ev.clamped(torch.where(place < 0, place + size, place), size)
@@ -210,7 +210,7 @@ def _selected(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     source, dim, places = event.args[:3]
     dim %= len(source.sizes)
     at = index if event.name == "gather" else (index[dim],) if places.sizes else ()
-    place = _wrapped(ev, ev.element(places, event.number, at).long(), source.sizes[dim])
+    place = _wrap_index(ev, ev.element(places, event.number, at).long(), source.sizes[dim])
     return ev.element(source, event.number, _replaced(index, dim, place))
 
 
@@ -218,7 +218,7 @@ def _embedded(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     source, places = event.args[:2]
     place = ev.element(places, event.number, index[:-1]).long()
     ev.require(place >= 0)
-    at = (_wrapped(ev, place, source.sizes[0]), index[-1])
+    at = (_wrap_index(ev, place, source.sizes[0]), index[-1])
     row = ev.element(source, event.number, at)
     if not row.requires_grad:
         return row
@@ -233,7 +233,7 @@ def _embedded(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
 def _take_flat(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     source, places = event.args[:2]
     place = ev.element(places, event.number, index).long()
-    flat = _wrapped(ev, place, math.prod(source.sizes))
+    flat = _wrap_index(ev, place, math.prod(source.sizes))
     return ev.element(source, event.number, _unflattened(ev, flat, source.sizes))
 
 
@@ -256,7 +256,7 @@ def _indexed(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
             at.append(rest.pop(0))
             continue
         own = broadcast(tuple(looked), shape, indices[d].sizes, ev.zero)
-        at.append(_wrapped(ev, ev.element(indices[d], event.number, own).long(), size))
+        at.append(_wrap_index(ev, ev.element(indices[d], event.number, own).long(), size))
     return ev.element(source, event.number, tuple(at))
 
 

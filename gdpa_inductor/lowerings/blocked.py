@@ -106,12 +106,12 @@ class ChunkedSite:
     """
 
     def __init__(self, signature: Signature) -> None:
-        self._signature = signature
+        self.signature = signature
         self._run = _attention_backward if signature.backward else _attention
         self.recorded: RecordedCall | None = None
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        return self._run(self._signature.bind(*args, **options), self)
+        return self._run(self.signature.bind(*args, **options), self)
 
 
 def forward_site() -> ChunkedSite:

@@ -57,6 +57,12 @@ def test_is_of_user_of_an_operator_with_a_backward_of_its_own():
         assert result.grad_fn is not None and not autograd.is_of_user(result.grad_fn)
 
 
+def test_base_of():
+    x = torch.zeros(3, 2)
+    assert autograd.base_of(x) is None and autograd.base_of(x.detach().T[0]) is not x
+    assert autograd.base_of(x.T[0]) is x
+
+
 def test_is_view():
     x = torch.ones(4)
     assert autograd.is_view(x[1:]) and autograd.is_view(x.view(2, 2))

@@ -5,11 +5,9 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from gdpa_inductor.kernels.cute import table_sums, tables
-from gdpa_inductor.kernels.cute.runtime import exported
+from gdpa_inductor.kernels.cute import launcher, tables
 from tests.emulator import recording, run
 
-ARCH = "sm_100a"  # that of the emulator
 SIZE = 5
 
 
@@ -22,15 +20,15 @@ def emulated(monkeypatch, grad, index, size, parts=1, behind=64):
     arguments = [guarded[: grad.numel()].view(grad.shape), wild[: index.numel()]]
     room, results = torch.full((parts, grad.shape[0], size), 7.0), []
     monkeypatch.setattr(tables, "empty", lambda *_: room)
-    monkeypatch.setattr(tables, "_arch", lambda _: ARCH)
-    monkeypatch.setattr(tables, "kept", lambda *of: exported(table_sums.compiled(*of)))
     tables._launcher.cache_clear()
+    launcher.word_launcher.cache_clear()
     with recording():
         run(
             lambda: results.append(tables.sums(*arguments, size, parts=parts, stream=0)),
             [guarded, wild, room],
         )
     tables._launcher.cache_clear()
+    launcher.word_launcher.cache_clear()
     return results[-1]
 
 

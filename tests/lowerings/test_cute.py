@@ -286,7 +286,7 @@ def test_values_without_channels_are_no_slices(capability: tuple, dims: tuple, m
 def test_slices_leave_nothing_to_chunks_that_these_refuse():
     """One sequence, which no `max_seqlen` bounds."""
     bounds = {"batch": 1, "heads": 1, "rows": TOTAL, "cols": TOTAL}
-    options = {**LARGE, **GAU, **JAGGED, **bounds, "program": ScoreMod.parse("relu(s)")}
+    options = {**LARGE, **GAU, **JAGGED, **bounds, "program": "relu(s)"}
     refusal = backend("chunked").refusal(problem(**options), profit=False)
     assert refusal is not None and "without a bound" in str(refusal[1])
     assert lowerings.choose(problem(**options), Options()).kernel == "cute"

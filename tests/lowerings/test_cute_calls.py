@@ -155,17 +155,13 @@ def test_max_autotune_compares_it_with_triton(monkeypatch, winner: str):
 
 
 def test_it_is_timed_on_the_tensors_of_the_template(monkeypatch):
-    pytest.importorskip("cutlass")
-    from gdpa_inductor.kernels.cute import launch
     from gdpa_inductor.kernels.triton.template import AuxRead, Plan
     from gdpa_inductor.operands import Operands
     from gdpa_inductor.ops import Arguments
 
     launches: list[tuple] = []
     monkeypatch.setattr(calls.lowering, "likely_size", int)
-    monkeypatch.setattr(
-        launch, "forward", lambda *inputs, **named: launches.append((inputs, named))
-    )
+    monkeypatch.setattr(calls, "forward", lambda *inputs, **named: launches.append((inputs, named)))
     program = ScoreMod.parse("a0:f[b]; a1:f[h]; silu(add(s,a1))")
     q, k, v, bias, cu, out = (torch.zeros(n) for n in (1, 2, 3, 4, 5, 6))
     plan = Plan(
@@ -185,13 +181,9 @@ def test_it_is_timed_on_the_tensors_of_the_template(monkeypatch):
 
 
 def test_the_operators_hand_on_what_they_are_given(monkeypatch):
-    pytest.importorskip("cutlass")
-    from gdpa_inductor.kernels.cute import launch
-    from gdpa_inductor.kernels.cute.backward import launch as backward
-
     results: list = []
-    monkeypatch.setattr(launch, "forward", lambda *x, **named: results.append((*x, named)))
-    monkeypatch.setattr(backward, "backward", lambda *x, **named: results.append((*x, named)))
+    monkeypatch.setattr(calls, "forward", lambda *x, **named: results.append((*x, named)))
+    monkeypatch.setattr(calls, "backward", lambda *x, **named: results.append((*x, named)))
     x, cu = torch.zeros(3), torch.zeros(2)
     args = ([x], [7], "a0:f[h]; mul(s,a0)")
     calls._attention(calls.FORWARD.bind(x, x, x, *args, None, cu, 0, 9, skip=False))

@@ -11,7 +11,6 @@ attention has its weights in the negative tail, which is accurate only as rcp(1 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +32,7 @@ class _Ops:
     """`ops.name(...)`. It looks for the handler when called, as there is one only in lowering."""
 
     def __getattr__(self, name: str) -> Emit:
-        return functools.partial(lowering.inductor_op, name)
+        return lambda *args, **kwargs: lowering.inductor_op(name, *args, **kwargs)
 
 
 ops = _Ops()
