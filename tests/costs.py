@@ -17,7 +17,7 @@ from pathlib import Path
 # machine that others use it takes longer, and the loop tells only half of that.
 BUDGETS = {
     "tests/*.py": 850,
-    "tests/adversary": 150,
+    "tests/adversary": 120,
     "tests/benchmarks": 150,
     "tests/clients": 220,
     "tests/compat": 60,
@@ -27,7 +27,7 @@ BUDGETS = {
     "tests/integration": 300,
     "tests/judge": 120,
     "tests/kernels": 1200,
-    "tests/lowerings": 500,
+    "tests/lowerings": 300,
     "tests/movielens": 40,
     "tests/patterns": 800,
     "tests/program": 60,
