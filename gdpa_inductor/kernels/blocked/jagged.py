@@ -102,11 +102,16 @@ class JaggedPart:
     """Some sequences as one dense problem: one alone on views, or a group on padded copies."""
 
     def __init__(
-        self, members: list[int], spans: Spans, lengths: dict[str, int], alone: bool
+        self,
+        members: list[int],
+        numbers: Tensor,
+        spans: Spans,
+        lengths: dict[str, int],
+        alone: bool,
     ) -> None:
         first = members[0]
         self.is_alone = alone
-        self.numbers = torch.tensor(members)
+        self.numbers = numbers  # the members as a tensor
         chosen = slice(first, first + 1) if alone else self.numbers
         self._rows: dict[str, Rows] = {}
         for side, length in lengths.items():
@@ -229,9 +234,12 @@ def _parts(o: Operands[Tensor]) -> Iterator[JaggedPart]:
     alone = {b for b in range(batch) if lengths["q"][b] and lengths["k"][b]}
     for rounded, members in _groups(o, spans, lengths):
         alone.difference_update(members)
-        yield JaggedPart(members, spans, dict(zip("qk", rounded, strict=True)), alone=False)
+        sizes = dict(zip("qk", rounded, strict=True))
+        yield JaggedPart(members, torch.tensor(members), spans, sizes, alone=False)
+    numbers = torch.arange(batch)
     for b in sorted(alone):
-        yield JaggedPart([b], spans, {side: lengths[side][b] for side in "qk"}, alone=True)
+        sizes = {side: lengths[side][b] for side in "qk"}
+        yield JaggedPart([b], numbers[b : b + 1], spans, sizes, alone=True)
 
 
 def _spans(offsets: Tensor | None, longest: int) -> tuple[slice, ...] | None:

@@ -317,6 +317,8 @@ class BlockLoop:
 
     def _buffer(self, name: str, block: Block, dtype: torch.dtype) -> Tensor:
         """A buffer for a block of scores, uninitialised. All blocks share it."""
+        if len(self._pass.blocks) == 1:
+            return self._steps.empty(block.shape, dtype, name)
         if name not in self._buffers:
             most = max(math.prod(other.shape) for other in self._pass.blocks)
             self._buffers[name] = self._steps.empty((most,), dtype, name)

@@ -58,13 +58,27 @@ def tile(
              added in place.
     masked:  Masks may make blocks zero.
     """
+    threads = min(torch.get_num_threads(), MAX_THREADS)
+    return _tiling(sizes, tuple(groups), shared, masked, threads, (SCORES, EDGE, FINE, BANDS))
+
+
+@functools.lru_cache(maxsize=1024)  # jagged calls ask for each sequence
+def _tiling(
+    sizes: tuple[int, int, int, int],
+    groups: tuple[int, ...],
+    shared: bool,
+    masked: bool,
+    threads: int,
+    limits: tuple[int, int, int, int],
+) -> Tiling:
+    scores, most, fine, bands = limits
     batch, heads, rows, cols = sizes
-    edge = min(EDGE, max(FINE, rows // BANDS)) if masked else EDGE
+    edge = min(most, max(fine, rows // bands)) if masked else most
     row_step = _even(rows, edge)
-    col_step = _even(cols, max(edge, SCORES // max(row_step, 1)))
+    col_step = _even(cols, max(edge, scores // max(row_step, 1)))
     if not masked:
-        row_step = _even(rows, max(edge, SCORES // max(col_step, 1)))
-    room = min(torch.get_num_threads(), MAX_THREADS) * SCORES // max(row_step * col_step, 1)
+        row_step = _even(rows, max(edge, scores // max(col_step, 1)))
+    room = threads * scores // max(row_step * col_step, 1)
     fitting = [
         count
         for count in range(1, heads + 1)
