@@ -10,6 +10,7 @@ pytestmark = pytest.mark.cuda
 
 from gdpa_inductor import gdpa_backend  # noqa: E402
 from gdpa_inductor.kernels.cute.backward import launch  # noqa: E402
+from gdpa_inductor.lowerings.cute import calls  # noqa: E402
 from gdpa_inductor.program.score_mod import ScoreMod  # noqa: E402
 from tests.gpu.checks import check_gradients, hopper  # noqa: E402, F401
 from tests.gpu.test_cute_backward import LONG, WIDE, call_on_card, gradients  # noqa: E402
@@ -93,13 +94,13 @@ def test_the_sums_are_complete_when_they_are_converted() -> None:
 
 def test_the_option_reaches_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     requested = []
-    backward = launch.backward
+    backward = calls.backward
 
     def noted(*operands, **named):
         requested.append(named["ordered"])
         return backward(*operands, **named)
 
-    monkeypatch.setattr(launch, "backward", noted)
+    monkeypatch.setattr(calls, "backward", noted)
 
     def model(q, k, v):
         return torch.nn.functional.silu(q @ k.mT * 0.125) @ v
