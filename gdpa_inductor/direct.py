@@ -39,10 +39,15 @@ def kind_of(operands: Sequence[Tensor], *mods: Any) -> Kind | None:
             return None
         # a nested tensor's own properties take ten times as long
         values = subclasses.values_of(x) if nested else x
-        shape, in_memory = values.shape, values.is_cpu
-        if len(shape) < 3 or not (in_memory or values.is_cuda):
+        shape = values.shape
+        if len(shape) < 3:
             return None
-        parts += nested, len(shape), shape[1], shape[-1], values.dtype, in_memory
+        parts += (nested, len(shape), shape[1], shape[-1])
+    # those of the last operand: where others differ, the formula says so
+    in_memory = values.is_cpu
+    if not (in_memory or values.is_cuda):
+        return None
+    parts += (values.dtype, in_memory)
     return None if torch.jit.is_tracing() or autograd.is_observed() else tuple(parts)
 
 

@@ -86,13 +86,22 @@ def attention(
 def _longest(
     name: str, values: Tensor, cu_name: str, offsets: Tensor | None, longest: Size | None
 ) -> Size | None:
-    """The bound of a side, whose offsets are checked; None where it is dense."""
-    if longest is offsets is None and subclasses.is_compact_nested(values):
-        stored = subclasses.longest_of(values)
-        total = subclasses.values_of(values).shape[0]
-        return _bound(values.offsets(), total) if stored is None else stored  # type: ignore[attr-defined]
+    """The bound of a side; None where it is dense. Here is checked what the formula does not."""
+    if offsets is None:
+        if longest is None and subclasses.is_compact_nested(values):
+            return _longest_of_nested(values)
+    elif isinstance(longest, int) and longest >= 0 and not offsets.is_cpu:
+        return longest
     _, side = _jagged_side(name, values, cu_name, offsets, longest)
     return None if side is None else side.longest
+
+
+def _longest_of_nested(nested: Tensor) -> Size:
+    """The longest length, which the tensor remembers, as it does for torch's own attention."""
+    longest = subclasses.longest_of(nested)
+    if longest is None and nested.is_cuda and torch.cuda.is_current_stream_capturing():
+        return subclasses.values_of(nested).shape[0]
+    return subclasses.read_longest(nested) if longest is None else longest
 
 
 def _source_of_bound(values: Tensor, offsets: Tensor | None, longest: Size | None) -> object:

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import gdpa_inductor
 from gdpa_inductor import GDPAError, backend, direct, functional
+from gdpa_inductor._compat import subclasses
 from tests._recorder import Recorder
 
 pytestmark = pytest.mark.direct
@@ -312,6 +313,26 @@ def test_offsets_that_both_sides_have_are_read_once(recorder, monkeypatch, one: 
     gdpa_inductor.attention(*operands, score_mod=silu, **options)
     assert checked == (["cu_seqlens_q"] if one else ["cu_seqlens_q", "cu_seqlens_k"])
     assert len(recorder.matches) == 1, recorder.why()
+
+
+def test_the_longest_sequence_of_a_nested_tensor_is_read_once(recorder, monkeypatch) -> None:
+    """It waits for a GPU. The tensor remembers, as it does for torch's own attention."""
+    operands, reads = nested(), []
+    read = subclasses.read_longest
+    monkeypatch.setattr(subclasses, "read_longest", lambda x: reads.append(read(x)) or reads[-1])
+    for _ in range(3):
+        gdpa_inductor.attention(*operands, score_mod=silu)
+    assert len(reads) == 1 and subclasses.longest_of(operands[0]) == reads[0]
+    assert len(recorder.graphs) == 1
+
+
+def test_globals_of_a_mod_are_read_anew(recorder: Recorder) -> None:
+    operands, module = dense(), {"F": F, "factor": 1.0, "table": torch.ones(4)}
+    mod = eval("lambda s, b, h, i, j: F.silu(s) * factor + table[h]", module)
+    for name, value in (("factor", 1.0), ("factor", 2.0), ("table", torch.rand(4))):
+        module[name] = value
+        actual = gdpa_inductor.attention(*operands, score_mod=mod)
+        torch.testing.assert_close(actual, by_formula(*operands, score_mod=mod))
 
 
 def test_a_key_that_is_too_short_is_told_beside_one_set_of_offsets(recorder: Recorder) -> None:

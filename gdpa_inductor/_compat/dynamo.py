@@ -7,9 +7,11 @@ afterwards what the run left in Dynamo: cache entries, counters, graph breaks.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 import os
+import re
 import sys
 import threading
 import weakref
@@ -71,17 +73,30 @@ def compiled_alone(
     """`torch.compile` of a copy of a function: what Dynamo keeps for others has no part in it.
 
     Dynamo keeps graphs by code object, and the sizes that it saw by file, line and name. A graph
-    break is an error of `compile_errors`.
+    break is an error of `compile_errors`. Calls do not check whether the globals of the function's
+    module and package are what they were: those of the functions that it is given are checked.
     """
     assert isinstance(function, FunctionType)
     code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
     copy = FunctionType(code, function.__globals__, code.co_name)
     has_limit = "recompile_limit" in inspect.signature(torch.compile).parameters
     more: dict[str, Any] = {"recompile_limit": 64} if has_limit else {}  # from torch 2.12 on
+    package = function.__module__.partition(".")[0]
     compiled: Callable[..., Any] = torch.compile(
-        copy, backend=backend, fullgraph=True, options=options, **more
+        copy,
+        backend=backend,
+        fullgraph=True,
+        options={**options, "guard_filter_fn": functools.partial(_needed, package)},
+        **more,
     )
     return compiled
+
+
+def _needed(package: str, guards: Sequence[Any]) -> list[bool]:
+    """For each guard, whether it is on more than globals of the compiled module or the package."""
+    # Dynamo names a global of another module "G['__import_name_dot_part'].global".
+    own = re.compile(rf"(dict\()?G\['(?!__)|G\['__import_{package}(_dot_\w+)?'\]")
+    return [not (guard.is_global and own.match(guard.name)) for guard in guards]
 
 
 def is_disabled() -> bool:

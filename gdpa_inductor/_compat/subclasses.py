@@ -84,6 +84,11 @@ def longest_of(nested: torch.Tensor) -> int | torch.SymInt | None:
     return longest
 
 
+def read_longest(nested: torch.Tensor) -> int:
+    """The longest length of a jagged nested tensor, read from its offsets. It is stored there."""
+    return int(nested._get_max_seqlen()) if nested.shape[0] else 0  # type: ignore[attr-defined]
+
+
 _COMPRESSED = {  # layout: the tensors of its indices
     torch.sparse_csr: ("crow_indices", "col_indices"),
     torch.sparse_bsr: ("crow_indices", "col_indices"),

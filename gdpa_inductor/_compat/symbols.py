@@ -169,6 +169,7 @@ _ROWS: dict[str, dict[str, str | _Row]] = {
         "FunctionalTensorMode": "the mode that `dispatch_functionalize` needs",
     },
     "torch.nested._internal.nested_tensor.NestedTensor": {
+        "_get_max_seqlen": "reads the longest length once and stores it, as SDPA has it",
         "_lengths": "None where sequences follow each other without gaps",
         "_maybe_max_seqlen": "the length that the longest sequence was said to have",
         "_offsets": "where each sequence begins, and the end of the last",

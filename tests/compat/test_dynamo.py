@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import sys
 import threading
+import types
 
 import pytest
 import torch
@@ -54,6 +56,31 @@ def test_compiled_alone():
         assert torch.equal(run(x), x * size)
     assert seen == [[(size,)] for size in range(2, 12)]
     assert all(type(size) is int for [(size,)] in seen)
+
+
+FACTOR = 2.0
+
+
+def applied(x, function):
+    return function(x) * FACTOR
+
+
+def test_compiled_alone_checks_what_functions_of_others_read(monkeypatch):
+    """The module's own globals are constants; those of a function from elsewhere are not."""
+    other = types.ModuleType("other")
+    exec("def function(x):\n    return x + table + number", vars(other))
+    vars(other).update(table=torch.ones(2), number=1.0)
+    monkeypatch.setitem(sys.modules, "other", other)
+    other.function.__module__ = "other"
+    run = dynamo.compiled_alone(applied, lambda gm, inputs, **_: gm.forward, {})
+    x = torch.zeros(2)
+    assert run(x, other.function).tolist() == [4.0, 4.0]
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    assert run(x, other.function).tolist() == [4.0, 4.0]
+    other.number = 2.0
+    assert run(x, other.function).tolist() == [9.0, 9.0]
+    other.table = torch.full((2,), 5.0)
+    assert run(x, other.function).tolist() == [21.0, 21.0]
 
 
 def test_is_disabled():

@@ -126,6 +126,13 @@ def test_longest_of():
     assert subclasses.longest_of(silent) is None and subclasses.longest_of(strided) is None
 
 
+def test_read_longest():
+    nested = torch.nested.nested_tensor_from_jagged(torch.randn(7, 4), torch.tensor([0, 3, 3, 7]))
+    assert subclasses.read_longest(nested) == subclasses.longest_of(nested) == 4
+    none = torch.nested.nested_tensor_from_jagged(torch.randn(0, 4), torch.tensor([0]))
+    assert subclasses.read_longest(none) == 0
+
+
 def test_strided_parts(nested):
     plain = torch.eye(4)
     assert subclasses.strided_parts(plain)[0] is plain

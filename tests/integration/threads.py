@@ -3,8 +3,8 @@
 Each thread calls all models in an order of its own, forward and backward. The first to call a model
 compiles it. Up to torch 2.13 a thread that compiles makes compiled calls of other threads raise,
 with any backend (findings/one_compile_stops_other_threads.sh). There all are compiled before, and
-calls run eagerly beside a compile (docs/recipes/serving.md): threads that call at once may miss an
-entry of Dynamo's cache, and compile again. The last line is one JSON object.
+calls run eagerly beside a compile (docs/recipes/serving.md): threads that call at once may compile
+again (findings/threads_compile_again.sh). The last line is one JSON object.
 """
 
 import json
