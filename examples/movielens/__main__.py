@@ -192,13 +192,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, help="users a step (8 on a CPU, 64 on a GPU)")
     parser.add_argument("--length", type=int, default=512, help="items of a history")
     parser.add_argument(
-        "--seconds", type=float, default=15.0, help="of training for the first contender, at most"
+        "--seconds", type=float, default=10.0, help="of training for the first contender, at most"
     )
     parser.add_argument(
         "--limit", type=float, default=540.0, help="seconds for all; the demo ends by then"
     )
     parser.add_argument(
-        "--users", type=int, default=200, help="whose held-out items are ranked (0: all)"
+        "--users", type=int, default=100, help="whose held-out items are ranked (0: all)"
     )
     parser.add_argument("--contenders", nargs="+", default=CONTENDERS)
     parser.add_argument("--cache", type=Path, default=data.folder(), help="where data is kept")
