@@ -9,7 +9,6 @@ import torch
 from triton.testing import do_bench
 
 from gdpa_inductor.kernels.cute import launch
-from gdpa_inductor.kernels.cute.plan import plan_of
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.operands import Operands
 from gdpa_inductor.program.factors import factored
@@ -43,8 +42,8 @@ def operands(batch: int, length: int, dim: int) -> Operands[torch.Tensor]:
     return Operands(q, k, v, (), (), ScoreMod.parse(f"silu(mul(s,{dim**-0.5}))"))
 
 
-def rate(o: Operands[torch.Tensor], plan) -> float:
-    ms = do_bench(lambda: launch.forward(o, plan=plan), warmup=10, rep=40, return_mode="median")
+def rate(o: Operands[torch.Tensor], kind: type[Sm90Config]) -> float:
+    ms = do_bench(lambda: launch.forward(o, kind=kind), warmup=10, rep=40, return_mode="median")
     batch, heads, length, dim = o.query.shape
     return 4 * batch * heads * length**2 * dim / ms / 1e9
 
@@ -55,13 +54,12 @@ def main() -> None:
     for dim in (64, 128):
         for batch, length in SHAPES:
             o, found = operands(batch, length, dim), {name: [] for name in names}
-            plans = {name: plan_of(o, True, True, kind) for name, kind in FORMS.items()}
-            outputs = [launch.forward(o, plan=plan) for plan in plans.values()]
+            outputs = [launch.forward(o, kind=kind) for kind in FORMS.values()]
             assert all(torch.equal(outputs[0], x) for x in outputs)
             for turn in range(TURNS):
                 first = turn % len(names)
                 for name in names[first:] + names[:first]:
-                    found[name].append(rate(o, plans[name]))
+                    found[name].append(rate(o, FORMS[name]))
             rates = ", ".join(f"{name} {median(x):.0f}" for name, x in found.items())
             print(f"D = {dim}, N = {length}: {rates}", flush=True)
 
