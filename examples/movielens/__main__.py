@@ -2,13 +2,16 @@
 
 `python -m gdpa_inductor demo` trains one model in eager, under stock Inductor and under gdpa. All
 three begin with the same parameters and see the same batches. Each runs in a process of its own
-with empty compile caches. The results are printed side by side. The exit status is 1 if gdpa fused
-nothing, if its loss curve differs from eager's, or if the time did not suffice for either.
+with empty compile caches. Stock Inductor and gdpa compile at the same time. The results are printed
+side by side. The exit status is 1 if gdpa fused nothing, if its loss curve differs from eager's, or
+if the time did not suffice for either.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
@@ -27,7 +30,8 @@ from .worker import Run, Setting
 
 # Those that the verdict is about come first: the time may be over before the last has run.
 CONTENDERS = ("eager", "gdpa", "inductor")
-_TRAINING = 0.7  # of a contender's time: it compiles and trains. Then it measures and evaluates.
+_COMPILING = 0.7  # the share of the time by which contenders have compiled
+_TRAINING = 0.7  # of a contender's time after that: it trains. Then it measures and evaluates.
 
 # The largest relative difference of two loss curves that count as the same. Rounding errors grow
 # to this size over a few hundred steps.
@@ -38,87 +42,112 @@ class WorkerFailed(RuntimeError):
     """A training process ended without a result."""
 
 
-def run_worker(setting: Setting, seconds: float) -> Run | None:
-    """Train in a new process with an empty compile cache, and show the progress.
+class Worker:
+    """A contender in a process of its own, with an empty compile cache."""
 
-    The process and those that it has started are killed after `seconds`. Then the result is what
-    the worker knew after the training, or None.
-    """
-    progress = Progress(setting.contender, setting.steps)
-    progress.update(0, "compiling" if setting.contender != "eager" else "")
-    command = [sys.executable, "-m", "examples.movielens.worker"]
-    argument = json.dumps(dataclasses.asdict(setting))
-    with tempfile.TemporaryDirectory(prefix="gdpa-demo-") as caches:
-        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": caches}
-        process = subprocess.Popen(
-            [*command, argument],
+    def __init__(self, setting: Setting) -> None:
+        self.name = setting.contender
+        self.result: Run | None = None
+        self._progress = Progress(setting.contender, setting.steps)
+        self._progress.update(0, "compiling" if setting.contender != "eager" else "")
+        self._caches = tempfile.TemporaryDirectory(prefix="gdpa-demo-")
+        command = [sys.executable, "-m", "examples.movielens.worker"]
+        self._process = subprocess.Popen(
+            [*command, json.dumps(dataclasses.asdict(setting))],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment,
+            env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": self._caches.name},
             text=True,
             start_new_session=True,  # so that the compile processes end with it
         )
-        timer = threading.Timer(max(seconds, 0), end, [process])
+
+    def compile(self, seconds: float) -> bool:
+        """Read until it has compiled. Returns whether it has. After `seconds` it is killed."""
+        return self._follow(seconds)
+
+    def train(self, seconds: float) -> None:
+        """Have it train, and read to the end. After `seconds` it is killed.
+
+        Then the result is what the worker knew after the training, or None.
+        """
+        with contextlib.suppress(BrokenPipeError):
+            print(time.time() + _TRAINING * seconds, file=self._process.stdin, flush=True)
+        self._follow(seconds)
+
+    def end(self) -> None:
+        """Kill it, if it still runs, and the processes that it has started."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._caches.cleanup()
+
+    def _follow(self, seconds: float) -> bool:
+        timer = threading.Timer(max(seconds, 0), os.killpg, [self._process.pid, signal.SIGKILL])
         timer.start()
         try:
-            result = follow(process, progress)
+            if self._read():
+                return True
+            status = self._process.wait()
         finally:
             timer.cancel()
-            end(process)
-    if process.returncode not in (0, -signal.SIGKILL):
-        raise WorkerFailed(f"{setting.contender} ended with status {process.returncode}")
-    return result
+        if status not in (0, -signal.SIGKILL):
+            raise WorkerFailed(f"{self.name} ended with status {status}")
+        return False
 
+    def _read(self) -> bool:
+        """Read lines until it has compiled (True), or to the end.
 
-def end(process: subprocess.Popen[str]) -> None:
-    """Kill a worker, if it still runs, and the processes that it has started."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
+        Lines that are not JSON are copied to stderr.
+        """
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            try:
+                message = json.loads(line)
+            except ValueError:
+                sys.stderr.write(line)
+                continue
+            if "compiled" in message:
+                return True
+            if "result" in message:
+                self.result = Run(**message["result"])
+            else:
+                self._progress.update(message["step"], f"loss {message['loss']:.3f}")
+        return False
 
 
 def run_all(setting: Setting, contenders: Sequence[str], seconds: float, until: float) -> list[Run]:
     """Train all contenders for the same number of steps, and be done at the time.time() `until`.
 
     The first contender stops after `seconds` of training. The others train as many steps as it did,
-    unless their share of the time is over before. A contender without a result is left out.
+    unless their share of the time is over before. They compile at the same time and train in turn.
+    A contender without a result is left out.
     """
-    results: list[Run] = []
-    for number, name in enumerate(contenders):
-        share = (until - time.time()) / (len(contenders) - number)
-        job = dataclasses.replace(
-            setting, contender=name, seconds=seconds, until=time.time() + _TRAINING * share
-        )
-        result = run_worker(job, share)
-        if result is None:
-            print(f"{name}: no result in {max(share, 0):.0f} s.")
-            continue
-        results.append(result)
-        steps = len(result.losses)
-        if steps < setting.steps:
-            print(f"{name}: {steps} of {setting.steps} steps, then its time was over.")
-        if len(results) == 1:
-            setting, seconds = dataclasses.replace(setting, steps=steps), float("inf")
-    return results
+    first, *others = contenders
+    setting = dataclasses.replace(setting, seconds=seconds)
+    results = run_group(setting, [first], time.time() + (until - time.time()) / len(contenders))
+    if results:
+        setting = dataclasses.replace(setting, steps=len(results[0].losses), seconds=math.inf)
+    return results + run_group(setting, others, until)
 
 
-def follow(process: subprocess.Popen[str], progress: Progress) -> Run | None:
-    """Read a worker's lines to the end, and return its result, or None if there was none.
-
-    Lines that are not JSON are copied to stderr.
-    """
-    assert process.stdout is not None
-    result = None
-    for line in process.stdout:
-        try:
-            message = json.loads(line)
-        except ValueError:
-            sys.stderr.write(line)
-            continue
-        if "result" in message:
-            result = Run(**message["result"])
-        else:
-            progress.update(message["step"], f"loss {message['loss']:.3f}")
-    process.wait()
-    return result
+def run_group(setting: Setting, contenders: Sequence[str], until: float) -> list[Run]:
+    """Compile contenders at the same time, and train them one after the other."""
+    workers = [Worker(dataclasses.replace(setting, contender=name)) for name in contenders]
+    try:
+        late = time.time() + _COMPILING * (until - time.time())
+        compiled = [worker for worker in workers if worker.compile(late - time.time())]
+        for number, worker in enumerate(compiled):
+            worker.train((until - time.time()) / (len(compiled) - number))
+    finally:
+        for worker in workers:
+            worker.end()
+    for worker in workers:
+        steps = 0 if worker.result is None else len(worker.result.losses)
+        if worker.result is None:
+            print(f"{worker.name}: no result in time.")
+        elif steps < setting.steps:
+            print(f"{worker.name}: {steps} of {setting.steps} steps, then its time was over.")
+    return [worker.result for worker in workers if worker.result is not None]
 
 
 def show(

@@ -1,8 +1,9 @@
 """Trains the recommender under one contender, in a process of its own, and reports in JSON lines.
 
-In: `Setting` as JSON on the command line. Out, on stdout: `{"step": i, "loss": x}` for each step,
-and then `{"result": {...}}` with the fields of `Run`, twice: after the training, and at the end.
-Each contender has its own process, so that its memory and compile time are not affected by others.
+In: `Setting` as JSON on the command line, and on stdin a line that says until when to train. Out,
+on stdout: `{"compiled": true}`, before that line is read. Then `{"step": i, "loss": x}` for each
+step, and `{"result": {...}}` with the fields of `Run`, twice: after the training, and at the end.
+Each contender has its own process, so that its memory is its own.
 """
 
 import copy
@@ -63,7 +64,8 @@ class Run:
     """The result of a run.
 
     losses:      The loss of each step.
-    compile_s:   Seconds of the first call, without the time of a step.
+    compile_s:   Seconds of the first call, without the time of a step. Contenders that compile do
+                 so at the same time.
     step_ms:     The median milliseconds of a step.
     peak_bytes:  Peak memory of a forward and backward, beyond that held before. None if unknown.
     loss_error:  The relative error of the first loss, against the same model in fp64.
@@ -144,11 +146,13 @@ def train(
     return losses, seconds
 
 
-def run(setting: Setting) -> Run:
+def run(setting: Setting, turn: Callable[[], float] | None = None) -> Run:
     """The whole run of one contender.
 
     It compiles and compares with fp64 on the first batch. Then it trains, and reports what is known
     so far. At last it measures the memory of a step, and evaluates the ranking.
+
+    turn: Waits for the turn to train, and returns `Setting.until`.
     """
     histories = data.load(Path(setting.data))
     torch.manual_seed(setting.seed)
@@ -164,6 +168,8 @@ def run(setting: Setting) -> Run:
     loss = once()
     first_s = time.perf_counter() - start
     loss_error, grad_error = errors(loss, model, batches[0])
+    if turn is not None:
+        setting = dataclasses.replace(setting, until=turn())
     losses, seconds = train(setting, forward, model, batches)
     step_s = statistics.median(seconds)
     result = Run(
@@ -185,6 +191,12 @@ def run(setting: Setting) -> Run:
     return result
 
 
+def wait() -> float:
+    """Say that all is compiled, and wait until it is this contender's turn."""
+    print(json.dumps({"compiled": True}), flush=True)
+    return float(sys.stdin.readline())
+
+
 def report(result: Run) -> None:
     print(json.dumps({"result": dataclasses.asdict(result)}), flush=True)
 
@@ -204,4 +216,4 @@ def explain(model: nn.Module, batch: data.Batch) -> tuple[str, int]:
 
 
 if __name__ == "__main__":
-    report(run(Setting(**json.loads(sys.argv[1]))))
+    report(run(Setting(**json.loads(sys.argv[1])), wait))

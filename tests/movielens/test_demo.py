@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -71,28 +72,50 @@ def test_a_worker_that_fails_fails_the_demo(tmp_path: Path, capsys):
     assert "no-such-backend" in capsys.readouterr().err
 
 
-def test_all_contenders_train_as_many_steps_as_the_first_manages(monkeypatch):
+class FakeWorker:
+    """A contender that needs no time."""
+
+    asked: ClassVar[list[tuple[str, str, float]]]
+    clock: ClassVar[list[float]]
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting, self.name, self.result = setting, setting.contender, None
+        self.asked.append((self.name, "starts", self.clock[0]))
+
+    def compile(self, seconds: float) -> bool:
+        self.asked.append((self.name, "compiles", seconds))
+        return True
+
+    def train(self, seconds: float) -> None:
+        self.asked.append((self.name, "trains", seconds))
+        steps = 1 if self.setting.seconds == 0 else self.setting.steps
+        self.result = result(self.name, [1.0] * steps)
+
+    def end(self) -> None:
+        pass
+
+
+@pytest.fixture
+def fake_workers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, float]]:
+    monkeypatch.setattr(demo, "Worker", FakeWorker)
+    monkeypatch.setattr(FakeWorker, "asked", [], raising=False)
+    monkeypatch.setattr(FakeWorker, "clock", [1000.0], raising=False)
+    return FakeWorker.asked
+
+
+def test_all_contenders_train_as_many_steps_as_the_first_manages(fake_workers):
     """The first, given 0 seconds, stops behind its first step."""
-    wanted: dict[str, int] = {}
-
-    def fake(setting: Setting, seconds: float) -> Run:
-        wanted[setting.contender] = setting.steps
-        steps = 1 if setting.seconds == 0 else setting.steps
-        return result(setting.contender, [1.0] * steps)
-
-    monkeypatch.setattr(demo, "run_worker", fake)
-    found = demo.run_all(SETTING, ["eager", "inductor", "gdpa"], 0.0, time.time() + 60)
-    assert wanted == {"eager": 3, "inductor": 1, "gdpa": 1}
-    assert [len(each.losses) for each in found] == [1, 1, 1]
+    runs = demo.run_all(SETTING, ["eager", "inductor", "gdpa"], 0.0, time.time() + 60)
+    assert [(run.contender, len(run.losses)) for run in runs] == [
+        ("eager", 1), ("inductor", 1), ("gdpa", 1),
+    ]  # fmt: skip
 
 
-def test_a_run_is_recorded_for_the_documentation(monkeypatch, tmp_path):
+def test_a_run_is_recorded_for_the_documentation(monkeypatch, fake_workers, tmp_path):
     """docs/tools/demo.py trains as the demo does, and writes a line for each contender."""
     monkeypatch.setattr(record, "prepare", lambda given: (None, SETTING))
     monkeypatch.setattr(record, "popularity", lambda *_: {"HR@10": 0.05})
     monkeypatch.setattr(record, "MEASUREMENTS", tmp_path)
-    run = lambda setting, seconds: result(setting.contender, [1.0] * setting.steps)
-    monkeypatch.setattr(demo, "run_worker", run)
     record.main(["--busy", "--device", "cpu", "--steps", "3"])
     header, *rows = map(json.loads, (tmp_path / "demo.jsonl").read_text().splitlines())
     assert header["command"] == 'make demo ARGS="--device cpu --steps 3"'
@@ -102,24 +125,32 @@ def test_a_run_is_recorded_for_the_documentation(monkeypatch, tmp_path):
     ]  # fmt: skip
 
 
-def test_contenders_share_the_time(monkeypatch):
-    """What one leaves is for those after it. Training ends before the share does."""
-    clock, asked = [1000.0], []
+def test_contenders_share_the_time(monkeypatch, fake_workers):
+    """What one leaves is for those after it. The others compile at the same time."""
+    clock = FakeWorker.clock
     monkeypatch.setattr(time, "time", lambda: clock[0])
+    train = FakeWorker.train
 
-    def fake(setting: Setting, seconds: float) -> Run | None:
-        asked.append((setting.contender, seconds, setting.until - clock[0]))
-        clock[0] += 100 if setting.contender == "eager" else seconds
-        return result("eager", [1.0]) if setting.contender == "eager" else None
+    def slow(self: FakeWorker, seconds: float) -> None:
+        train(self, seconds)
+        clock[0] += 100 if self.name == "eager" else seconds
 
-    monkeypatch.setattr(demo, "run_worker", fake)
-    found = demo.run_all(SETTING, ["eager", "gdpa", "inductor"], 25.0, clock[0] + 600)
-    assert [run.contender for run in found] == ["eager"]
-    assert [(name, share) for name, share, _ in asked] == [
-        ("eager", 200.0), ("gdpa", 250.0), ("inductor", 250.0),
+    monkeypatch.setattr(FakeWorker, "train", slow)
+    demo.run_all(SETTING, ["eager", "gdpa", "inductor"], 25.0, clock[0] + 600)
+    assert fake_workers == [
+        ("eager", "starts", 1000.0), ("eager", "compiles", 140.0), ("eager", "trains", 200.0),
+        ("gdpa", "starts", 1100.0), ("inductor", "starts", 1100.0),
+        ("gdpa", "compiles", 350.0), ("inductor", "compiles", 350.0),
+        ("gdpa", "trains", 250.0), ("inductor", "trains", 250.0),
     ]  # fmt: skip
-    assert all(0 < training < share for _, share, training in asked)
     assert clock[0] == 1600.0
+
+
+def test_a_contender_that_does_not_compile_in_time_is_left_out(monkeypatch, fake_workers, capsys):
+    monkeypatch.setattr(FakeWorker, "compile", lambda self, seconds: self.name != "inductor")
+    runs = demo.run_all(SETTING, ["eager", "gdpa", "inductor"], 25.0, time.time() + 600)
+    assert [run.contender for run in runs] == ["eager", "gdpa"]
+    assert capsys.readouterr().out == "inductor: no result in time.\n"
 
 
 SLOW = """
@@ -161,9 +192,14 @@ def test_a_worker_that_takes_too_long_is_ended(contender: str, tmp_path: Path, m
     pids: list[int] = []
     monkeypatch.setattr(demo, "json", Spy(pids))
     begun = time.monotonic()
-    found = demo.run_worker(Setting(contender, "cpu", 1, 1, 1, ""), 3.0)
+    slow = demo.Worker(Setting(contender, "cpu", 1, 1, 1, ""))
+    try:
+        assert not slow.compile(3.0)
+    finally:
+        slow.end()
     assert time.monotonic() - begun < 60
-    assert (found.losses if found else None) == ([2.0] if contender == "result" else None)
+    losses = None if slow.result is None else slow.result.losses
+    assert losses == ([2.0] if contender == "result" else None)
     (child,) = pids
     late = time.monotonic() + 60
     while (status := status_of(child)) and "zombie" not in status:
