@@ -52,12 +52,33 @@ class ChunkedCall:
         return math.gcd(heads, *(s.group for s in self.sides if 1 < s.group < heads))
 
 
+Visit = tuple[Region, bool, bool]
+
+
 @dataclass(frozen=True)
 class BlockPass:
     """One pass over blocks. served: What it sums."""
 
     blocks: tuple[Block, ...]
     served: tuple[MatrixSpec, ...]
+
+    @functools.cached_property
+    def scores(self) -> int:
+        return sum(math.prod(block.shape) for block in self.blocks)
+
+    @functools.cached_property
+    def visits(self) -> dict[str, list[Visit]]:
+        """By name of the sum, for each block: its region, and whether it is its first and last."""
+        visits = {}
+        for side in self.served:
+            regions = list(enumerate(map(side.region, self.blocks)))
+            last = {region: number for number, region in regions}
+            first = {region: number for number, region in reversed(regions)}
+            visits[side.name] = [
+                (region, first[region] == number, last[region] == number)
+                for number, region in regions
+            ]
+        return visits
 
 
 @functools.lru_cache(maxsize=256)
