@@ -229,21 +229,19 @@ def _parts(o: Operands[Tensor]) -> Iterator[JaggedPart]:
         numbers = torch.tensor(members)
         sides = {}
         for side, length in zip("qk", rounded, strict=True):
-            first = starts[side]
-            if first is None:
-                sides[side] = Rows(numbers, length)
-            else:
-                index = torch.tensor([first[b] for b in members]).view(-1, 1) + torch.arange(length)
-                own = torch.tensor([lengths[side][b] for b in members])
-                sides[side] = Rows(numbers, length, index, torch.arange(length) < own.view(-1, 1))
+            first, steps = starts[side], torch.arange(length)
+            sides[side] = Rows(numbers, length)
+            if first is not None:
+                places = torch.tensor([first[b] for b in members]).view(-1, 1) + steps
+                valid = steps < torch.tensor([lengths[side][b] for b in members]).view(-1, 1)
+                sides[side] = Rows(numbers, length, places, valid)
         yield JaggedPart(numbers, sides, is_alone=False)
     each = torch.arange(batch).split(1)
     for b in sorted(alone):
-        chosen = slice(b, b + 1)
-        sides = {
-            side: Rows(chosen, lengths[side][b], None if first is None else first[b])
-            for side, first in starts.items()
-        }
+        sides = {}
+        for side, first in starts.items():
+            place = None if first is None else first[b]
+            sides[side] = Rows(slice(b, b + 1), lengths[side][b], place)
         yield JaggedPart(each[b], sides, is_alone=True)
 
 

@@ -189,9 +189,9 @@ def call_of(
         score_bytes = sum(per_score) // (2 if o.in_place else 1)
     return ChunkedCall(
         o.sizes,
-        tuple(o.sides[name] for name in ("query", "key", "value")),
+        tuple(o.shapes.sides[name] for name in ("query", "key", "value")),
         all(is_joint(t, batch, heads) for t in tensors),
-        tuple(o.sides[name] for name in names),
+        tuple(o.shapes.sides[name] for name in names),
         score_bytes,
     )
 
@@ -260,7 +260,7 @@ class BlockLoop:
             if without or (name == "out" and block_pass.scores < math.prod(o.sizes)):
                 self._steps.do(Tensor.zero_, target)
             if not without:
-                visits = block_pass.visits[name]
+                visits = iter(block_pass.visits[name])
                 dtype = o.compute if on_cpu else torch.promote_types(target.dtype, torch.float32)
                 onto = on_cpu and name != "out"
                 self._sums[name] = Sums(side, target, visits, dtype, self._steps, onto)
@@ -274,7 +274,7 @@ class BlockLoop:
 
     def _add(self, block: Block) -> None:
         """Add the part of a block. Its weights do not outlive it."""
-        sums, sides = self._sums, self._o.sides
+        sums, sides = self._sums, self._o.shapes.sides
         inputs = {name: sides[name].matrices(t, block) for name, t in self._inputs.items()}
         query, key, value = inputs["query"], inputs["key"], inputs["value"]
         grad_out = inputs.get("out")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -152,24 +152,14 @@ class Shapes:
         query, key, _ = shapes
         batch = next((shape[0] for shape in shapes if shape[0] != 1), 1)
         groups = [query[1] // max(shape[1], 1) for shape in shapes]
-        sides = {
-            name: MatrixSpec(
-                name,
-                "rows" if number == 0 else "cols",
-                shape[-1],
-                groups[number],
-                shape[0] != batch,
-                exact[number],
-                groups[number or 1] if on_cpu else None,
-            )
-            for number, (name, shape) in enumerate(
-                zip(("query", "key", "value"), shapes, strict=True)
-            )
-        }
-        value = sides["value"]
-        sides["out"] = MatrixSpec(
-            "out", "rows", value.width, exact=value.exact, folded=value.folded
-        )
+        sides: dict[str, MatrixSpec] = {}
+        alongs = {"query": "rows", "key": "cols", "value": "cols"}
+        for number, (name, along) in enumerate(alongs.items()):
+            batches, *_, width = shapes[number]
+            folded = groups[number or 1] if on_cpu else None
+            sharing = groups[number], batches != batch
+            sides[name] = MatrixSpec(name, along, width, *sharing, exact[number], folded)
+        sides["out"] = replace(sides["value"], name="out", along="rows", group=1, shared=False)
         return Shapes((batch, query[1], query[2], key[2]), sides)
 
 
@@ -215,10 +205,6 @@ class BlockOperands:
     @property
     def sizes(self) -> tuple[int, int, int, int]:
         return self.shapes.sizes
-
-    @property
-    def sides(self) -> Mapping[str, MatrixSpec]:
-        return self.shapes.sides
 
     @property
     def device(self) -> torch.device:

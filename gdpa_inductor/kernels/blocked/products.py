@@ -6,7 +6,8 @@ Notation: as in `operands`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -46,60 +47,53 @@ def _add_product(left: Tensor, right: Tensor, total: Tensor) -> None:
         total.baddbmm_(left.to(total.dtype), right.to(total.dtype))
 
 
+@dataclass
 class Sums:
     """Fills a target, region after region, with sums of products.
 
-    visits: For each block, its region, and whether it is the first and the last of it. dtype: The
-    dtype of sums. onto: Add to the content of the target; otherwise replace it.
+    visits: Of the blocks to come. dtype: The dtype of sums. onto: Add to the content of the target;
+    otherwise replace it.
     """
 
-    def __init__(
-        self,
-        side: MatrixSpec,
-        target: Tensor,
-        visits: Iterable[Visit],
-        dtype: torch.dtype,
-        steps: Steps,
-        onto: bool,
-    ) -> None:
-        self._side, self._target, self._visits = side, target, iter(visits)
-        self._dtype, self._steps, self._onto = dtype, steps, onto
-        self._totals: dict[Region, Tensor] = {}
+    side: MatrixSpec
+    target: Tensor
+    visits: Iterator[Visit]
+    dtype: torch.dtype
+    steps: Steps
+    onto: bool
+    totals: dict[Region, Tensor] = field(default_factory=dict)
 
     def add(self, block: Block, left: Tensor, right: Tensor) -> None:
-        """left [units, ·, ·] · right [units, ·, width]; units that share a region are summed.
-
-        It is called for one block after the other.
-        """
-        side, (region, first, last) = self._side, next(self._visits)
-        target, shared = side.target(self._target, block), side.is_shared_in(block)
+        """left [units, ·, ·] · right [units, ·, width]; units that share a region are summed."""
+        side, (region, first, last) = self.side, next(self.visits)
+        target, shared = side.target(self.target, block), side.is_shared_in(block)
         size = (1 if shared else left.shape[0], left.shape[1], right.shape[2])
         direct = self._is_direct(target, alone=first and last and not shared)
         if direct:
             total = target.view(size)
         elif first:
-            total = self._steps.empty(size, self._dtype, side.along)
+            total = self.steps.empty(size, self.dtype, side.along)
         else:
-            total = self._totals.pop(region)
-        adds = not first or (direct and self._onto)
+            total = self.totals.pop(region)
+        adds = not first or (direct and self.onto)
         if shared:
-            self._steps.do(functools.partial(_sum_products, adds), left, right, total)
+            self.steps.do(functools.partial(_sum_products, adds), left, right, total)
         else:
-            self._steps.do(_add_product if adds else multiply, left, right, total)
+            self.steps.do(_add_product if adds else multiply, left, right, total)
         if last and not direct:
-            store = Tensor.add_ if self._onto else Tensor.copy_
-            self._steps.do(store, target, total.view(target.shape))
+            store = Tensor.add_ if self.onto else Tensor.copy_
+            self.steps.do(store, target, total.view(target.shape))
         elif not direct:
-            self._totals[region] = total
+            self.totals[region] = total
 
     def _is_direct(self, target: Tensor, alone: bool) -> bool:
         """Whether products are summed in the target. alone: It is a single product."""
-        if self._side.folded is None:
-            return alone or target.dtype == self._dtype
+        if self.side.folded is None:
+            return alone or target.dtype == self.dtype
         # torch.baddbmm multiplies matrices one by one if they are not contiguous. The last bits of
         # a product depend on the alignment of its memory, which for rows is the sequence's place.
-        aligned = self._side.along == "cols" or target.data_ptr() % _ALIGNED == 0
-        return target.dtype == self._dtype and target.is_contiguous() and aligned
+        aligned = self.side.along == "cols" or target.data_ptr() % _ALIGNED == 0
+        return target.dtype == self.dtype and target.is_contiguous() and aligned
 
 
 def _sum_products(adds: bool, left: Tensor, right: Tensor, total: Tensor) -> None:
