@@ -189,9 +189,9 @@ def call_of(
         score_bytes = sum(per_score) // (2 if o.in_place else 1)
     return ChunkedCall(
         o.sizes,
-        tuple(o.shapes.sides[name] for name in ("query", "key", "value")),
+        tuple(o.specs.sides[name] for name in ("query", "key", "value")),
         all(is_joint(t, batch, heads) for t in tensors),
-        tuple(o.shapes.sides[name] for name in names),
+        tuple(o.specs.sides[name] for name in names),
         score_bytes,
     )
 
@@ -274,7 +274,7 @@ class BlockLoop:
 
     def _add(self, block: Block) -> None:
         """Add the part of a block. Its weights do not outlive it."""
-        sums, sides = self._sums, self._o.shapes.sides
+        sums, sides = self._sums, self._o.specs.sides
         inputs = {name: sides[name].matrices(t, block) for name, t in self._inputs.items()}
         query, key, value = inputs["query"], inputs["key"], inputs["value"]
         grad_out = inputs.get("out")

@@ -108,10 +108,11 @@ class MatrixSpec:
 
     def matrices(self, operand: Tensor, block: Block) -> Tensor:
         """The matrices [units, rows, width] of the operand that the block reads."""
-        batches, heads, *_ = block.shape
         if self.folded is not None:
             heads = (block.h.stop - 1) // self.folded - block.h.start // self.folded + 1
-            return self._part(operand, block).reshape(batches * heads, -1, self.width)
+            units = (block.b.stop - block.b.start) * heads
+            return self._part(operand, block).reshape(units, -1, self.width)
+        batches, heads, *_ = block.shape
         span = self.span(block)
         by_batch, by_head, by_row, by_column = operand.stride()
         per_batch = 0 if self.shared else by_batch
@@ -136,7 +137,7 @@ class MatrixSpec:
 
 
 @dataclass(frozen=True, eq=False)
-class Shapes:
+class Specs:
     """What the shapes and dtypes of query, key and value decide; one object for equal ones.
 
     sizes:  [B, H, M, N].
@@ -148,7 +149,7 @@ class Shapes:
 
     @staticmethod
     @functools.lru_cache(maxsize=1024)  # jagged calls ask for each sequence
-    def of(shapes: tuple[Sequence[int], ...], exact: tuple[bool, ...], on_cpu: bool) -> Shapes:
+    def of(shapes: tuple[Sequence[int], ...], exact: tuple[bool, ...], on_cpu: bool) -> Specs:
         query, key, _ = shapes
         batch = next((shape[0] for shape in shapes if shape[0] != 1), 1)
         groups = [query[1] // max(shape[1], 1) for shape in shapes]
@@ -160,7 +161,7 @@ class Shapes:
             sharing = groups[number], batches != batch
             sides[name] = MatrixSpec(name, along, width, *sharing, exact[number], folded)
         sides["out"] = replace(sides["value"], name="out", along="rows", group=1, shared=False)
-        return Shapes((batch, query[1], query[2], key[2]), sides)
+        return Specs((batch, query[1], query[2], key[2]), sides)
 
 
 @dataclass(eq=False)  # frozen, it would take three times as long to build
@@ -197,14 +198,14 @@ class BlockOperands:
         return BlockOperands(query, key, value, **others)
 
     @functools.cached_property
-    def shapes(self) -> Shapes:
+    def specs(self) -> Specs:
         q, k, v = self.query, self.key, self.value
         exact = (q.itemsize >= 4, k.itemsize >= 4, v.itemsize >= 4)
-        return Shapes.of((q.shape, k.shape, v.shape), exact, self.pool is not None)
+        return Specs.of((q.shape, k.shape, v.shape), exact, self.pool is not None)
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        return self.shapes.sizes
+        return self.specs.sizes
 
     @property
     def device(self) -> torch.device:

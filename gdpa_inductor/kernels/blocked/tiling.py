@@ -21,7 +21,7 @@ from ...program.score_mod import Aux
 from ...program.tile_classes import TILE, classify
 from .block_pass import Pass
 from .chunks import BlockPass
-from .operands import WHOLE, Block, BlockOperands, Shapes, spans
+from .operands import WHOLE, Block, BlockOperands, Specs, spans
 
 # 1M scores are 4 MiB in fp32. The backward has four such buffers for each thread; more than
 # four threads share those of four. Minima on two cores of an EPYC 9004, torch 2.13, B = 2, H =
@@ -97,32 +97,32 @@ def tiles(o: BlockOperands, names: tuple[str, ...], work: Pass, skip: bool) -> B
     scores = math.prod(o.sizes)
     term = zero(work.roots, o.program.aux) if skip and scores > FEW else None
     if term is None and scores <= MAX_THREADS * SCORES:
-        return _few_tiles(o.shapes, names, (torch.get_num_threads(), MAX_THREADS, SCORES, EDGE))
-    tiling = _tile_of(o.shapes, masked=term is not None)
+        return _few_tiles(o.specs, names, (torch.get_num_threads(), MAX_THREADS, SCORES, EDGE))
+    tiling = _tile_of(o.specs, masked=term is not None)
     steps = (tiling.rows, tiling.skip_cols)
     zeros: Tensor | None = None
     if term is not None and (o.sizes[2] > steps[0] or o.sizes[3] > steps[1]):
         zeros = verdicts(term, o.index, steps, o.aux, o.scalars, o.compute)
-    return _block_pass(o.shapes, names, tiling, zeros)
+    return _block_pass(o.specs, names, tiling, zeros)
 
 
-def _tile_of(shapes: Shapes, masked: bool) -> Tiling:
-    groups = [shapes.sides[name].group for name in ("key", "value")]
-    shared = any(side.shared for side in shapes.sides.values())
-    return tile(shapes.sizes, groups, shared, masked)
+def _tile_of(specs: Specs, masked: bool) -> Tiling:
+    groups = [specs.sides[name].group for name in ("key", "value")]
+    shared = any(side.shared for side in specs.sides.values())
+    return tile(specs.sizes, groups, shared, masked)
 
 
 @functools.lru_cache(maxsize=1024)  # jagged calls ask for each sequence
-def _few_tiles(shapes: Shapes, names: tuple[str, ...], limits: tuple[int, ...]) -> BlockPass:
+def _few_tiles(specs: Specs, names: tuple[str, ...], limits: tuple[int, ...]) -> BlockPass:
     """The pass over few scores, and all of them. limits: What else decides on the tiling."""
-    return _block_pass(shapes, names, _tile_of(shapes, masked=False), None)
+    return _block_pass(specs, names, _tile_of(specs, masked=False), None)
 
 
 def _block_pass(
-    shapes: Shapes, names: tuple[str, ...], tiling: Tiling, zeros: Tensor | None
+    specs: Specs, names: tuple[str, ...], tiling: Tiling, zeros: Tensor | None
 ) -> BlockPass:
     """zeros: The result of `verdicts`."""
-    batch, heads, rows, cols = shapes.sizes
+    batch, heads, rows, cols = specs.sizes
     blocks: list[Block] = []
     for b in spans(batch, tiling.batch):
         for h in spans(heads, tiling.heads):
@@ -132,7 +132,7 @@ def _block_pass(
                     for part in spans(run.stop - run.start, tiling.cols):
                         own = slice(run.start + part.start, run.start + part.stop)
                         blocks.append(Block(b, h, span, own))
-    return BlockPass(tuple(blocks), tuple(shapes.sides[name] for name in names))
+    return BlockPass(tuple(blocks), tuple(specs.sides[name] for name in names))
 
 
 def _nonzero(band: Block, number: int, step: int, zeros: Tensor | None) -> Iterator[slice]:
