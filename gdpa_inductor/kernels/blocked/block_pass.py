@@ -11,7 +11,6 @@ or 1. All results are written in place.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import math
@@ -182,11 +181,11 @@ class Compiled:
         self.warned.clear()
 
     def _known(self, key: object) -> Runner | None:
-        runner = self.runners.get(key)
-        if runner is not None:
-            with contextlib.suppress(KeyError):  # another thread has dropped it
-                self.runners.move_to_end(key)
-        return runner
+        try:
+            self.runners.move_to_end(key)
+            return self.runners[key]
+        except KeyError:  # it is new, or another thread has dropped it
+            return None
 
     def _is_due(self, tried: object) -> bool:
         return time.monotonic() - self.failures.get(tried, -math.inf) > _RETRY

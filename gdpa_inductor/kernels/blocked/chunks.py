@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -52,12 +51,32 @@ class ChunkedCall:
         return math.gcd(heads, *(s.group for s in self.sides if 1 < s.group < heads))
 
 
+Visit = tuple[Region, bool, bool]
+
+
 @dataclass(frozen=True)
 class BlockPass:
     """One pass over blocks. served: What it sums."""
 
     blocks: tuple[Block, ...]
     served: tuple[MatrixSpec, ...]
+
+    @functools.cached_property
+    def scores(self) -> int:
+        return sum(math.prod(block.shape) for block in self.blocks)
+
+    @functools.cached_property
+    def visits(self) -> dict[str, list[Visit]]:
+        """Those of each sum, by name."""
+        return {side.name: visits_of(side, self.blocks) for side in self.served}
+
+
+def visits_of(side: MatrixSpec, order: Sequence[Block]) -> list[Visit]:
+    """For each block: its region, and whether it is the first and the last of the region."""
+    regions = list(enumerate(map(side.region, order)))
+    last = {region: number for number, region in regions}
+    first = {region: number for number, region in reversed(regions)}
+    return [(region, first[region] == number, last[region] == number) for number, region in regions]
 
 
 @functools.lru_cache(maxsize=256)
@@ -86,18 +105,16 @@ def passes(call: ChunkedCall) -> tuple[BlockPass, ...]:
 
 def unfinished(side: MatrixSpec, order: Sequence[Block]) -> int:
     """The most bytes of unfinished fp32 sums of `side`, if chunks have this order."""
-    regions = [side.region(block) for block in order]
-    visits = Counter(regions)
-    if side.exact or (max(visits.values()) == 1 and not any(map(side.is_shared_in, order))):
+    visits = visits_of(side, order)
+    single = all(first and last for _, first, last in visits)
+    if side.exact or (single and not any(map(side.is_shared_in, order))):
         return 0
-    begun: Counter[Region] = Counter()
     current = most = 0
-    for region, block in zip(regions, order, strict=True):
+    for (_, first, last), block in zip(visits, order, strict=True):
         size = 4 * side.elements(block)
-        current += size if region not in begun else 0
-        begun[region] += 1
+        current += size if first else 0
         most = max(most, current)
-        current -= size if begun[region] == visits[region] else 0
+        current -= size if last else 0
     return most
 
 

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ from .loop import Results
 from .operands import BlockOperands
 
 _LANES, _SCORES, _MOST = 16, 64 * 64, 256
-Spans = dict[str, tuple[slice, ...] | None]  # by side, the rows of each sequence; None if dense
+_AXES = {side: AXES.index(place) for side, place in JAGGED.items()}
 _SIDES = {"query": "q", "key": "k", "value": "k", "out": "q"}
 
 
@@ -46,98 +47,95 @@ def standing(spec: Aux) -> Aux:
 def run(o: Operands[Tensor], results: Results, grad_out: Tensor | None, skip: bool) -> None:
     """Fill `results`, which hold zeros: those of aux operands on four axes. As `loop.run`."""
     pool: dict[str, Tensor] = {}
+    dense = {"q": o.cu_seqlens_q is None, "k": o.cu_seqlens_k is None}
+
+    def place(name: str, values: Tensor) -> Tensor:
+        return values if dense[_SIDES[name]] else values.transpose(0, 1).unsqueeze(0)
+
+    inputs = {"query": place("query", o.query), "key": place("key", o.key)}
+    inputs["value"] = place("value", o.value)
+    wholes = {name: place(name, total) for name, total in results.matrices.items()}
+    cotangent = None if grad_out is None else place("out", grad_out)
     for part in _parts(o):
-        matrices = {name: part.memory(name, total) for name, total in results.matrices.items()}
+        matrices = {name: part.memory(name, whole) for name, whole in wholes.items()}
         totals = [
             None if total is None else part.aux_memory(total, spec)
             for total, spec in zip(results.totals, o.program.aux, strict=False)
         ]
-        rows = None if grad_out is None else part.matrix("out", grad_out)
+        rows = None if cotangent is None else part.matrix("out", cotangent)
         # So few scores as those of a group are one block, and no mask skips it.
         skips = skip and part.is_alone
-        loop.run(part.operands(o, pool), Results(matrices, totals), rows, skips)
-        for name, total in results.matrices.items():
-            part.store(name, total, matrices[name])
-        for whole, own, spec in zip(results.totals, totals, o.program.aux, strict=False):
-            if whole is not None and own is not None:
-                part.store_aux(whole, own, spec)
+        loop.run(part.operands(o, inputs, pool), Results(matrices, totals), rows, skips)
+        for name, whole in wholes.items():
+            part.store(name, whole, matrices[name])
+        if not part.is_alone:
+            for total, own, spec in zip(results.totals, totals, o.program.aux, strict=False):
+                if total is not None and own is not None:
+                    part.store_aux(total, own, spec)
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """The rows of a part on one side.
 
-    members: The numbers of the sequences; a slice for one. length: Rows of each. index: [g, length]
-    or, for one sequence, the slice of its rows; None if the side is dense. valid: [g, length],
-    which of them exist.
+    members: The numbers of the sequences; a slice for one. length: Rows of each. places: [g,
+    length] or, for one sequence, that of its first row; None if the side is dense. valid: [g,
+    length], which of them exist.
     """
 
     members: Tensor | slice
     length: int
-    index: Tensor | slice | None = None
+    places: Tensor | int | None = None
     valid: Tensor | None = None
 
-    def pad(self, values: Tensor) -> Tensor:
-        """[L, …] to [g, length, …], a view for one sequence. A dense side selects from [B, …]."""
-        if self.index is None:
+    def pad(self, values: Tensor, axis: int = 2) -> Tensor:
+        """The rows [g, …, length, …] of [1, …, L, …], where L is at `axis`.
+
+        They are a view for one sequence. A dense side selects from [B|1, …].
+        """
+        if self.places is None:
             return values if values.shape[0] == 1 else values[self.members]
-        if isinstance(self.index, slice):
-            return values[self.index].unsqueeze(0)
+        if isinstance(self.places, int):
+            return values.narrow(axis, self.places, self.length)
         assert self.valid is not None
-        padded = values[self.index.clamp(max=values.shape[0] - 1)]
-        missing = ~self.valid.view(*self.valid.shape, *[1] * (values.dim() - 1))
-        return padded.masked_fill(missing, 0)
+        rows = values[0].movedim(axis - 1, 0)
+        padded = rows[self.places.clamp(max=rows.shape[0] - 1)]
+        missing = ~self.valid.view(*self.valid.shape, *[1] * (rows.dim() - 1))
+        return padded.masked_fill(missing, 0).movedim(1, axis)
 
-    def put(self, target: Tensor, padded: Tensor) -> None:
+    def put(self, target: Tensor, padded: Tensor, axis: int = 2) -> None:
         """The inverse of `pad`: write the existing rows to `target`."""
-        if self.index is None:
+        if self.places is None:
             target[self.members] = padded
-        elif isinstance(self.index, slice):
-            target[self.index] = padded[0]
+        elif isinstance(self.places, int):
+            target.narrow(axis, self.places, self.length).copy_(padded)
         else:
-            target[self.index[self.valid]] = padded[self.valid]
+            rows = target[0].movedim(axis - 1, 0)
+            rows[self.places[self.valid]] = padded.movedim(axis, 1)[self.valid]
 
 
-class JaggedPart:
-    """Some sequences as one dense problem: one alone on views, or a group on padded copies."""
+class JaggedPart(NamedTuple):
+    """Some sequences as one dense problem: one alone on views, or a group on padded copies.
 
-    def __init__(
-        self,
-        members: list[int],
-        numbers: Tensor,
-        spans: Spans,
-        lengths: dict[str, int],
-        alone: bool,
-    ) -> None:
-        first = members[0]
-        self.is_alone = alone
-        self.numbers = numbers  # the members as a tensor
-        chosen = slice(first, first + 1) if alone else self.numbers
-        self._rows: dict[str, Rows] = {}
-        for side, length in lengths.items():
-            own = spans[side]
-            if own is None:
-                rows = Rows(chosen, length)
-            elif alone:
-                rows = Rows(chosen, length, own[first])
-            else:
-                bounds = torch.tensor([[own[b].start, own[b].stop] for b in members])
-                index = bounds[:, :1] + torch.arange(length)
-                rows = Rows(chosen, length, index, index < bounds[:, 1:])
-            self._rows[side] = rows
+    numbers: Of the sequences, [g]. rows: By side. Matrices of a jagged side are [1,H,L,D] here.
+    """
 
-    def operands(self, o: Operands[Tensor], pool: dict[str, Tensor]) -> BlockOperands:
+    numbers: Tensor
+    rows: dict[str, Rows]
+    is_alone: bool
+
+    def operands(
+        self, o: Operands[Tensor], inputs: Mapping[str, Tensor], pool: dict[str, Tensor]
+    ) -> BlockOperands:
+        """inputs: Query, key and value."""
         tensors = [self.aux(t, spec) for t, spec in zip(o.aux, o.program.aux, strict=True)]
         only: Expr | None = None
-        for side, rows in self._rows.items():
+        for side, rows in self.rows.items():
             if rows.valid is not None:
                 inside = call("lt", INDEX[JAGGED[side]], aux_leaf(len(tensors), "i"))
                 only = inside if only is None else call("and", only, inside)
                 tensors.append(rows.valid.sum(1).view(-1, 1, 1, 1))
         return BlockOperands.on_cpu(
-            self.matrix("query", o.query),
-            self.matrix("key", o.key),
-            self.matrix("value", o.value),
+            *[self.matrix(name, values) for name, values in inputs.items()],
             aux=tensors,
             scalars=o.scalars,
             program=o.program,
@@ -148,9 +146,8 @@ class JaggedPart:
         )
 
     def matrix(self, name: str, values: Tensor) -> Tensor:
-        """The rows of the part, [g,H,length,D], of [L,H,D] or of [B|1,H,M,D]."""
-        rows = self._rows[_SIDES[name]]
-        return rows.pad(values) if rows.index is None else rows.pad(values).transpose(1, 2)
+        """The rows of the part, [g,H,length,D]."""
+        return self.rows[_SIDES[name]].pad(values)
 
     def _is_in_place(self, name: str, total: Tensor) -> bool:
         """Whether a result is added to the total itself.
@@ -158,32 +155,30 @@ class JaggedPart:
         Matrices of keys have to be contiguous, and the last bits of a product depend on the
         alignment of their memory. A total that all sequences share is both.
         """
-        shared = self._rows[_SIDES[name]].index is None and total.shape[0] == 1
-        return self.is_alone and (_SIDES[name] == "q" or shared)
+        side = _SIDES[name]
+        shared = self.rows[side].places is None and total.shape[0] == 1
+        return self.is_alone and (side == "q" or shared)
 
     def memory(self, name: str, total: Tensor) -> Tensor:
         """The memory for a result: a view of the total, or memory of its own."""
         if self._is_in_place(name, total):
             return self.matrix(name, total)
-        length = self._rows[_SIDES[name]].length
-        size = (len(self.numbers), total.shape[1], length, total.shape[-1])
+        length = self.rows[_SIDES[name]].length
+        size = (self.numbers.numel(), total.shape[1], length, total.shape[-1])
         return total.new_empty(size) if name == "out" else total.new_zeros(size)
 
     def store(self, name: str, total: Tensor, part: Tensor) -> None:
         if not self._is_in_place(name, total):
-            rows = self._rows[_SIDES[name]]
-            rows.put(total, part if rows.index is None else part.transpose(1, 2))
+            self.rows[_SIDES[name]].put(total, part)
 
     def aux(self, placed: Tensor, spec: Aux) -> Tensor:
         """The part of an aux operand on four axes that the sequences read."""
-        members = self._rows["q"].members
-        part = placed[members] if "b" in spec.access else placed
-        for side, rows in self._rows.items():
-            axis = AXES.index(JAGGED[side])
+        part = placed[self.rows["q"].members] if "b" in spec.access else placed
+        for side, rows in self.rows.items():
             if side in spec.access:
-                part = rows.pad(part[0].movedim(axis - 1, 0)).movedim(1, axis)
+                part = rows.pad(part, _AXES[side])
             elif JAGGED[side] in spec.access:
-                part = _fitted(part, axis, rows.length)
+                part = _fitted(part, _AXES[side], rows.length)
         return part
 
     def aux_memory(self, total: Tensor, spec: Aux) -> Tensor:
@@ -191,18 +186,14 @@ class JaggedPart:
         return part if self.is_alone else torch.zeros_like(part)
 
     def store_aux(self, total: Tensor, part: Tensor, spec: Aux) -> None:
-        """Add the gradient of `aux` to that of the operand."""
-        if self.is_alone:
-            return
-        for side, rows in self._rows.items():
+        """Add the gradient of `aux` of a group to that of the operand."""
+        for side, rows in self.rows.items():
             if JAGGED[side] in spec.access:
-                axis = AXES.index(JAGGED[side])
-                size = min(rows.length, total.shape[axis])
-                total, part = total.narrow(axis, 0, size), part.narrow(axis, 0, size)
-        for side, rows in self._rows.items():
+                size = min(rows.length, total.shape[_AXES[side]])
+                total, part = (t.narrow(_AXES[side], 0, size) for t in (total, part))
+        for side, rows in self.rows.items():
             if side in spec.access:
-                axis = AXES.index(JAGGED[side])
-                return rows.put(total[0].movedim(axis - 1, 0), part.movedim(axis, 1))
+                return rows.put(total, part, _AXES[side])
         if "b" in spec.access:
             total[self.numbers] = part
         else:
@@ -223,46 +214,51 @@ def _fitted(operand: Tensor, axis: int, size: int) -> Tensor:
 def _parts(o: Operands[Tensor]) -> Iterator[JaggedPart]:
     """Groups of short sequences, then the others, one by one; not those without scores."""
     batch, _, rows, cols = score_shape(o)
-    spans = {
-        "q": _spans(o.cu_seqlens_q, o.max_seqlen_q),
-        "k": _spans(o.cu_seqlens_k, o.max_seqlen_k),
-    }
-    lengths: dict[str, list[int]] = {}
-    for side, dense in (("q", rows), ("k", cols)):
-        own = spans[side]
-        lengths[side] = [dense] * batch if own is None else [s.stop - s.start for s in own]
+    starts: dict[str, list[int] | None] = {"q": None, "k": None}
+    lengths = {"q": [rows] * batch, "k": [cols] * batch}
+    for side, cu, longest in (
+        ("q", o.cu_seqlens_q, o.max_seqlen_q),
+        ("k", o.cu_seqlens_k, o.max_seqlen_k),
+    ):
+        if cu is not None:
+            offsets = starts[side] = cu.tolist()
+            lengths[side] = [min(b - a, longest) for a, b in pairwise(offsets)]
     alone = {b for b in range(batch) if lengths["q"][b] and lengths["k"][b]}
-    for rounded, members in _groups(o, spans, lengths):
+    for rounded, members in _groups(o, starts, lengths):
         alone.difference_update(members)
-        sizes = dict(zip("qk", rounded, strict=True))
-        yield JaggedPart(members, torch.tensor(members), spans, sizes, alone=False)
-    numbers = torch.arange(batch)
+        numbers = torch.tensor(members)
+        sides = {}
+        for side, length in zip("qk", rounded, strict=True):
+            first, steps = starts[side], torch.arange(length)
+            sides[side] = Rows(numbers, length)
+            if first is not None:
+                places = torch.tensor([first[b] for b in members]).view(-1, 1) + steps
+                valid = steps < torch.tensor([lengths[side][b] for b in members]).view(-1, 1)
+                sides[side] = Rows(numbers, length, places, valid)
+        yield JaggedPart(numbers, sides, is_alone=False)
+    each = torch.arange(batch).split(1)
     for b in sorted(alone):
-        sizes = {side: lengths[side][b] for side in "qk"}
-        yield JaggedPart([b], numbers[b : b + 1], spans, sizes, alone=True)
-
-
-def _spans(offsets: Tensor | None, longest: int) -> tuple[slice, ...] | None:
-    if offsets is None:
-        return None
-    return tuple(slice(a, a + min(b - a, longest)) for a, b in pairwise(offsets.tolist()))
+        sides = {}
+        for side, first in starts.items():
+            place = None if first is None else first[b]
+            sides[side] = Rows(slice(b, b + 1), lengths[side][b], place)
+        yield JaggedPart(each[b], sides, is_alone=True)
 
 
 def _groups(
-    o: Operands[Tensor], spans: Spans, lengths: dict[str, list[int]]
+    o: Operands[Tensor], starts: dict[str, list[int] | None], lengths: dict[str, list[int]]
 ) -> Iterator[tuple[tuple[int, ...], list[int]]]:
     """(lengths, members) of groups of at least two short sequences.
 
     There are none if a dense side is shared, or if its rows are not whole vectors.
     """
-    for name, matrix in (("query", o.query), ("key", o.key), ("value", o.value)):
-        dense = spans[_SIDES[name]] is None
-        if dense and (matrix.shape[0] == 1 or matrix.shape[2] % _LANES):
+    for side, matrix in (("q", o.query), ("k", o.key), ("k", o.value)):
+        if starts[side] is None and (matrix.shape[0] == 1 or matrix.shape[2] % _LANES):
             return
     alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for b, sizes in enumerate(zip(lengths["q"], lengths["k"], strict=True)):
         rounded = tuple(
-            size if spans[side] is None else -(-size // _LANES) * _LANES
+            size if starts[side] is None else -(-size // _LANES) * _LANES
             for side, size in zip("qk", sizes, strict=True)
         )
         if 0 < math.prod(rounded) <= _SCORES:

@@ -34,14 +34,12 @@ from .block_pass import Pass, Runner, Sum, compiled, fixed
 from .chunks import BlockPass, ChunkedCall
 from .fused import FusedPass
 from .operands import Block, BlockOperands
-from .products import Matrices, Sums, is_joint, multiply
+from .products import Sums, is_joint, multiply
 from .recording import Immediate, Recording, Steps
 
 # The most calls whose steps are kept, and the most chunks of such a call. A longer list takes
 # memory, and saves no time.
 RECORDINGS, MOST_RECORDED = 256, 1024
-# With which of key and value a matrix is multiplied.
-_PARTNERS = {"query": "key", "key": "key", "value": "value", "out": "value"}
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class Results:
     @property
     def wanted(self) -> tuple[bool, ...]:
         """Which aux operands have a gradient."""
-        return tuple(total is not None for total in self.totals)
+        return tuple([total is not None for total in self.totals])
 
 
 def run(
@@ -141,8 +139,8 @@ def _run_first(
     steps: Steps = Recording(bases) if record else Immediate(bases, o.pool)
     rest = iter(steps.bases)
     names = ["query", "key", "value"] if grad_out is None else ["query", "key", "value", "out"]
-    inputs = {name: next(rest) for name in names}
-    matrices = {name: next(rest) for name in results.matrices}
+    inputs = dict(zip(names, rest, strict=False))
+    matrices = dict(zip(results.matrices, rest, strict=False))
     totals = [None if total is None else next(rest) for total in results.totals]
     tensors = dict(zip(leaves, rest, strict=True))
     for work, block_pass in plan:
@@ -161,8 +159,7 @@ def _plan(
     names, wanted = tuple(results.matrices), results.wanted
     if o.pool is not None:
         work = _terms(o, names, wanted)
-        served = tuple(o.sides[name] for name in names)
-        return [(work, BlockPass(tuple(tiling.tiles(o, work, skip)), served))]
+        return [(work, tiling.tiles(o, names, work, skip))]
     plan = []
     for block_pass in chunks.passes(call_of(o, names, grad_out, any(wanted))):
         served_names = tuple(side.name for side in block_pass.served)
@@ -192,9 +189,9 @@ def call_of(
         score_bytes = sum(per_score) // (2 if o.in_place else 1)
     return ChunkedCall(
         o.sizes,
-        tuple(o.sides[name] for name in ("query", "key", "value")),
+        tuple(o.specs.sides[name] for name in ("query", "key", "value")),
         all(is_joint(t, batch, heads) for t in tensors),
-        tuple(o.sides[name] for name in names),
+        tuple(o.specs.sides[name] for name in names),
         score_bytes,
     )
 
@@ -252,18 +249,21 @@ class BlockLoop:
         inputs: Query, key, value, and in a backward the gradient of the output as "out". targets:
         By name. totals: For each aux operand. leaves: The tensors of `Pass.operands`.
         """
-        o, work = self._o, self._work
-        self._fused = o.fused(any(total is not None for total in totals))
-        self._inputs = {name: self._matrices(name, tensor) for name, tensor in inputs.items()}
+        o, work, block_pass = self._o, self._work, self._pass
+        on_cpu = o.pool is not None
+        self._fused = not on_cpu and o.fused(any(total is not None for total in totals))
+        self._inputs = inputs
         self._sums: dict[str, Sums] = {}
-        scores = sum(math.prod(block.shape) for block in self._pass.blocks)
-        skips = scores < math.prod(o.sizes)
-        for name in (side.name for side in self._pass.served):
+        for side in block_pass.served:
+            name, target = side.name, targets[side.name]
             without = name in ("query", "key") and work.score_grad is None
-            if without or (name == "out" and skips):
-                self._steps.do(Tensor.zero_, targets[name])
+            if without or (name == "out" and block_pass.scores < math.prod(o.sizes)):
+                self._steps.do(Tensor.zero_, target)
             if not without:
-                self._sums[name] = self._sums_in(name, targets[name])
+                visits = iter(block_pass.visits[name])
+                dtype = o.compute if on_cpu else torch.promote_types(target.dtype, torch.float32)
+                onto = on_cpu and name != "out"
+                self._sums[name] = Sums(side, target, visits, dtype, self._steps, onto)
         self._leaves = list(leaves)
         if work.sums:
             terms = zip(o.program.gradients.aux, totals, strict=True)
@@ -272,21 +272,12 @@ class BlockLoop:
             for block in self._pass.blocks:
                 self._add(block)
 
-    def _matrices(self, name: str, tensor: Tensor) -> Matrices:
-        folded = None if self._o.pool is None else self._o.sides[_PARTNERS[name]].group
-        return Matrices(tensor, self._o.sides[name], folded)
-
-    def _sums_in(self, name: str, target: Tensor) -> Sums:
-        on_cpu = self._o.pool is not None
-        dtype = self._o.compute if on_cpu else torch.promote_types(target.dtype, torch.float32)
-        matrices = self._matrices(name, target)
-        return Sums(matrices, self._pass.blocks, dtype, self._steps, on_cpu and name != "out")
-
     def _add(self, block: Block) -> None:
         """Add the part of a block. Its weights do not outlive it."""
-        sums = self._sums
-        query, key, value = (self._inputs[name].of(block) for name in ("query", "key", "value"))
-        grad_out = self._inputs["out"].of(block) if "out" in self._inputs else None
+        sums, sides = self._sums, self._o.specs.sides
+        inputs = {name: sides[name].matrices(t, block) for name, t in self._inputs.items()}
+        query, key, value = inputs["query"], inputs["key"], inputs["value"]
+        grad_out = inputs.get("out")
         grad: Tensor | None = None
         if self._work.reads_grad:
             assert grad_out is not None
@@ -355,10 +346,12 @@ class BlockLoop:
         )
 
     def _program(self, block: Block) -> BlockProgram:
-        if block.shape not in self._programs:
-            work = FusedPass(self._work, block.shape[1]) if self._fused else self._work
-            self._programs[block.shape] = BlockProgram(work, self._o.lengths_vary)
-        return self._programs[block.shape]
+        shape = block.shape
+        program = self._programs.get(shape)
+        if program is None:
+            work = FusedPass(self._work, shape[1]) if self._fused else self._work
+            program = self._programs[shape] = BlockProgram(work, self._o.lengths_vary)
+        return program
 
 
 class BlockProgram:

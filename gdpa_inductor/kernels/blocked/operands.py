@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -68,6 +68,10 @@ class MatrixSpec:
     group:   How many query heads read each of its heads.
     shared:  All batches share it.
     exact:   Its gradient may be summed in its own dtype.
+    folded:  How many query heads read a head of the key (or value) that it is multiplied with. On
+             the CPU the rows of these heads are one matrix. None for chunks: there a unit is one
+             (batch, head), and the matrices are views with one stride for each dim. `chunks`
+             chooses batches and heads so.
     """
 
     name: str
@@ -76,17 +80,24 @@ class MatrixSpec:
     group: int = 1
     shared: bool = False
     exact: bool = True
+    folded: int | None = None
 
     def span(self, block: Block) -> slice:
         return block.rows if self.along == "rows" else block.cols
 
     def region(self, block: Block) -> Region:
-        """The region of a block: blocks with equal regions use the same part of the matrix."""
-        first = 0 if self.shared else block.b.start
-        return first, block.h.start // self.group, self.span(block).start
+        """The region of a block: blocks with equal regions are summed before they are stored."""
+        if self.folded is None:
+            first = 0 if self.shared else block.b.start
+            return first, block.h.start // self.group, self.span(block).start
+        # Those of a band are, if they add to its rows. They follow each other.
+        axes = block[:3] if self.along == "rows" else block
+        return tuple(span.start for span in axes)
 
     def is_shared_in(self, block: Block) -> bool:
         """Whether several units of the block read the same matrix."""
+        if self.folded is not None:
+            return False
         units = block.shape
         return (self.shared and units[0] > 1) or (self.group > 1 and units[1] > 1)
 
@@ -95,8 +106,65 @@ class MatrixSpec:
         span = self.span(block)
         return math.prod(block.shape[:2]) * (span.stop - span.start) * self.width
 
+    def matrices(self, operand: Tensor, block: Block) -> Tensor:
+        """The matrices [units, rows, width] of the operand that the block reads."""
+        if self.folded is not None:
+            heads = (block.h.stop - 1) // self.folded - block.h.start // self.folded + 1
+            units = (block.b.stop - block.b.start) * heads
+            return self._part(operand, block).reshape(units, -1, self.width)
+        batches, heads, *_ = block.shape
+        span = self.span(block)
+        by_batch, by_head, by_row, by_column = operand.stride()
+        per_batch = 0 if self.shared else by_batch
+        per_head = by_head if self.group == 1 else 0
+        start = operand.storage_offset() + per_batch * block.b.start
+        start += by_head * (block.h.start // self.group) + by_row * span.start
+        size = (batches * heads, span.stop - span.start, self.width)
+        stride = (per_head if heads > 1 else per_batch, by_row, by_column)
+        return operand.as_strided(size, stride, start)
 
-@dataclass(frozen=True)
+    def _part(self, operand: Tensor, block: Block) -> Tensor:
+        """What the block reads, with four dims; a view."""
+        heads = slice(block.h.start // self.group, (block.h.stop - 1) // self.group + 1)
+        return operand[block.b if operand.shape[0] != 1 else WHOLE, heads, self.span(block)]
+
+    def target(self, operand: Tensor, block: Block) -> Tensor:
+        """The memory to which the block adds: one matrix if its units share it. It is a view."""
+        if self.folded is not None:
+            return self._part(operand, block)
+        matrices = self.matrices(operand, block)
+        return matrices[:1] if self.is_shared_in(block) else matrices
+
+
+@dataclass(frozen=True, eq=False)
+class Specs:
+    """What the shapes and dtypes of query, key and value decide; one object for equal ones.
+
+    sizes:  [B, H, M, N].
+    sides:  The specs of the operands, which are those of their gradients, and of the output.
+    """
+
+    sizes: tuple[int, int, int, int]
+    sides: Mapping[str, MatrixSpec]
+
+    @staticmethod
+    @functools.lru_cache(maxsize=1024)  # jagged calls ask for each sequence
+    def of(shapes: tuple[Sequence[int], ...], exact: tuple[bool, ...], on_cpu: bool) -> Specs:
+        query, key, _ = shapes
+        batch = next((shape[0] for shape in shapes if shape[0] != 1), 1)
+        groups = [query[1] // max(shape[1], 1) for shape in shapes]
+        sides: dict[str, MatrixSpec] = {}
+        alongs = {"query": "rows", "key": "cols", "value": "cols"}
+        for number, (name, along) in enumerate(alongs.items()):
+            batches, *_, width = shapes[number]
+            folded = groups[number or 1] if on_cpu else None
+            sharing = groups[number], batches != batch
+            sides[name] = MatrixSpec(name, along, width, *sharing, exact[number], folded)
+        sides["out"] = replace(sides["value"], name="out", along="rows", group=1, shared=False)
+        return Specs((batch, query[1], query[2], key[2]), sides)
+
+
+@dataclass(eq=False)  # frozen, it would take three times as long to build
 class BlockOperands:
     """query [B|1,H,M,D], key [B|1,Hk,N,D], value [B|1,Hv,N,Dv], and aux operands on four axes.
 
@@ -126,14 +194,18 @@ class BlockOperands:
         others: The other fields.
         """
         dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-        query, key, value = (_multipliable(t, dtype) for t in (query, key, value))
+        query, key, value = [_multipliable(t, dtype) for t in (query, key, value)]
         return BlockOperands(query, key, value, **others)
 
     @functools.cached_property
+    def specs(self) -> Specs:
+        q, k, v = self.query, self.key, self.value
+        exact = (q.itemsize >= 4, k.itemsize >= 4, v.itemsize >= 4)
+        return Specs.of((q.shape, k.shape, v.shape), exact, self.pool is not None)
+
+    @property
     def sizes(self) -> tuple[int, int, int, int]:
-        batches = [t.shape[0] for t in (self.query, self.key, self.value)]
-        batch = next((size for size in batches if size != 1), 1)
-        return batch, self.query.shape[1], self.query.shape[2], self.key.shape[2]
+        return self.specs.sizes
 
     @property
     def device(self) -> torch.device:
@@ -155,26 +227,6 @@ class BlockOperands:
     def fused(self, sums: bool) -> bool:
         """Whether one kernel computes S and the program. sums: Aux gradients are wanted."""
         return not sums and not self.lengths_vary and fuses(self.query, self.value)
-
-    @functools.cached_property
-    def sides(self) -> dict[str, MatrixSpec]:
-        """The specs of the operands, which are those of their gradients, and of the output."""
-        matrices = (("query", self.query, "rows"), ("key", self.key, "cols"),
-                    ("value", self.value, "cols"))  # fmt: skip
-        sides = {
-            name: MatrixSpec(
-                name,
-                along,
-                t.shape[-1],
-                self.sizes[1] // max(t.shape[1], 1),
-                t.shape[0] != self.sizes[0],
-                t.dtype.itemsize >= 4,
-            )
-            for name, t, along in matrices
-        }
-        value = sides["value"]
-        sides["out"] = MatrixSpec("out", "rows", value.width, exact=value.exact)
-        return sides
 
     def index(self, name: str) -> Tensor:
         """The values of an index, along its axis."""

@@ -20,7 +20,8 @@ from ...program.expr import AXES, Expr, fold, torch_apply
 from ...program.score_mod import Aux
 from ...program.tile_classes import TILE, classify
 from .block_pass import Pass
-from .operands import WHOLE, Block, BlockOperands, spans
+from .chunks import BlockPass
+from .operands import WHOLE, Block, BlockOperands, Specs, spans
 
 # 1M scores are 4 MiB in fp32. The backward has four such buffers for each thread; more than
 # four threads share those of four. Minima on two cores of an EPYC 9004, torch 2.13, B = 2, H =
@@ -58,27 +59,13 @@ def tile(
              added in place.
     masked:  Masks may make blocks zero.
     """
-    threads = min(torch.get_num_threads(), MAX_THREADS)
-    return _tiling(sizes, tuple(groups), shared, masked, threads, (SCORES, EDGE, FINE, BANDS))
-
-
-@functools.lru_cache(maxsize=1024)  # jagged calls ask for each sequence
-def _tiling(
-    sizes: tuple[int, int, int, int],
-    groups: tuple[int, ...],
-    shared: bool,
-    masked: bool,
-    threads: int,
-    limits: tuple[int, int, int, int],
-) -> Tiling:
-    scores, most, fine, bands = limits
     batch, heads, rows, cols = sizes
-    edge = min(most, max(fine, rows // bands)) if masked else most
+    edge = min(EDGE, max(FINE, rows // BANDS)) if masked else EDGE
     row_step = _even(rows, edge)
-    col_step = _even(cols, max(edge, scores // max(row_step, 1)))
+    col_step = _even(cols, max(edge, SCORES // max(row_step, 1)))
     if not masked:
-        row_step = _even(rows, max(edge, scores // max(col_step, 1)))
-    room = threads * scores // max(row_step * col_step, 1)
+        row_step = _even(rows, max(edge, SCORES // max(col_step, 1)))
+    room = min(torch.get_num_threads(), MAX_THREADS) * SCORES // max(row_step * col_step, 1)
     fitting = [
         count
         for count in range(1, heads + 1)
@@ -102,22 +89,40 @@ def _even(size: int, limit: int) -> int:
     return min(limit, math.ceil(math.ceil(size / math.ceil(size / limit)) / 16) * 16)
 
 
-def tiles(o: BlockOperands, work: Pass, skip: bool) -> list[Block]:
-    """The blocks of a call, band after band: a band is the blocks of some rows.
+def tiles(o: BlockOperands, names: tuple[str, ...], work: Pass, skip: bool) -> BlockPass:
+    """The pass of a call, band after band: a band is the blocks of some rows.
 
-    skip: Leave scores out where all terms of `work` are 0.
+    names: The results. skip: Leave scores out where all terms of `work` are 0.
     """
-    term = None
-    if skip and math.prod(o.sizes) > FEW:
-        term = zero(work.roots, o.program.aux)
-    groups = [o.sides[name].group for name in ("key", "value")]
-    shared = any(o.sides[name].shared for name in ("query", "key", "value"))
-    tiling = tile(o.sizes, groups, shared, masked=term is not None)
-    batch, heads, rows, cols = o.sizes
+    scores = math.prod(o.sizes)
+    term = zero(work.roots, o.program.aux) if skip and scores > FEW else None
+    if term is None and scores <= MAX_THREADS * SCORES:
+        return _few_tiles(o.specs, names, (torch.get_num_threads(), MAX_THREADS, SCORES, EDGE))
+    tiling = _tile_of(o.specs, masked=term is not None)
     steps = (tiling.rows, tiling.skip_cols)
     zeros: Tensor | None = None
-    if term is not None and (rows > steps[0] or cols > steps[1]):
+    if term is not None and (o.sizes[2] > steps[0] or o.sizes[3] > steps[1]):
         zeros = verdicts(term, o.index, steps, o.aux, o.scalars, o.compute)
+    return _block_pass(o.specs, names, tiling, zeros)
+
+
+def _tile_of(specs: Specs, masked: bool) -> Tiling:
+    groups = [specs.sides[name].group for name in ("key", "value")]
+    shared = any(side.shared for side in specs.sides.values())
+    return tile(specs.sizes, groups, shared, masked)
+
+
+@functools.lru_cache(maxsize=1024)  # jagged calls ask for each sequence
+def _few_tiles(specs: Specs, names: tuple[str, ...], limits: tuple[int, ...]) -> BlockPass:
+    """The pass over few scores, and all of them. limits: What else decides on the tiling."""
+    return _block_pass(specs, names, _tile_of(specs, masked=False), None)
+
+
+def _block_pass(
+    specs: Specs, names: tuple[str, ...], tiling: Tiling, zeros: Tensor | None
+) -> BlockPass:
+    """zeros: The result of `verdicts`."""
+    batch, heads, rows, cols = specs.sizes
     blocks: list[Block] = []
     for b in spans(batch, tiling.batch):
         for h in spans(heads, tiling.heads):
@@ -127,7 +132,7 @@ def tiles(o: BlockOperands, work: Pass, skip: bool) -> list[Block]:
                     for part in spans(run.stop - run.start, tiling.cols):
                         own = slice(run.start + part.start, run.start + part.stop)
                         blocks.append(Block(b, h, span, own))
-    return blocks
+    return BlockPass(tuple(blocks), tuple(specs.sides[name] for name in names))
 
 
 def _nonzero(band: Block, number: int, step: int, zeros: Tensor | None) -> Iterator[slice]:
