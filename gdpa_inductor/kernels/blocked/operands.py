@@ -125,8 +125,12 @@ class MatrixSpec:
 
     def _part(self, operand: Tensor, block: Block) -> Tensor:
         """What the block reads, with four dims; a view."""
-        heads = slice(block.h.start // self.group, (block.h.stop - 1) // self.group + 1)
-        return operand[block.b if operand.shape[0] != 1 else WHOLE, heads, self.span(block)]
+        batches, first, span = operand.shape[0], block.h.start // self.group, self.span(block)
+        heads = slice(first, (block.h.stop - 1) // self.group + 1)
+        size = (block.b.stop - block.b.start, heads.stop - first, span.stop - span.start)
+        if batches in (1, size[0]) and size[1:] == operand.shape[1:3]:
+            return operand  # sooner than a view of all of it
+        return operand[block.b if batches != 1 else WHOLE, heads, span]
 
     def target(self, operand: Tensor, block: Block) -> Tensor:
         """The memory to which the block adds: one matrix if its units share it. It is a view."""
