@@ -25,8 +25,8 @@ case $("$python" -m ruff --version) in
 "ruff 0.17.5") ;;
 *) echo "this finding is of ruff 0.17.5"; exit 2 ;;
 esac
-mkdir -p "$folder/work/house/bench"
-cd "$folder/work"
+mkdir -p "$folder/project/house/bench"
+cd "$folder/project"
 touch house/__init__.py house/bench/__init__.py house/bench/case.py
 printf 'import elsewhere\n\nfrom house.bench import case\n\nprint(elsewhere, case)\n' > script.py
 status() {
