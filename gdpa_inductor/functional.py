@@ -99,8 +99,9 @@ def _longest(
 def _longest_of_nested(nested: Tensor) -> Size:
     """The longest length, which the tensor remembers, as it does for torch's own attention."""
     longest = subclasses.longest_of(nested)
-    if longest is None and nested.is_cuda and torch.cuda.is_current_stream_capturing():
-        return subclasses.values_of(nested).shape[0]
+    values = subclasses.values_of(nested)
+    if longest is None and _is_captured(values):
+        return values.shape[0]
     return subclasses.read_longest(nested) if longest is None else longest
 
 
@@ -301,9 +302,14 @@ def _bound(offsets: Tensor, total: Size) -> Size:
     """The longest length, where it may be read."""
     if torch.compiler.is_compiling():  # asked first: Dynamo cannot trace the other question
         return total
-    if offsets.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if _is_captured(offsets):
         return total
     return int(torch.diff(offsets).max()) if offsets.shape[0] > 1 else 0
+
+
+def _is_captured(tensor: Tensor) -> bool:
+    """Whether a CUDA graph is captured, so that nothing on the device may be read."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, sides: _Sides, enable_gqa: bool) -> int:

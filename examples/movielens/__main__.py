@@ -76,13 +76,16 @@ class Worker:
 
     def end(self) -> None:
         """Kill it, if it still runs, and the processes that it has started."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._kill()
+        self._process.wait()
         self._caches.cleanup()
 
+    def _kill(self) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+
     def _follow(self, seconds: float) -> bool:
-        timer = threading.Timer(max(seconds, 0), os.killpg, [self._process.pid, signal.SIGKILL])
+        timer = threading.Timer(max(seconds, 0), self._kill)
         timer.start()
         try:
             if self._read():
