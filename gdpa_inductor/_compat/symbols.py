@@ -52,6 +52,8 @@ _ROWS: dict[str, dict[str, str | _Row]] = {
         "maybe_mark_dynamic": "lengths that vary compile once in a benchmark",
         "utils.counters": "counts what was matched and lowered where users look for it",
         "utils.get_compilation_metrics": "`explain` reports frames that Dynamo gave up",
+        "utils._compilation_metrics.maxlen": "how many of them Dynamo keeps",
+        "utils.set_compilation_metrics_limit": "all frames of a run that `explain` observes",
         "utils.graph_break_reasons": "`explain` reports graph breaks",
         "output_graph.OutputGraph._dynamo_source": "where an input comes from",
         "variables.builder.GraphArg.example": "the judge reads what small inputs hold",

@@ -177,6 +177,22 @@ def test_dynamo_observed():
     assert torch._dynamo.utils.graph_break_reasons == reasons
 
 
+def test_dynamo_observed_keeps_every_failure():
+    """Dynamo remembers its last 64 compiles, by objects whose ids are used again."""
+    limit, x = torch._dynamo.utils._compilation_metrics.maxlen, torch.ones(3)
+    torch._dynamo.utils.set_compilation_metrics_limit(2)
+    try:
+        for _ in range(3):
+            with dynamo.dynamo_observed(Backend(), []) as seen:
+                for factor in range(5):
+                    with contextlib.suppress(Exception):
+                        torch.compile(scaled, backend=Backend(ValueError(f"{factor}")))(x, factor)
+            assert [failure.name for failure in seen.failures] == ["scaled"] * 5
+            assert torch._dynamo.utils._compilation_metrics.maxlen == 2
+    finally:
+        torch._dynamo.utils.set_compilation_metrics_limit(limit)
+
+
 def test_dynamo_observed_forgets():
     """What it has compiled is not run again, and does not count against the limit; what the user
     has compiled stays.
