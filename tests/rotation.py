@@ -1,9 +1,9 @@
 """What `pytest --rotate` leaves to another day: of large families of tests a share runs.
 
-A family is what the functions of a file make of their parameters. The first case of each function
-always runs. Of the others one in n does: those whose name has a checksum that falls on the day. So
-n days in a row run all of them, and `make test-full` runs all at once. What proves the rest is in
-no family: the contract with torch, the judge and its mutations, the adversary's new programs.
+A family is what a function makes of its parameters. Its first case always runs. Of the others one
+in n does, in the order of checksums of their names. So n days in a row run all of them, and `make
+test-full` runs all at once. What proves the rest is in no family: the contract with torch, the
+judge and its mutations, the adversary's new programs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import os
 import zlib
+from collections import defaultdict
 from collections.abc import Sequence
 
 # file: n. Those that take more than 20 CPU seconds, and whose functions have many cases.
@@ -57,12 +58,20 @@ def day() -> int:
 
 def left_out(names: Sequence[str], day: int) -> set[str]:
     """Which of the tests of these names ("file::function[case]") do not run on a day."""
-    functions: set[str] = set()
-    items = set()
+    families: defaultdict[str, list[str]] = defaultdict(list)
     for name in names:
         function, bracket, _ = name.partition("[")
-        one_in = ONE_IN.get(name.partition("::")[0], 1)
-        if bracket and function in functions and zlib.crc32(name.encode()) % one_in != day % one_in:
-            items.add(name)
-        functions.add(function)
+        if bracket:
+            families[function].append(name)
+    items = set()
+    for function, (_, *others) in families.items():
+        one_in = ONE_IN.get(function.partition("::")[0], 1)
+        others.sort(key=_checksum)  # neighbours in a table of cases are alike
+        for place, name in enumerate(others, _checksum(function)):
+            if (place - day) % one_in:
+                items.add(name)
     return items
+
+
+def _checksum(name: str) -> int:
+    return zlib.crc32(name.encode())
