@@ -17,7 +17,9 @@ from collections.abc import Sequence
 # file: n. Those that take more than 20 CPU seconds, and whose functions have many cases.
 ONE_IN: dict[str, int] = {
     "tests/adversary/hunts/test_hunts.py": 4,
+    "tests/benchmarks/test_models.py": 4,
     "tests/clients/test_compiled.py": 4,
+    "tests/fuzz/test_fuzz.py": 3,
     "tests/fuzz/test_jagged.py": 3,
     "tests/fuzz/test_kernels.py": 3,
     "tests/kernels/test_cpu_jagged.py": 4,

@@ -11,6 +11,7 @@ from gdpa_inductor import Code, GDPAPass, Rejection
 from gdpa_inductor.compiles import summary_line
 from gdpa_inductor.patterns import Result
 
+pytestmark = pytest.mark.usefixtures("no_code")
 WHY = "gdpa_inductor.explain(model)(*inputs) says why"
 
 
