@@ -5,6 +5,7 @@ its configuration, the sources that may be imported to compile it, the emulator,
 the host. Files are in torch's folder of caches; PTX_CACHE=0 compiles all anew.
 """
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -29,10 +30,8 @@ def kept(make: Callable[[], T], *parts: Any) -> T:
     if os.environ.get("PTX_CACHE") == "0":
         return make()
     source = Path(make.__code__.co_filename).read_text()
-    name = hashlib.sha256(
-        "\n".join([_surroundings(), source, *map(disk.described, parts)]).encode()
-    )
-    path = _folder() / name.hexdigest()
+    lines = [SURROUNDINGS, source, *map(disk.described, parts)]
+    path = _folder() / hashlib.sha256("\n".join(lines).encode()).hexdigest()
     try:
         result = pickle.loads(path.read_bytes())
         os.utime(path)
@@ -47,8 +46,9 @@ def _folder() -> Path:
     folder = Path(cache_dir()) / "gdpa_emulated"
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
-        if path.stat().st_mtime < time.time() - DAYS * 24 * 3600:
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process deletes as well
+            if path.stat().st_mtime < time.time() - DAYS * 24 * 3600:
+                path.unlink()
     return folder
 
 
@@ -60,7 +60,9 @@ def _sources() -> Iterator[Path]:
         yield from sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
 
 
-@functools.cache
 def _surroundings() -> str:
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in _sources())).hexdigest()
-    return "\n".join([digest, torch.__version__, *disk._surroundings()[1:]])
+    sources = hashlib.sha256(b"".join(path.read_bytes() for path in _sources()))
+    return "\n".join([sources.hexdigest(), torch.__version__, *disk._surroundings()[1:]])
+
+
+SURROUNDINGS = _surroundings()  # as sources are imported: later they may have been edited

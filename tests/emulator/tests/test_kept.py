@@ -35,7 +35,7 @@ def test_only_the_same_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PTX_CACHE", "0")
     assert times("a") == 5
     monkeypatch.delenv("PTX_CACHE")
-    monkeypatch.setattr(kept, "_surroundings", lambda: "another source")
+    monkeypatch.setattr(kept, "SURROUNDINGS", "another source")
     assert times("a") == 6
 
 
