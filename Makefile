@@ -63,8 +63,9 @@ test-matrix:
 			ARGS='$(ARGS) --record .ci/matrix.jsonl' test || exit 1; done
 	.venv-$(firstword $(VERSIONS))/bin/python -m docs.tools.versions
 
+# Every case, and every kernel compiled anew.
 test-full: $(VENV)/.stamp-clients $(VENV)/.stamp-cute
-	$(PYTEST) $(ARGS)
+	PTX_CACHE=0 $(PYTEST) $(ARGS)
 	$(MAKE) fuzz SEEDS=10000
 
 # Instruction sets × threads, and 20 seeds of the tests that judge by the error rule: hours.

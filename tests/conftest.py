@@ -182,6 +182,18 @@ def reset_dynamo() -> None:
 
 
 @pytest.fixture
+def no_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend compiles as ever, but for Inductor's last step: its graphs run as they are. For
+    tests of what is said and counted.
+    """
+    from functorch.compile import make_boxed_func
+
+    monkeypatch.setattr(
+        "torch._inductor.compile_fx.compile_fx_inner", lambda gm, *_, **__: make_boxed_func(gm)
+    )
+
+
+@pytest.fixture
 def no_cpu_cost_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small regions are rewritten on a CPU too; tests/lowerings/test_choose.py has the rules."""
     from gdpa_inductor.lowerings import cpu

@@ -1,10 +1,14 @@
-"""The code blocks of README, the start page and the recipes run, and print what the pages say."""
+"""The code blocks of README, the start page, the recipes and the notebooks run, and print what the
+pages say. Notebooks run on a small set.
+"""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from docs.tools.blocks import Block, blocks, renewed, run
+from examples.movielens import data
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -13,15 +17,45 @@ PAGES = [
     ROOT / "docs" / "migration.md",
     *sorted((ROOT / "docs" / "recipes").glob("*.md")),
 ]
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+# Behind a notebook's cell of parameters, and at its end.
+SMALL = 'STEPS, BATCH, LENGTH = 3, 2, 32\nOPTIONS["gdpa.profit"] = False\n'
+RIGHT = "assert len(report.matches) == 2 and step is not None and loss.isfinite()\n"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_blocks_run_and_print_what_the_page_says(page: Path):
-    examples = blocks(page.read_text())
+def cells(notebook: Path) -> list[Block]:
+    """Its code, with small sizes and short times."""
+    sources = []
+    for cell in json.loads(notebook.read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            sources.append("".join(cell["source"]).replace("seconds=5", "seconds=0.05") + "\n")
+            if "parameters" in cell["metadata"].get("tags", ()):
+                sources.append(SMALL)
+    assert SMALL in sources and len(sources) > 5
+    return [Block(source, None) for source in [*sources, RIGHT]]
+
+
+@pytest.fixture
+def small_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the notebook looks for what it has fetched before. It runs in its own folder."""
+    cache = tmp_path / "gdpa_inductor"
+    cache.mkdir()
+    (cache / "ml-100k.inter").write_text(data.generate(users=30, items=300))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "examples"))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: page.name)
+def test_blocks_run_and_print_what_the_page_says(page: Path, small_data: None):
+    is_notebook = page in NOTEBOOKS
+    examples = cells(page) if is_notebook else blocks(page.read_text())
     assert examples
-    for block, printed in zip(examples, run(examples), strict=True):
+    printed = run(examples)
+    for block, text in zip(examples, printed, strict=True):
         if block.output is not None:
-            assert printed == block.output, f"python -m docs.tools.blocks {page}"
+            assert text == block.output, f"python -m docs.tools.blocks {page}"
+    told = ("2 regions fused", "HR@10: 0.", "Inductor:", "    gdpa:") if is_notebook else ()
+    assert [part for part in told if part not in "".join(printed)] == []
 
 
 PAGE = """

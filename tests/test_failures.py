@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from tests.conftest import pytest_sessionstart
 
 REPOSITORY = Path(__file__).parents[1]
 MOST_LINES = 40
@@ -89,16 +92,14 @@ def test_a_failure_says_why_in_few_lines(name: str, printed: str):
     assert sum(name in x for x in after.splitlines()) == 1, printed
 
 
-def run_under(**settings: str) -> subprocess.CompletedProcess:
-    """An empty run of pytest in an environment that asks for `asked`."""
-    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", __file__]
-    environment = {**os.environ, **settings}
-    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
-
-
-def test_threads_and_instruction_set_are_those_asked_for():
+def test_threads_and_instruction_set_are_those_asked_for(monkeypatch: pytest.MonkeyPatch):
     """More threads than cores too, where MKL alone would have fewer."""
-    assert run_under(OMP_NUM_THREADS=str(2 * (os.cpu_count() or 1))).returncode == 0
-    refused = run_under(ATEN_CPU_CAPABILITY="no-such")
-    assert refused.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "the instruction set no-such was asked for" in refused.stderr
+    before, asked = torch.get_num_threads(), 2 * (os.cpu_count() or 1)
+    monkeypatch.setenv("OMP_NUM_THREADS", str(asked))
+    pytest_sessionstart()
+    assert torch.get_num_threads() == asked
+    torch.set_num_threads(before)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "no-such")
+    with pytest.raises(pytest.UsageError, match="the instruction set no-such was asked for"):
+        pytest_sessionstart()

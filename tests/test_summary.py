@@ -1,9 +1,6 @@
 """summary: one line for each compiled model, of how much of it was fused."""
 
 import logging
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,6 +11,7 @@ from gdpa_inductor import Code, GDPAPass, Rejection
 from gdpa_inductor.compiles import summary_line
 from gdpa_inductor.patterns import Result
 
+pytestmark = pytest.mark.usefixtures("no_code")
 WHY = "gdpa_inductor.explain(model)(*inputs) says why"
 
 
@@ -139,22 +137,6 @@ def test_a_compile_that_fails_is_told_of_as_well(caplog) -> None:
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
         compiled(Escaping(), strict=True)(x())
     assert len(summaries(caplog)) == 1
-
-
-SCRIPT = """
-import torch
-f = torch.compile(lambda x: torch.relu(x @ x.mT) @ x, backend="gdpa")
-for _ in range(2):
-    f(torch.randn(1, 1, 64, 16))
-"""
-
-
-def test_it_appears_by_default() -> None:
-    environment = {**os.environ, "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}
-    command = [sys.executable, "-c", SCRIPT]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    expected = f"gdpa: 0 of 1 attention regions fused, 1 not fused (SLOWER); {WHY}"
-    assert [text for text in done.stderr.splitlines() if "gdpa:" in text] == [expected]
 
 
 def test_codes_are_counted_the_most_frequent_first() -> None:

@@ -1,49 +1,52 @@
 """terminal: reports and tools on a standard output that has no character for ᵀ."""
 
-import os
-import subprocess
+import contextlib
+import io
 import sys
+from collections.abc import Callable
 
 import pytest
-
-from gdpa_inductor.terminal import ERRORS, printable
-
-REPORT = """
 import torch
+
 import gdpa_inductor
-attention = lambda q, k, v: torch.relu(q @ k.mT) @ v
-report = gdpa_inductor.explain(attention, profit=False)(*torch.randn(3, 1, 1, 64, 32))
-small = gdpa_inductor.explain(attention)(*torch.randn(3, 1, 1, 16, 32))
-print(report, small, repr(report), *report.matches, *small.rejections, sep="\\n")
-"""
+from examples.movielens.report import plot
+from gdpa_inductor import __main__, doctor
+from gdpa_inductor.terminal import ERRORS, printable, write_readably
 
 
-def run(encoding: str, *arguments: str) -> str:
-    """What a Python process prints, whose standard output has this encoding."""
-    environment = {**os.environ, "PYTHONIOENCODING": encoding}
-    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode(errors="replace")[-1500:]
-    return done.stdout.decode(encoding)
+def said(encoding: str, run: Callable[[], object]) -> str:
+    """What a function prints on a standard output of this encoding, as Python opens it."""
+    output = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    with contextlib.redirect_stdout(output):
+        run()
+    output.flush()
+    return output.buffer.getvalue().decode(encoding)
 
 
 def test_a_report_is_printed_in_ascii():
     """It raised UnicodeEncodeError."""
-    printed = run("ascii", "-c", REPORT)
+    attention = lambda q, k, v: torch.relu(q @ k.mT) @ v
+    report = gdpa_inductor.explain(attention, profit=False)(*torch.randn(3, 1, 1, 64, 32))
+    small = gdpa_inductor.explain(attention)(*torch.randn(3, 1, 1, 16, 32))
+    show = lambda: print(report, small, repr(report), *report.matches, *small.rejections, sep="\n")
+    printed = said("ascii", show)
     assert printed.count("V, s = Q K^T") == 3
     assert "16 rows x 16 keys" in printed
-    assert run("utf-8", "-c", REPORT).count("V, s = Q Kᵀ") == 3
+    assert said("utf-8", show).count("V, s = Q Kᵀ") == 3
 
 
-@pytest.mark.parametrize("module", ["gdpa_inductor", "gdpa_inductor.doctor"])
-def test_the_doctor_speaks_ascii(module: str):
-    tool = ["doctor"] if module == "gdpa_inductor" else []
-    assert "Self-test on cpu: passed" in run("ascii", "-m", module, *tool)
+@pytest.mark.parametrize("command", [lambda: __main__.main(["doctor"]), doctor.main])
+def test_the_doctor_speaks_ascii(command: Callable[[], int]):
+    assert "Self-test on cpu: passed" in said("ascii", command)
 
 
 def test_the_curves_of_the_demo_are_drawn_in_ascii():
-    plot = "from examples.movielens.report import plot; print(plot({'eager': [2.0, 1.0]}, 2, 2))"
-    command = f"from gdpa_inductor.terminal import write_readably; write_readably(); {plot}"
-    assert "2.000 |e" in run("ascii", "-c", command) and "+--" in run("ascii", "-c", command)
+    def draw() -> None:
+        write_readably()
+        print(plot({"eager": [2.0, 1.0]}, 2, 2))
+
+    printed = said("ascii", draw)
+    assert "2.000 |e" in printed and "+--" in printed
 
 
 def test_what_an_encoding_lacks_is_spelled():

@@ -3,6 +3,7 @@
 Inside `recording()`:
 - `cute.compile` compiles for sm_100a, unless it is told otherwise, and keeps the PTX; the host code
   is linked to the stand-in runtime;
+- what was compiled in an earlier run is read from disk (`kept`);
 - the public calls that make a tiled TMA atom also launch a probe: a kernel whose parameters are the
   atom, an identity, and the address, extents and strides of the tensor. When the host code runs,
   the probe's launch tells which bytes stand for which tensor map, dynamic shapes included. The
@@ -12,6 +13,7 @@ Inside `recording()`:
 import itertools
 import os
 import re
+import secrets
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -22,7 +24,10 @@ from unittest import mock
 
 import numpy as np
 
+from gdpa_inductor.kernels.cute import disk
+
 from . import standin
+from .kept import kept
 from .standin import Launch
 from .tensormap import TOLD_BYTES, Shape, TensorMap, box_of
 
@@ -39,12 +44,13 @@ SWIZZLE_SPAN = {0: 0, 1: 32, 2: 64, 3: 128}
 @dataclass
 class Ledger:
     """Everything recorded in this process: PTX by library, static shapes by identity, and the maps
-    that probes have told, by the bytes that stand for them."""
+    that probes have told, by the bytes that stand for them. ids: others in every process, as those
+    of a kernel that was compiled in another one are constants of its host code."""
 
     ptx: dict[int, str] = field(default_factory=dict)
     shapes: dict[int, Shape] = field(default_factory=dict)
     maps: dict[bytes, TensorMap] = field(default_factory=dict)
-    ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    ids: Iterator[int] = field(default_factory=lambda: itertools.count(secrets.randbits(56)))
 
     def learn(self, probe: Launch) -> None:
         """Takes in the launch of a probe."""
@@ -219,25 +225,31 @@ class Compile:
         wanted = {**OPTIONS, "--dump-dir": f"--dump-dir={self.folder}"}
         added = " ".join(text for key, text in wanted.items() if key not in options)
         options = f"{options} {added}".strip()
+        before = set(LEDGER.shapes)
         with running_on(options.split("--gpu-arch=")[1].split()[0]):
             compiled = self.inner(function, *args, options=options, **kwargs)
         compiled.num_devices = 1
+        compiled.shapes = {i: shape for i, shape in LEDGER.shapes.items() if i not in before}
         handle = next(LEDGER.ids)
         LEDGER.ptx[handle] = compiled.__ptx__
         standin.next_library(handle)
         compiled.to()  # loads the library, so that the handle is this module's
-        compiled.dump_to_object = exporting(compiled.dump_to_object, handle)
         return compiled
 
 
-def exporting(export: Callable[[str], bytes], handle: int) -> Callable[[str], bytes]:
-    """What is exported is loaded next, under the same handle."""
+def object_file(make: Callable[[], Any], *parts: Any) -> bytes:
+    """As `disk.object_file`, by the cache of kernels for the emulator. It is loaded next."""
 
-    def exported(prefix: str) -> bytes:
-        standin.next_library(handle)
-        return export(prefix)
+    def compiled() -> tuple[bytes, str, dict[int, Shape]]:
+        made = make()
+        return disk.exported(made), made.__ptx__, made.shapes
 
-    return exported
+    content, ptx, shapes = kept(compiled, *parts)
+    handle = next(LEDGER.ids)
+    LEDGER.ptx[handle] = ptx
+    LEDGER.shapes |= shapes
+    standin.next_library(handle)
+    return content
 
 
 def replacements(folder: str) -> Iterator[tuple[Any, Any]]:
@@ -245,6 +257,7 @@ def replacements(folder: str) -> Iterator[tuple[Any, Any]]:
     from cutlass import cute
     from cutlass.cute import nvgpu
 
+    yield disk.object_file, object_file
     yield cute.compile, Compile(cute.compile, folder)
     copy = nvgpu.cpasync.make_tiled_tma_atom
     yield copy, wrapped_copy(copy)

@@ -1,7 +1,7 @@
 """What the tests of caches, logs and entry points run in processes of their own.
 
-    python programs.py entry [VERSION]  compile and train once by the entry point, as if our sources
-                                        were of VERSION
+    python programs.py entry [VERSION]  compile and train once by the entry point, and once more as
+                                        if our sources were of VERSION
     python programs.py distributed      one step of DistributedDataParallel on two ranks over gloo,
                                         and one of fully_shard, without any import of ours
 
@@ -24,6 +24,7 @@ import torch.utils.checkpoint
 
 RANKS = 2
 SMALL = {"gdpa.profit": False}
+MAYBE_UNNEEDED = ("judge.interpret", "lowerings.triton.lower", "lowerings.triton.launch")
 
 
 def function(q, k, v):
@@ -46,17 +47,45 @@ def train(compiled) -> float:
 
 
 def entry(version: str = "") -> dict:
+    found = entered()
+    found |= {
+        "loaded": [name for name in MAYBE_UNNEEDED if f"gdpa_inductor.{name}" in sys.modules],
+        "direct": direct(),
+    }
     if version:
         import gdpa_inductor.backend
 
         gdpa_inductor.backend.source_hash = lambda: f"gdpa-{version}"
-    difference = train(torch.compile(function, backend="gdpa", fullgraph=True, options=SMALL))
+        torch._dynamo.reset()
+        found["upgraded"] = entered()
+    return found
+
+
+def entered() -> dict:
+    """Train once by the entry point; what was counted."""
     counters = torch._dynamo.utils.counters
+    counters.clear()
+    difference = train(torch.compile(function, backend="gdpa", fullgraph=True, options=SMALL))
     return {
         "difference": difference,
         "gdpa": dict(counters["gdpa"]),
         "aot": dict(counters["aot_autograd"]),
         "fx": {k: v for k, v in counters["inductor"].items() if "fxgraph" in k},
+    }
+
+
+def direct() -> dict:
+    """The operator outside of `torch.compile`, and what the caches had for it."""
+    import gdpa_inductor
+
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    q = torch.ones(2, 4, 9, 8)
+    out = gdpa_inductor.attention(q, q, q, score_mod=lambda s, *_: torch.sigmoid(s))
+    return {
+        "difference": (out - torch.sigmoid(q @ q.mT) @ q).abs().max().item(),
+        "hits": counters["inductor"]["fxgraph_cache_hit"]
+        + counters["aot_autograd"]["autograd_cache_hit"],
     }
 
 

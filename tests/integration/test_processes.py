@@ -62,18 +62,32 @@ def test_the_structured_trace_has_our_artifact(logged) -> None:
     assert '"name": "gdpa_regions"' in text and "O = (silu(s*0.25)) V" in text
 
 
-def test_caches_hit_in_a_new_process_and_an_upgrade_misses(logged, caches: str) -> None:
-    def again(*version: str) -> dict:
-        found, _ = run("entry", *version, TORCHINDUCTOR_CACHE_DIR=caches)
-        assert found["difference"] < TOLERANCE and found["gdpa"]["matched"] == 1
-        return found
+@pytest.fixture(scope="module")
+def second(logged, caches: str) -> dict:
+    """The next process, which finds what `logged` has left."""
+    return run("entry", "2", TORCHINDUCTOR_CACHE_DIR=caches)[0]
 
-    first, second, upgraded = logged[0], again(), again("2")
+
+def test_caches_hit_in_a_new_process_and_an_upgrade_misses(logged, second) -> None:
+    first, upgraded = logged[0], second["upgraded"]
+    for found in (second, upgraded):
+        assert found["difference"] < TOLERANCE and found["gdpa"]["matched"] == 1
     assert first["aot"]["autograd_cache_miss"] == 1 and first["gdpa"]["lowered_cpu"] == 2
     assert second["aot"]["autograd_cache_hit"] == 1
     assert "autograd_cache_miss" not in second["aot"]
     assert "fxgraph_cache_miss" not in second["fx"] and "lowered_cpu" not in second["gdpa"]
     assert upgraded["aot"]["autograd_cache_miss"] == 1 and upgraded["gdpa"]["lowered_cpu"] == 2
+
+
+def test_the_next_process_finds_a_direct_call_in_the_cache(logged, second) -> None:
+    first = logged[0]
+    assert max(found["direct"]["difference"] for found in (first, second)) < TOLERANCE
+    assert first["direct"]["hits"] == 0 and second["direct"]["hits"] > 0
+
+
+def test_a_second_process_loads_neither_judge_nor_templates(logged, second) -> None:
+    """The first has left its verdict and its code on disk. On a CPU it needs no templates."""
+    assert logged[0]["loaded"] == ["judge.interpret"] and second["loaded"] == []
 
 
 def test_distributed_training_on_two_ranks_without_an_import() -> None:

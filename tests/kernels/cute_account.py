@@ -24,6 +24,7 @@ from gdpa_inductor.kernels.cute.compiler import compile_kernel, example
 from gdpa_inductor.kernels.cute.config import KernelConfig
 from gdpa_inductor.kernels.cute.sm100.backward.shapes import Shapes
 from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, SIDES, Sm100Config
+from tests.emulator.kept import kept
 from tests.emulator.recording import linked
 
 from .fake_cuda import tool
@@ -112,18 +113,23 @@ class Binary:
 
 def binary(config: KernelConfig) -> Binary:
     """Compiled for its architecture; needs no GPU."""
-    kernel, arguments = launch.kernel_of(config), example(config)
 
-    def compile_with(options: str) -> Any:
-        return compile_kernel(kernel, arguments, config.arch, options)
+    def made() -> Binary:
+        kernel, arguments = launch.kernel_of(config), example(config)
 
-    return disassembled(compile_with, lambda: kernel.memory.size_in_bytes())
+        def compile_with(options: str) -> Any:
+            return compile_kernel(kernel, arguments, config.arch, options)
+
+        return disassembled(compile_with, lambda: kernel.memory.size_in_bytes())
+
+    return kept(made, "binary", config)
 
 
 def backward_binary(config: Sm100Config, side: str) -> Binary:
     """A side of the backward of Blackwell; needs no GPU."""
     kernel = replace(config, kernel=side)
-    return disassembled(lambda options: launch.compiled(kernel, options))
+    made = lambda: disassembled(lambda options: launch.compiled(kernel, options))
+    return kept(made, "backward binary", kernel)
 
 
 def disassembled(

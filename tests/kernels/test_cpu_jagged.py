@@ -2,8 +2,6 @@
 
 import functools
 import itertools
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -245,39 +243,3 @@ def test_offsets_in_disorder(name: str, kernel: str) -> None:
     for got, want in zip(found, expected, strict=True):
         assert got.is_contiguous()
         torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
-
-
-MEMORY = """
-import sys, torch, gdpa_inductor.lowerings
-torch.set_num_threads(1)
-text = "silu(mul(s,0.125))"
-
-def status(name):
-    with open("/proc/self/status") as file:
-        return int(next(l for l in file if l.startswith(name)).split()[1]) / 1024
-
-def step(lengths):
-    cu = torch.tensor([0, *lengths]).cumsum(0)
-    q, k, v, g = (torch.ones(int(cu[-1]), 1, 64) for _ in range(4))
-    rss = status("VmRSS")
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # the peak counts from here
-    operands, bounds = (q, k, v, [], [], text), (cu, cu, max(lengths), max(lengths))
-    torch.ops.gdpa.attention_cpu(*operands, *bounds)
-    torch.ops.gdpa.attention_cpu_backward(g, *operands, [True] * 3, *bounds)
-    return status("VmHWM") - rss
-
-step([600, 40, 40])
-print(step([int(length) for length in sys.argv[1:]]))
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_memory_is_that_of_the_rows() -> None:
-    """Padded, one long sequence among 300 short ones would be 300 times 4096 rows: 300 MiB for each
-    operand, and 20 GiB of scores. Here it is 16 000 rows: 4 MiB each, and buffers.
-    """
-    lengths = [4096, *[40] * 300]
-    command = [sys.executable, "-c", MEMORY, *map(str, lengths)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert float(done.stdout) < 100

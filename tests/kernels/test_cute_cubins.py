@@ -1,5 +1,6 @@
 """The Blackwell forward as machine code: on tensor cores, by TMA, without spills, in bounds."""
 
+import os
 import subprocess
 import sys
 
@@ -39,5 +40,6 @@ test_cute_sequences.test_the_longest_come_first((5, 7), "int32")
 
 def test_what_is_disassembled_leaves_the_emulator_running():
     """In a process of its own: the first library of one decides for all."""
-    ran = subprocess.run([sys.executable, "-c", EMULATED], capture_output=True, text=True)
+    env = {**os.environ, "PTX_CACHE": "0"}
+    ran = subprocess.run([sys.executable, "-c", EMULATED], env=env, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-2000:]

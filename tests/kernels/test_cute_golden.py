@@ -20,6 +20,7 @@ pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute import launch
 from gdpa_inductor.kernels.cute.sm100.config import SIDES, Sm100Config
+from tests.emulator.kept import kept
 from tests.emulator.recording import linked
 
 from .cute_account import BIAS, CAUSAL, GELU, SILU
@@ -38,10 +39,14 @@ QUICK = ("silu", "causal")
 
 
 def ptx(config: Sm100Config, side: str) -> str:
-    with linked(), tempfile.TemporaryDirectory() as folder:
-        options = f"--keep-ptx --ptxas-options -O0 --dump-dir={folder}"  # no machine code is read
-        kernel = launch.compiled(replace(config, kernel=side), options)
-    return re.sub(r"kernel_cutlass_\w+", "kernel", kernel.__ptx__)
+    config = replace(config, kernel=side)
+
+    def compiled() -> str:
+        with linked(), tempfile.TemporaryDirectory() as folder:
+            options = f"--keep-ptx --ptxas-options -O0 --dump-dir={folder}"  # no machine code
+            return launch.compiled(config, options).__ptx__
+
+    return re.sub(r"kernel_cutlass_\w+", "kernel", kept(compiled, "golden", config))
 
 
 def account(text: str) -> dict[str, object]:

@@ -8,7 +8,9 @@ alone overflows is left out.
 `python -m tests.patterns.test_vocabulary` counts what is compared.
 """
 
+import itertools
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -95,21 +97,27 @@ def assert_same(got: torch.Tensor, wants: list[torch.Tensor], given, relative: f
     first = [
         (*(g[i].item() for g in given), "->", got[i].item(), wants[0][i].item()) for i in wrong[:4]
     ]
-    assert not wrong, f"{len(wrong)} of {len(same)}: {first}"
+    assert not wrong, f"{wants[0].dtype}, {len(wrong)} of {len(same)}: {first}"
 
 
 WIDE = (torch.float32, torch.float64)
 
 
-def dtypes(kinds: str = "", tried: tuple[torch.dtype, ...] = WIDE) -> list:
+def dtypes(case: TorchCall, tried: tuple[torch.dtype, ...] = WIDE) -> list[torch.dtype]:
+    """Those that a case is compared in. Integers in 16 bits: test_precision."""
     return [
-        pytest.param(case, dtype, id=f"{case}-{str(dtype).split('.')[-1]}")
-        for case in CASES
+        dtype
         for dtype in tried
-        if ("f" in case.kinds or dtype == torch.float32) and kinds in ("", case.kinds)
-        # Integers in 16 bits: test_precision.
-        if dtype not in NARROW or "i" not in case.kinds
+        if ("f" in case.kinds or dtype == torch.float32)
+        and (dtype not in NARROW or "i" not in case.kinds)
     ]
+
+
+def each(cases: Sequence[TorchCall] = CASES) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", cases, ids=str)
+
+
+OF_ONE = [case for case in CASES if case.kinds == "f"]
 
 
 def computed(root: Expr, given: list[torch.Tensor], dtype: torch.dtype, grad=None) -> torch.Tensor:
@@ -131,49 +139,48 @@ def test_what_is_refused_says_why(name: str) -> None:
         POINTWISE[name][0]("f", aux(0), aux(1), aux(2))
 
 
-@pytest.mark.parametrize(("case", "dtype"), dtypes(tried=WIDE + NARROW))
-def test_value(case: TorchCall, dtype: torch.dtype) -> None:
-    given = samples(case, dtype)
-    want = eager(case, given)
-    root = program(case, kind_of(want.dtype), dtype)
-    assert root.kind == kind_of(want.dtype)
-    got = computed(root, given, dtype)
-    if want.is_floating_point():
-        assert_same(got, by_torch(case, given), given, TOLERANCE[dtype])
-    else:
-        assert torch.equal(got.expand_as(want), want)
+@each()
+def test_value(case: TorchCall) -> None:
+    for dtype in dtypes(case, WIDE + NARROW):
+        given = samples(case, dtype)
+        want = eager(case, given)
+        root = program(case, kind_of(want.dtype), dtype)
+        assert root.kind == kind_of(want.dtype), dtype
+        got = computed(root, given, dtype)
+        if want.is_floating_point():
+            assert_same(got, by_torch(case, given), given, TOLERANCE[dtype])
+        else:
+            assert torch.equal(got.expand_as(want), want), dtype
 
 
-@pytest.mark.parametrize(("case", "dtype"), dtypes())
-def test_what_may_differ_in_the_last_bit_is_named(case: TorchCall, dtype: torch.dtype) -> None:
+@each()
+def test_what_may_differ_in_the_last_bit_is_named(case: TorchCall) -> None:
     """Else a rule that computes in other words than ATen is to be added to REWORDED."""
-    given = samples(case, dtype)
-    want = eager(case, given)
-    got = evaluate(program(case, kind_of(want.dtype), dtype), given, dtype).expand_as(want)
-    same = (got == want) | (got.isnan() & want.isnan())
-    assert same.all() or case.name in REWORDED
+    for dtype in dtypes(case):
+        given = samples(case, dtype)
+        want = eager(case, given)
+        got = evaluate(program(case, kind_of(want.dtype), dtype), given, dtype).expand_as(want)
+        same = (got == want) | (got.isnan() & want.isnan())
+        assert same.all() or case.name in REWORDED, dtype
 
 
-@pytest.mark.parametrize("coming", [1.5, 0.0])
-@pytest.mark.parametrize(("case", "dtype"), dtypes(tried=WIDE + NARROW))
-def test_gradient(case: TorchCall, dtype: torch.dtype, coming: float) -> None:
+@each()
+def test_gradient(case: TorchCall) -> None:
     """Where nothing comes in, infinite slopes make NaN as they do in autograd."""
-    assert_gradients(case, dtype, coming)
+    for dtype, coming in itertools.product(dtypes(case, WIDE + NARROW), (1.5, 0.0)):
+        assert_gradients(case, dtype, coming)
 
 
-@pytest.mark.parametrize("coming", [math.nan, math.inf])
-@pytest.mark.parametrize(
-    ("case", "dtype"), [given for given in dtypes("f") if not given.values[0].only_finite]
-)
-def test_gradient_of_what_is_not_finite(case: TorchCall, dtype: torch.dtype, coming: float) -> None:
+@each([case for case in OF_ONE if not case.only_finite])
+def test_gradient_of_what_is_not_finite(case: TorchCall) -> None:
     """Near 0 and at the ends: in between a slope may vanish in one formula before another."""
-    assert_gradients(case, dtype, coming, lambda x: (x.abs() <= 3.0) | ~x.isfinite())
+    for dtype, coming in itertools.product(dtypes(case), (math.nan, math.inf)):
+        assert_gradients(case, dtype, coming, lambda x: (x.abs() <= 3.0) | ~x.isfinite())
 
 
 @pytest.mark.parametrize("coming", [1.5, 0.0, math.nan, math.inf])
-@pytest.mark.parametrize(
-    ("case", "dtype"), [given for given in dtypes("f") if given.values[0].at_nan is not None]
-)
+@pytest.mark.parametrize("dtype", WIDE)
+@each([case for case in OF_ONE if case.at_nan is not None])
 def test_gradient_at_nan(case: TorchCall, dtype: torch.dtype, coming: float) -> None:
     """One of the two that torch has, whichever its loop is made of."""
     (term,) = contract.slopes(case, rule(case), dtype)
@@ -187,10 +194,8 @@ def test_gradient_at_nan(case: TorchCall, dtype: torch.dtype, coming: float) -> 
     assert got <= slopes
 
 
-@pytest.mark.parametrize(
-    ("case", "dtype"),
-    [given for given in dtypes("f") if given.values[0].at_nan is None],
-)
+@pytest.mark.parametrize("dtype", WIDE)
+@each([case for case in OF_ONE if case.at_nan is None])
 def test_torch_has_one_gradient_at_nan(case: TorchCall, dtype: torch.dtype) -> None:
     """Where it has two, the case says in `at_nan` which is the row's: that of vectors."""
     slopes = set()
@@ -253,8 +258,8 @@ def assert_gradients(case: TorchCall, dtype: torch.dtype, coming: float, at=None
 
 def count() -> str:
     """A line on the contract with the installed torch: what `test_value` and others compare."""
-    tried = dtypes(tried=WIDE + NARROW)
-    places = sum(len(samples(*param.values)[0]) for param in tried)
+    tried = [(case, dtype) for case in CASES for dtype in dtypes(case, WIDE + NARROW)]
+    places = sum(len(samples(*given)[0]) for given in tried)
     rows = {case.key for case in CASES}
     return f"torch {torch.__version__}: {len(rows)} rows, {len(tried)} cases, {places} places"
 
