@@ -31,7 +31,7 @@ def is_joint(operand: Tensor, batch: int, heads: int) -> bool:
 
 def multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
     """out = left · right. For 16-bit factors, out may be fp32."""
-    if left.dtype == out.dtype:
+    if left.dtype == right.dtype == out.dtype:
         torch.bmm(left, right, out=out)
     elif left.is_cuda:
         torch.ops.aten.bmm.dtype_out(left, right, out.dtype, out=out)
