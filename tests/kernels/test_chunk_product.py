@@ -74,7 +74,7 @@ def test_a_lowering_that_fails_on_a_gpu_holds_no_scores(
     def broken(*_):
         raise RuntimeError("out of luck")
 
-    backend = dataclasses.replace(triton.BACKEND, lower=broken, lower_backward=broken)
+    backend = dataclasses.replace(triton.BACKEND, lower=broken)
     monkeypatch.setattr(triton, "BACKEND", backend)
     given = [torch.empty(2, 2, n, 64, dtype=torch.bfloat16) for n in (300, 200, 200, 300)]
 

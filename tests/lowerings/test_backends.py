@@ -21,7 +21,7 @@ from .operators import uncompiled
 def test_each_is_a_module_of_its_name():
     assert tuple(backend.name for backend in backends()) == BACKENDS
     for backend in backends():
-        assert backend.devices and backend.lower and backend.lower_backward
+        assert backend.devices and backend.lower
 
 
 @pytest.fixture
