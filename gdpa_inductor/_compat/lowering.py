@@ -103,7 +103,7 @@ _PER_GRAPH: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = weakref
 
 
 def copied(source: Any, dtype: torch.dtype | None = None) -> Any:
-    """A new buffer with the values of `source`, cast in the same pass; its strides are captured."""
+    """A new buffer with the values of `source`, cast in one pass, with its strides at capture."""
     from torch._inductor.lowering import to_dtype
     from torch._inductor.virtualized import V
 
@@ -234,7 +234,7 @@ def finish(
 ) -> Any:
     """Lower `formula(buffer, like, *extra)`, of a buffer of this size and dtype.
 
-    like: A fake tensor as the result is. extra: More operands, as IR and as fakes.
+    like: A fake tensor like the result. extra: More operands, as IR and as fakes.
     """
     from torch._inductor.virtualized import V
 
