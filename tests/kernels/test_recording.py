@@ -7,7 +7,7 @@ import torch
 
 from gdpa_inductor import lowerings
 from gdpa_inductor.kernels.blocked import chunks, loop
-from gdpa_inductor.kernels.blocked.recording import Immediate, Recorder
+from gdpa_inductor.kernels.blocked.recording import Immediate, StepRecorder
 from gdpa_inductor.lowerings.blocked import chunked_call
 from tests.lowerings.operators import canonical
 
@@ -85,13 +85,13 @@ def test_what_a_step_makes_ends_with_its_last_use():
         return (result,)
 
     x, out = torch.randn(3, 4), torch.empty(4, 3)
-    for steps in (Immediate([x, out]), Recorder([x, out])):
+    for steps in (Immediate([x, out]), StepRecorder([x, out])):
         alive.clear()
         for _ in range(3):
             (result,) = steps.make(make, [steps.bases[0]], (x.dtype, (3, 4)))
             steps.do(torch.Tensor.copy_, steps.bases[1], result.mT)
             del result
-        if isinstance(steps, Recorder):
+        if isinstance(steps, StepRecorder):
             steps.recording().run([x, out])
         assert len(alive) == 3 and torch.equal(out, (x + 1).mT)
         out.zero_()

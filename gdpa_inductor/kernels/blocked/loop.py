@@ -35,7 +35,7 @@ from .chunks import BlockPass, ChunkedCall
 from .fused import FusedPass
 from .operands import Block, BlockOperands
 from .products import Sums, is_joint, multiply
-from .recording import Immediate, Recorder, Recording, Steps
+from .recording import Immediate, Recording, StepRecorder, Steps
 
 # The most calls whose steps are kept, and the most chunks of such a call. A longer list takes
 # memory, and saves no time.
@@ -124,7 +124,7 @@ def _run_first(
     leaves = tuple(dict.fromkeys(node for work, _ in plan for node in work.operands))
     bases = _bases(o, results, grad_out, leaves)
     record = record and sum(len(block_pass.blocks) for _, block_pass in plan) <= MOST_RECORDED
-    steps: Steps = Recorder(bases) if record else Immediate(bases, o.pool)
+    steps: Steps = StepRecorder(bases) if record else Immediate(bases, o.pool)
     rest = iter(steps.bases)
     names = ["query", "key", "value"] if grad_out is None else ["query", "key", "value", "out"]
     inputs = dict(zip(names, rest, strict=False))
@@ -134,7 +134,7 @@ def _run_first(
     for work, block_pass in plan:
         operands = [tensors[node] for node in work.operands]
         BlockLoop(o, work, block_pass, steps, inputs, totals, operands).run(matrices)
-    return (steps.recording(), leaves) if isinstance(steps, Recorder) else None
+    return (steps.recording(), leaves) if isinstance(steps, StepRecorder) else None
 
 
 def _plan(

@@ -4,8 +4,8 @@ Chunks are many and small, so the CPU must launch their kernels fast. Two calls 
 and strides differ only in addresses. So the steps are recorded once, with tensors without memory in
 place of the call's. Later calls only make views and launch kernels.
 
-`Immediate` has the methods of `Recorder`, but runs each step at once. It is for sizes that will not
-come again, for so many chunks that a list of steps is too long, and for CPUs.
+`Immediate` has the methods of `StepRecorder`, but runs each step at once. It is for sizes that will
+not come again, for so many chunks that a list of steps is too long, and for CPUs.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Recording:
             results = None
 
 
-class Recorder:
+class StepRecorder:
     """Records steps. Tensors without memory stand for the bases (`bases`, `empty`, `make`).
 
     Base n begins at element n << _BASE of a storage, so the offset of a view tells its base.
@@ -170,4 +170,4 @@ class Recorder:
         return Recording(list(self._views), first, self._steps)
 
 
-Steps = Immediate | Recorder
+Steps = Immediate | StepRecorder
