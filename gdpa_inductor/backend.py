@@ -69,9 +69,7 @@ def apply(
     options: Options,
     written: Callable[[torch.fx.GraphModule], None] | None = None,
 ) -> Result:
-    """Find, judge and rewrite in place; count, log and trace what happened; hold to strict and
-    expect. written: as `rewrite_graph` has it.
-    """
+    """Find, judge and rewrite in place, count and log. written: as `rewrite_graph` has it."""
     part = analyse(gm, gm, options, written)
     result, frame = part.result, dynamo.frame_under_way()
     if frame:  # what raises below is not compiled: its frame runs in eager, or not at all
@@ -92,9 +90,7 @@ def apply(
         inductor.trace_artifact(
             "gdpa_regions", lambda: "\n".join(map(str, [*result.matches, *result.rejections]))
         )
-    _hold_to(result, options)
-    if part.last:
-        _hold_to_count(part.so_far, options)
+    _hold_to_promises(part, options)
     if frame:
         dynamo.counters["gdpa_regions"][frame] = len(part.so_far.matches)
     return result
@@ -128,7 +124,7 @@ def _warn(part: compiles.PartResult, options: Options) -> None:
 
 
 def lowering_judge(options: Options) -> Callable[[Problem], object]:
-    """What says whether, and on which kernel, a region can run."""
+    """It says whether, and on which kernel, a region can run."""
 
     def judge(problem: Problem) -> object:
         lowerings.register()
@@ -137,22 +133,16 @@ def lowering_judge(options: Options) -> Callable[[Problem], object]:
     return judge
 
 
-def _hold_to(result: Result, options: Options) -> None:
-    """Raise where `strict` is not met."""
-    blamed = [
-        r for r in result.rejections if r.code.category in (Category.UNSAFE, Category.UNSUPPORTED)
-    ]
+def _hold_to_promises(part: compiles.PartResult, options: Options) -> None:
+    """Raise where `strict` is not met, or `expect` by the whole of a captured graph."""
+    blames = (Category.UNSAFE, Category.UNSUPPORTED)
+    blamed = [r for r in part.result.rejections if r.code.category in blames]
     if options.strict and blamed:
         raise GDPAError("gdpa.strict: a candidate was not fused\n" + _lines(blamed))
-
-
-def _hold_to_count(complete: Result, options: Options) -> None:
-    """Raise where `expect` is not met by the whole of a captured graph."""
-    count = len(complete.matches)
-    if options.expect is not None and count != options.expect:
+    count, left = len(part.so_far.matches), part.so_far.rejections
+    if part.last and options.expect not in (None, count):
         raise GDPAError(
-            f"gdpa.expect={options.expect}, regions rewritten: {count}\n"
-            + _lines(complete.rejections)
+            f"gdpa.expect={options.expect}, regions rewritten: {count}\n" + _lines(left)
         )
 
 

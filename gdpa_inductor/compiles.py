@@ -34,27 +34,22 @@ Values = Mapping[int, Node]  # the nodes that compute a tensor, by the identity 
 
 @dataclass(frozen=True)
 class PartResult:
-    """result: what was found in one part, with a rejection for each region that was cut off.
-    so_far: in all parts of the captured graph up to this one. last: no part follows.
-    """
-
-    result: Result
-    so_far: Result
-    last: bool
+    result: Result  # of one part, with a rejection for each region that was cut off
+    so_far: Result  # of all parts of the captured graph up to this one
+    last: bool  # no part follows
 
 
 @dataclass
 class Compile:
-    """One captured graph. result_so_far: of its parts up to this one. regions: the values of the
-    products of each region of the whole; None before anyone asked.
-    """
+    """One captured graph."""
 
     whole: weakref.ref[Graph]
-    result_so_far: Result = field(default_factory=Result)
+    result_so_far: Result = field(default_factory=Result)  # of its parts up to this one
+    # The values of the products of each region of the whole; None before anyone asked.
     regions: list[tuple[Match, list[int]]] | None = None
 
     def add(self, part: Values, result: Result, analysis: Analysis) -> PartResult:
-        """Take in what was found in a part, whose values before the rewrite are given."""
+        """Add the result of a part, which had these values before the rewrite."""
         whole = self.whole()
         if whole is None or not _is_cut(part, whole):
             self.result_so_far = result
@@ -112,9 +107,8 @@ def _is_cut(part: Values, whole: Graph) -> bool:
 
 
 def _end(graph: Graph) -> int:
-    """The last value that no other node has: an in-place call may return what it was given. No
-    region ends after it.
-    """
+    """The last value that no other node has. No region ends after it."""
+    # An in-place call may return what it was given.
     identities = [id(facts.value(n)) for n in graph.nodes if n.op != "output" and facts.tensors(n)]
     counts = Counter(identities)
     return next(value for value in reversed(identities) if counts[value] == 1)
@@ -128,13 +122,12 @@ def _regions(whole: Graph, analysis: Analysis) -> list[tuple[Match, list[int]]]:
     nodes = {node.name: node for node in whole.nodes}
     matches = analysis(copy).matches
     gone = nodes.keys() - {node.name for node in copy.graph.nodes}
-    # Others are in bodies, which are never cut.
-    cuttable = [match for match in matches if gone.issuperset(match.replaced)]
-    inside = [(match, [nodes[name] for name in match.replaced]) for match in cuttable]
-    return [
-        (match, [id(facts.value(n)) for n in region if products.is_product(n)])
-        for match, region in inside
-    ]
+    regions: list[tuple[Match, list[int]]] = []
+    for match in matches:
+        if gone.issuperset(match.replaced):  # others are in bodies, which are never cut
+            region = [nodes[name] for name in match.replaced]
+            regions.append((match, [id(facts.value(n)) for n in region if products.is_product(n)]))
+    return regions
 
 
 def _cut(match: Match, second: Node) -> Rejection:

@@ -85,10 +85,7 @@ def judge(problem: Problem, kernel: str) -> object:
 
 
 def kernels() -> list[Finding]:
-    """A row for each device, dtype and kernel.
-
-    A row has `runs`, whether the kernel runs, and `answer`, the choice or the reason against it.
-    """
+    """For each device, dtype and kernel whether it `runs`; `answer`: the choice, or why not."""
     rows: list[Finding] = []
     for device, dtypes in CASES.items():
         if device == "cuda" and not torch.cuda.is_available():
@@ -112,10 +109,7 @@ def guarded(ask: Callable[[], object]) -> object:
 
 
 def sample_problem(device: str, dtype: torch.dtype) -> Problem:
-    """silu attention in training: 4 samples, 4 heads, 2048 rows, head dim 64.
-
-    It is large enough that a fused kernel pays.
-    """
+    """silu attention in training, so large that a fused kernel pays."""
     query = torch.empty(4, 4, 2048, 64, dtype=dtype, device="meta")
     operands = Operands(query, query, query, (), (), ScoreMod.parse("silu(s)"))
     problem = Problem.of(operands, training=True)

@@ -102,9 +102,7 @@ class _Analyst:
 def listing(
     gm: GraphModule, title: str, result: Result, first: tuple[int, int] = (0, 0)
 ) -> Listing:
-    """The nodes of a graph and of the bodies that it calls; `first`: the numbers of the result's
-    first entries.
-    """
+    """The nodes of a graph and of its bodies. first: The numbers of the result's first entries."""
     match_of = {name: i for i, m in enumerate(result.matches, first[0]) for name in m.replaced}
     rejection_of = {r.node: i for i, r in enumerate(result.rejections, first[1])}
     lines = [
@@ -151,9 +149,7 @@ def _value(value: Any) -> str:
 
 
 def _code_objects(target: Any) -> list[Any]:
-    """The code of the functions that Dynamo may be given: those that it skipped before are tried
-    again.
-    """
+    """The code of the functions that Dynamo may be given, to try those again that it skipped."""
     modules = list(target.modules()) if isinstance(target, nn.Module) else []
     functions = [getattr(type(m), "forward", None) for m in modules] or [target]
     codes = (getattr(getattr(f, "__func__", f), "__code__", None) for f in functions)
@@ -210,7 +206,7 @@ def _advice(reason: str, location: str) -> str:
 
 
 def _sentence(reason: str) -> str:
-    """Dynamo's title and explanation on one line."""
+    """Dynamo's title and explanation."""
     title = reason.strip().split("\n", 1)[0].strip()
     explanation = re.search(r"Explanation: (.+)", reason)
     if title.startswith("generic_jump"):
@@ -219,14 +215,11 @@ def _sentence(reason: str) -> str:
 
 
 def _breaks(seen: dynamo.Observed) -> tuple[GraphBreak, ...]:
-    """One for each place and reason: a break in an inlined function ends the graphs of its callers
-    too.
-
-    What made Dynamo skip a frame is told with the frame.
-    """
+    """One for each place and reason; what made Dynamo skip a frame is told with the frame."""
     skipped = {failure.location for failure in seen.failures}
     return tuple(
         GraphBreak(location, _sentence(reason), _advice(reason, location))
+        # A break in an inlined function ends the graphs of its callers too.
         for location, reason in dict.fromkeys(seen.breaks)
         if location not in skipped
     )
@@ -277,9 +270,7 @@ def untouched(target: Any, *arguments: Any) -> Iterator[None]:
 
 
 def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
-    """A module's attributes. Its dicts of parameters, buffers and modules are copied, to restore
-    them.
-    """
+    """A module's attributes, its dicts of parameters, buffers and modules copied."""
     return {
         name: type(x)(x) if name.startswith("_") and type(x) is dict else x
         for name, x in attributes.items()
@@ -287,7 +278,7 @@ def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reachable(target: Any, arguments: Any) -> list[Any]:
-    """The target, the objects in its closure or its bound self, and every argument."""
+    """The target, what is in its closure, its bound self, and every argument."""
     function = getattr(target, "__func__", target)
     cells = getattr(function, "__closure__", None) or ()
     contents = [cell.cell_contents for cell in cells if cell != type(cell)()]

@@ -80,18 +80,16 @@ def _exported(program: ExportedProgram, options: Options) -> tuple[ExportedProgr
 
 
 def _hold_boundaries(graph: Graph, calls: Iterable[ModuleCallEntry]) -> None:
-    """Append the operands and results of modules to the outputs of the graph.
-
-    A program keeps them under `preserve_module_call_signature`. So a region holds none of them
-    between its products, and one at its end is followed to its new name.
-    """
+    """Append the operands and results of modules to the outputs of the graph."""
+    # A program keeps them under `preserve_module_call_signature`. So a region holds none of them
+    # between its products, and one at its end is followed to its new name.
     wanted = {argument.name for entry in calls for argument in _boundary(entry)}
     boundary = [node for node in graph.nodes if node.op == "call_function" and node.name in wanted]
     graph.output_node().update_arg(0, (*_outputs(graph), *boundary))
 
 
 def _renamed(calls: Iterable[ModuleCallEntry], names: dict[str, str]) -> list[ModuleCallEntry]:
-    """The calls with new names of nodes. They share tree specs, whose copies warn."""
+    """The calls with new names of nodes."""
 
     def named(arguments: Iterable[Any]) -> list[Any]:
         return [replace(x, name=names.get(x.name, x.name)) for x in arguments]
@@ -101,13 +99,13 @@ def _renamed(calls: Iterable[ModuleCallEntry], names: dict[str, str]) -> list[Mo
         if signature is None:
             return call
         inputs, outputs = named(signature.inputs), named(signature.outputs)
+        # The two share tree specs, as copies of these warn.
         return replace(call, signature=replace(signature, inputs=inputs, outputs=outputs))
 
     return list(map(entry, calls))
 
 
 def _boundary(entry: ModuleCallEntry) -> list[Any]:
-    """The arguments and results of a module whose signature is preserved."""
     signature = entry.signature
     return [] if signature is None else [*signature.inputs, *signature.outputs]
 

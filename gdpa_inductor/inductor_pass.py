@@ -51,7 +51,7 @@ class GDPAPass(inductor.custom_graph_pass()):  # type: ignore[misc]
             rewrite(gm, self.options)
 
     def uuid(self) -> Any:
-        """The key of this pass in Inductor's caches: the package's sources and the options."""
+        """The key of this pass in Inductor's caches."""
         return (source_hash(), repr(self.options))
 
     def __setstate__(self, state: dict[str, Any]) -> None:

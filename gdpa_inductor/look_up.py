@@ -22,8 +22,6 @@ from torch import Tensor
 
 from ._compat import operators
 
-__all__ = ["NARROW", "at", "copies", "summed"]
-
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 _LIBRARY.define("look_up(Tensor table, Tensor index, int dim) -> Tensor", tags=_TAGS)
@@ -53,12 +51,12 @@ def at(index: Tensor, dim: int) -> list[Tensor | None]:
 def summed(grad: Tensor, index: Tensor, dim: int, size: int, copies: int = 1) -> Tensor:
     """The gradient of a table, in the dtype of `grad`.
 
-    copies: Neighbours in the index add to so many copies of the table. Additions to one address
-        wait for each other. Copies of an element are neighbours in memory, so negative places keep
-        their meaning.
+    copies: Neighbours in the index add to so many copies of the table.
     """
     wide = torch.float32 if grad.dtype in NARROW else grad.dtype
     before, after = grad.shape[:dim], grad.shape[dim + index.dim() :]
+    # Additions to one address wait for each other. Copies of an element are neighbours in memory,
+    # so negative places keep their meaning.
     if copies > 1:
         count = torch.arange(index.numel(), device=index.device).view(index.shape)
         index = index * copies + count % copies

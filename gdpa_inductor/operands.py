@@ -28,7 +28,7 @@ Size = int | torch.SymInt
 
 @dataclass(frozen=True)
 class Operands(Generic[T]):
-    """query, key, value; the operands of the score program, and the program; see the module."""
+    """See the module."""
 
     query: T
     key: T
@@ -254,10 +254,7 @@ def aux_on_axes(tensor: Tensor, spec: Aux) -> Tensor:
 
 
 def aux_sums(placed: Tensor, spec: Aux, dtype: torch.dtype) -> Tensor:
-    """Zeros, to which the gradient of an aux operand is added. dtype: The dtype of sums.
-
-    placed: The result of `aux_on_axes`.
-    """
+    """Zeros, to which the gradient of an aux operand on four axes is added in `dtype`."""
     # With all four axes nothing is summed. Each element is written once, in its own dtype.
     sum_dtype = placed.dtype if len(spec.axes) == len(AXES) else dtype
     return torch.zeros(placed.shape, dtype=sum_dtype, device=placed.device)
@@ -270,7 +267,7 @@ def aux_from_axes(tensor: Tensor, spec: Aux) -> Tensor:
 
 
 def by_access(tensor: Tensor, letters: Sequence[str], spec: Aux) -> Tensor:
-    """A tensor with a dim for each of `letters`, permuted to the access map of `spec`."""
+    """From a dim for each of `letters` to the access map of `spec`."""
     axes = [a for a in spec.access if a != "-"]
     restored = tensor.permute([letters.index(a) for a in axes])
     for position, entry in enumerate(spec.access):

@@ -58,10 +58,10 @@ TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
 
 @dataclass(frozen=True)
 class Arguments(Generic[T]):
-    """One call of an operator. grad_out, needs: of a backward. options: the rest, by name."""
+    """One call of an operator."""
 
     operands: Operands[T]
-    grad_out: Any = None
+    grad_out: Any = None  # this and the next are of a backward
     needs: tuple[bool, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -71,13 +71,14 @@ Implementation = Callable[[Arguments[Any]], Any]
 
 @dataclass(frozen=True)
 class Signature:
-    """An operator gdpa::`name`. keywords: its options; without any they are one string,
-    `kernel_options`. The order of a schema is part of exported programs and must not change.
+    """An operator gdpa::`name`.
+
+    The order of a schema is part of exported programs and must not change.
     """
 
     name: str
     backward: bool = False
-    keywords: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()  # its options; without any they are a string, `kernel_options`
 
     @functools.cached_property
     def positional(self) -> tuple[str, ...]:
@@ -97,7 +98,7 @@ class Signature:
         return getattr(torch.ops.gdpa, self.name).default
 
     def bind(self, *args: Any, **kwargs: Any) -> Arguments[Any]:
-        """Arguments as the dispatcher hands them over: trailing defaults are left out."""
+        """From what the dispatcher hands over, which leaves trailing defaults out."""
         missing = len(self.positional) - len(args)
         if 0 < missing <= len(DENSE) and kwargs.keys().isdisjoint(self.positional):
             args += DENSE[-missing:]
@@ -138,7 +139,7 @@ class Signature:
     def register(
         self, library: torch.library.Library, key: str, run: Implementation, fake: Implementation
     ) -> None:
-        """Define the operator: `run` for a dispatch key, and `fake` on fake tensors."""
+        """Define the operator: `run` is for the dispatch key, `fake` for fake tensors."""
         library.define(self.schema, tags=TAGS)
         torch.library.impl(library, self.name, key)(lambda *a, **k: run(self.bind(*a, **k)))
         operators.register_fake(library, self.name, lambda *a, **k: fake(self.bind(*a, **k)))
@@ -241,7 +242,7 @@ def laid_gradients(arguments: Arguments[Tensor]) -> list[Tensor]:
 
 
 def _strides(o: Operands[Tensor]) -> list[tuple[Any, ...]]:
-    """Of the gradients, those of the program's operands contiguous."""
+    """Of the gradients. Those of the program's operands are contiguous."""
     own = [shapes.dense_strides(t) for t in (o.query, o.key, o.value)]
     return own + [shapes.contiguous_strides(t.shape) for t in o.aux]
 

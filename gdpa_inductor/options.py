@@ -156,21 +156,21 @@ def check_names(theirs: Mapping[str, Any], known: Collection[str]) -> None:
     full = {**{name: name for name in known}, **{name: PREFIX + name for name in NAMES}}
     for name in theirs:
         if name.replace("-", "_") not in known:
-            near = nearest(name, full)
-            hint = f"; did you mean {full[near]!r}?" if near else ""
+            hint = _hint(name, {short: repr(long) for short, long in full.items()})
             raise ValueError(f"neither gdpa_inductor nor Inductor has an option {name!r}{hint}")
 
 
-def nearest(name: str, known: Collection[str]) -> str:
-    """The known name that `name` was most likely meant to be, or ""."""
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.4)), "")
+def _hint(name: str, known: Mapping[str, str]) -> str:
+    """`; did you mean …?` with what `known` has for the nearest name, or ""."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    return f"; did you mean {known[near[0]]}?" if near else ""
 
 
 @functools.cache
 def _warn_of(variable: str) -> None:
     """Once in a process."""
-    near = nearest(variable.removeprefix(VARIABLE).lower(), NAMES)
-    hint = f"; did you mean {VARIABLE}{near.upper()}?" if near else ""
+    variables = {name: VARIABLE + name.upper() for name in NAMES}
+    hint = _hint(variable.removeprefix(VARIABLE).lower(), variables)
     log.warning("the environment sets %s, which is no option of gdpa_inductor%s", variable, hint)
 
 
@@ -181,8 +181,7 @@ _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no"
 def _convert(cls: type, name: str, value: Any) -> Any:
     fields = {f.name: f for f in dataclasses.fields(cls)}
     if name not in fields:
-        near = nearest(name, fields)
-        hint = f"; did you mean {PREFIX}{near}?" if near else ""
+        hint = _hint(name, {field: PREFIX + field for field in fields})
         raise ValueError(
             f"unknown option {PREFIX}{name}{hint} (known: {', '.join(sorted(fields))})"
         )

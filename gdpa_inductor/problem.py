@@ -17,8 +17,6 @@ from ._compat.shapes import size_hint, statically_known_true
 from .operands import Operands, Size, score_shape
 from .program.score_mod import ScoreMod
 
-__all__ = ["Problem", "Size"]
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -29,12 +27,6 @@ class Problem:
     value  [·, value_heads, cols, value_dim], or jagged [total_cols, value_heads, value_dim]
 
     The rows (or cols) of a jagged side are its max_seqlen.
-
-    training:  Gradients may be wanted.
-    needs:     Which gradients a backward computes: of query, key, value and each aux operand. Empty
-               in a forward, and before the backward is known.
-    crowded:   How many elements of biases have gradients that stock Inductor adds to small learned
-               tables, one after the other.
     """
 
     program: ScoreMod
@@ -50,12 +42,15 @@ class Problem:
     cols: Size
     head_dim: Size
     value_dim: Size
-    training: bool
+    training: bool  # gradients may be wanted
     jagged_query: bool = False
     jagged_key: bool = False
     total_rows: Size = 0
     total_cols: Size = 0
+    # Which gradients a backward computes: of query, key, value and each aux operand. Empty in a
+    # forward, and before the backward is known.
     needs: tuple[bool, ...] = ()
+    # Elements of biases whose gradients stock Inductor adds to small learned tables, in turn.
     crowded: int = 0
 
     @property
@@ -75,10 +70,7 @@ class Problem:
 
     @property
     def score_bytes(self) -> int | None:
-        """The bytes of all scores in the unfused form, with padding.
-
-        Symbolic sizes count by hints.
-        """
+        """Of all scores in the unfused form, with padding. Symbolic sizes count by hints."""
         return _bytes((self.batch, self.heads, self.rows, self.cols), self.dtype)
 
     def aux_bytes(self, number: int) -> int | None:
@@ -96,7 +88,7 @@ class Problem:
         return _bytes([sizes[entry] for entry in entries], self.aux_dtypes[number])
 
     def stored_aux(self) -> list[int]:
-        """The numbers of aux operands with an element for each query and key: biases, masks."""
+        """The aux operands with an element for each query and key: biases, masks."""
         both = {"q_idx", "kv_idx"}
         return [i for i, spec in enumerate(self.program.aux) if both <= spec.axes]
 

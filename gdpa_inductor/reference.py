@@ -82,7 +82,7 @@ def reference(operands: Operands[Tensor]) -> Tensor:
 
 
 def _dense(o: Operands[Tensor], mask: Tensor | None) -> Tensor:
-    """mask: which scores there are, broadcastable to [B,H,M,N]; None is all."""
+    """mask: which scores there are, as [B,H,M,N]; None is all."""
     score = _scores(o)
     leaf = program_leaves(score, o.aux, o.scalars, o.program)
     (weight,) = fold([o.program.weight], leaf, torch_apply(score.dtype))

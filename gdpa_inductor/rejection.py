@@ -8,6 +8,7 @@ reports print the same texts.
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,27 +27,18 @@ class Category(enum.Enum):
 _Row = tuple[Category, str, str]
 
 
-def _unsafe(meaning: str, advice: str = "") -> _Row:
-    return Category.UNSAFE, meaning, advice
+def _row(category: Category, meaning: str, advice: str = "") -> _Row:
+    return category, meaning, advice
 
 
-def _unsupported(meaning: str, advice: str = "") -> _Row:
-    return Category.UNSUPPORTED, meaning, advice
-
-
-def _not_gdpa(meaning: str, advice: str = "") -> _Row:
-    return Category.NOT_GDPA, meaning, advice
-
-
-def _not_profitable(meaning: str, advice: str = "") -> _Row:
-    return Category.NOT_PROFITABLE, meaning, advice
+_unsafe = functools.partial(_row, Category.UNSAFE)
+_unsupported = functools.partial(_row, Category.UNSUPPORTED)
+_not_gdpa = functools.partial(_row, Category.NOT_GDPA)
+_not_profitable = functools.partial(_row, Category.NOT_PROFITABLE)
 
 
 class Code(enum.Enum):
-    """A code for each reason. The value is (category, meaning, what the user can change).
-
-    The last is "" if there is nothing to change.
-    """
+    """A code for each reason: (category, meaning, what the user can change, or "")."""
 
     MUTATED_OPERAND = _unsafe(
         "an operand is changed in place between its use and the output",

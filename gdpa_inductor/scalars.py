@@ -87,14 +87,12 @@ class _Mapped(Exception):
 
 
 class _AtOnce(TorchFunctionMode):
-    """Scores and indices are tensors of `rank` dims; anything else is the same for all scores.
-
-    inside: A call is the mode's own.
-    """
+    """Scores and indices are tensors of `rank` dims; anything else is the same for all scores."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
-        self.rank, self.inside = rank, False
+        self.rank = rank
+        self.inside = False  # whether a call is the mode's own
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -129,14 +127,11 @@ class _AtOnce(TorchFunctionMode):
 
 
 class _Row:
-    """Elements of a table, at each score's own place in its first dims.
-
-    at:    The place.
-    dims:  Of the table. Asking it would be a call that the mode sees.
-    """
+    """Elements of a table, at each score's own place in its first dims."""
 
     def __init__(self, mode: _AtOnce, table: Tensor, dims: int, at: tuple[Any, ...]) -> None:
-        self.mode, self.table, self.dims, self.at = mode, table, dims, at
+        self.mode, self.table, self.at = mode, table, at
+        self.dims = dims  # of the table: asking it would be a call that the mode sees
 
     def __getitem__(self, index: Any) -> Any:
         at = (*self.at, *(index if isinstance(index, tuple) else (index,)))

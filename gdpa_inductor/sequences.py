@@ -32,11 +32,9 @@ from .program.score_mod import JAGGED, Aux, ScoreMod
 
 @dataclass(frozen=True)
 class Sequences:
-    """cu_seqlens: [B+1]. total: The rows L of the jagged form. longest: The rows N when padded."""
-
-    cu_seqlens: Tensor
-    total: Any
-    longest: Any
+    cu_seqlens: Tensor  # [B+1]
+    total: Any  # the rows L of the jagged form
+    longest: Any  # the rows N of the padded form
 
     @functools.cached_property
     def offsets(self) -> Tensor:
@@ -142,7 +140,7 @@ class Padding:
         return tensor if jagged is None else jagged[1].pad(tensor.movedim(jagged[0], 0))
 
     def unpad_aux(self, grad: Tensor, spec: Aux) -> Tensor:
-        """The gradient of a padded aux operand as that of the operand."""
+        """The gradient of the operand, from that of the padded one."""
         jagged = self._side(spec)
         return grad if jagged is None else jagged[1].unpad(grad).movedim(0, jagged[0])
 

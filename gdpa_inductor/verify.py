@@ -81,10 +81,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 def _results(
     graph: Graph, args: Sequence[Any], dtype: torch.dtype | None = None
 ) -> tuple[Named, bool]:
-    """Outputs, inputs afterwards and gradients, by name; and whether random numbers were drawn.
-
-    dtype: fp64 for the exact ones.
-    """
+    """Outputs, inputs afterwards and gradients, by name; and whether random numbers were drawn."""
     copies = _Copies(dtype)
     inputs = [copies.of(x, f"input {i}") for i, x in enumerate(args)]
     devices = {x.device.index for x in args if isinstance(x, Tensor) and x.device.type == "cuda"}
@@ -118,14 +115,11 @@ class _Copies:
 
     Tensors that share memory have copies that share memory, with the same strides. A view has a
     view. What is no leaf of autograd has a copy that is none, and may be written into.
-
-    dtype:   That of floating copies, if not their own.
-    leaves:  Those of the copies that want gradients, by name.
     """
 
     def __init__(self, dtype: torch.dtype | None) -> None:
-        self.dtype = dtype
-        self.leaves: dict[str, Tensor] = {}
+        self.dtype = dtype  # of floating copies, if not their own
+        self.leaves: dict[str, Tensor] = {}  # those of the copies that want gradients, by name
         self._copies: dict[int, Tensor] = {}
         self._memory: dict[tuple[int, torch.dtype], Tensor] = {}
 
@@ -223,9 +217,7 @@ def _exact(original: Graph, args: Sequence[Any], eager: Named) -> list[Tensor | 
 
 
 def breach(fused: Tensor, eager: Tensor, exact: Tensor | None, coarsest: float) -> str:
-    """How one tensor breaks the rule of the module, or "". coarsest: The ulp of the shortest dtype
-    of the graph's inputs and outputs.
-    """
+    """How a tensor breaks the rule, or "". coarsest: The ulp of the graph's shortest dtype."""
     if fused.shape != eager.shape or fused.dtype != eager.dtype:
         described = f"{fused.dtype} {tuple(fused.shape)}", f"{eager.dtype} {tuple(eager.shape)}"
         return f"is {described[0]}, unfused {described[1]}"

@@ -233,7 +233,7 @@ def broken(*args: object) -> object:
 
 
 def test_a_failing_lowering_falls_back(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
-    broken_cpu = replace(cpu.BACKEND, lower=broken, lower_backward=broken)
+    broken_cpu = replace(cpu.BACKEND, lower=broken)
     monkeypatch.setattr(cpu, "BACKEND", broken_cpu)
     inputs = operands(requires_grad=True)
     with caplog.at_level(logging.WARNING, "gdpa_inductor"):

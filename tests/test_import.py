@@ -126,7 +126,7 @@ MAY_IMPORT = {
     "patterns": CORE | {"graphs", "judge", "look_up"},
     "lowerings": CORE | {"kernels", "look_up", "reference", "sequences"},
     # Result types, and nothing that finds, chooses or runs.
-    "report": {"patterns", "problem", "program", "rejection", "terminal"},
+    "report": {"operands", "patterns", "problem", "program", "rejection", "terminal"},
     "compiles": {"_compat", "graphs", "patterns", "rejection"},
     "backend": CORE | {"compiles", "graphs", "patterns", "lowerings", "sources", "verify"},
     "entry_point": {"_compat", "backend"},

@@ -14,10 +14,7 @@ import torch
 
 
 def gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:
-    """The place of a tensor in autograd's graph: its node and the number of the result.
-
-    For a leaf it is the identity of the leaf.
-    """
+    """The place of a tensor in autograd's graph: its node and which result; a leaf's identity."""
     return (None, id(tensor)) if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr)
 
 
@@ -44,14 +41,10 @@ def is_view(tensor: torch.Tensor) -> bool:
 
 
 def is_leaf(tensor: torch.Tensor) -> bool:
-    """`Tensor.is_leaf`, also for a view whose base was changed in another gradient mode.
-
-    torch raises an error for such a view. It may not be passed to any operation, and counts as no
-    leaf here.
-    """
+    """`Tensor.is_leaf`; no view whose base was changed in another gradient mode is one."""
     try:
         return tensor.is_leaf
-    except RuntimeError:
+    except RuntimeError:  # such a view may not be passed to any operation
         return False
 
 
@@ -67,10 +60,8 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def has_tangent(tensor: torch.Tensor) -> bool:
-    """Whether forward-mode differentiation follows a tensor.
-
-    It must not ask torch about an inference tensor: torch fails, and dispatches wrongly afterwards.
-    """
+    """Whether forward-mode differentiation follows a tensor."""
+    # Asked about an inference tensor, torch fails, and dispatches wrongly afterwards.
     if tensor.is_inference() or not _in_forward_mode():
         return False
     return torch._VF._unpack_dual(tensor, level=0).tangent is not None
@@ -93,10 +84,8 @@ def autocasts() -> list[tuple[str, torch.dtype]]:
 
 @contextlib.contextmanager
 def saved_tensor_hooks_set_aside() -> Iterator[None]:
-    """A context in which the caller's saved-tensor hooks see nothing.
-
-    Non-reentrant checkpointing counts by such hooks what a forward saves.
-    """
+    """A context in which the caller's saved-tensor hooks see nothing."""
+    # Non-reentrant checkpointing counts by such hooks what a forward saves.
     stack = torch._C._autograd
     hook_pairs = []
     while (hooks := stack._top_saved_tensors_default_hooks(True)) is not None:
@@ -111,20 +100,17 @@ def saved_tensor_hooks_set_aside() -> Iterator[None]:
 
 @contextlib.contextmanager
 def plain_torch() -> Iterator[None]:
-    """A context with ordinary tensors and torch's own kernels, whatever modes are active.
-
-    oneDNN is off: its activations have other values at infinity, on some CPUs. Anomaly detection is
-    off too: it raises at NaN.
-    """
+    """A context with ordinary tensors and torch's own kernels, whatever modes are active."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(_disable_current_modes())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(torch.autograd.set_detect_anomaly(False))
+        stack.enter_context(torch.autograd.set_detect_anomaly(False))  # it raises at NaN
         for device in ("cpu", "cuda"):
             stack.enter_context(torch.autocast(device, enabled=False))
+        # oneDNN's activations have other values at infinity, on some CPUs.
         stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
         torch._C._set_mkldnn_enabled(False)
         yield
@@ -132,10 +118,9 @@ def plain_torch() -> Iterator[None]:
 
 @contextlib.contextmanager
 def restored_state() -> Iterator[None]:
-    """A context that restores all modes, transforms and random numbers, also after an exception.
+    """A context that restores modes, transforms and random numbers, also after an exception.
 
-    The modes are gradient, autocast, inference and forward mode. Active dispatch modes of the
-    caller are disabled inside.
+    Dispatch modes of the caller are disabled inside.
     """
     from torch._C import _functorch
     from torch.utils._python_dispatch import _disable_current_modes
@@ -189,9 +174,7 @@ def _autocast_nesting() -> int:
 
 @contextlib.contextmanager
 def keep_saved_buffers(on: bool = True) -> Iterator[None]:
-    """A context in which compiled backwards do not reuse saved buffers, so that they can run
-    again.
-    """
+    """A context in which compiled backwards reuse no saved buffers, so that they can run again."""
     from torch._functorch import config
 
     with config.patch(donated_buffer=False) if on else contextlib.nullcontext():

@@ -24,13 +24,12 @@ def _asks() -> Callable[[int], int]:
 
 
 def current_stream(device: int) -> int:
-    """The handle of the current stream of a CUDA device. `torch.cuda.current_stream` makes an
-    object for it."""
+    """The handle of the current stream of a CUDA device."""
     return _asks()(device)
 
 
 def empty(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A contiguous tensor. A CUDA device has to be the current one."""
+    """Contiguous. A CUDA device has to be the current one."""
     if device.type != "cuda":
         return torch.empty(size, dtype=dtype, device=device)
     size = tuple(size)  # no torch.Size

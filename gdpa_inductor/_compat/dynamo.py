@@ -30,18 +30,18 @@ __all__ = ["counters", "register_backend"]
 
 @dataclass(frozen=True)
 class FrameFailure:
-    """A frame that Dynamo gave up. location: The "file:line" of the failure, or of the function."""
+    """A frame that Dynamo gave up."""
 
     name: str
-    location: str
+    location: str  # the "file:line" of the failure, or of the function
     reason: str
 
 
 @dataclass
 class Observed:
-    """What Dynamo reported in one run. breaks: ("file:line", reason) for each graph break."""
+    """What Dynamo reported in one run."""
 
-    breaks: list[tuple[str, str]]
+    breaks: list[tuple[str, str]]  # ("file:line", reason) for each graph break
     failures: list[FrameFailure]
 
 
@@ -51,10 +51,7 @@ def may_vary(tensor: torch.Tensor, dim: int) -> None:
 
 
 def without_limit() -> contextlib.AbstractContextManager[Any]:
-    """A context without a limit of recompiles.
-
-    Otherwise Dynamo runs a function in eager after 8.
-    """
+    """A context without a limit of recompiles, after which Dynamo runs a function in eager."""
     from torch._dynamo import config
 
     often = 1 << 20
@@ -72,11 +69,11 @@ def compiled_alone(
 ) -> Callable[..., Any]:
     """`torch.compile` of a copy of a function: what Dynamo keeps for others has no part in it.
 
-    Dynamo keeps graphs by code object, and the sizes that it saw by file, line and name. A graph
-    break is an error of `compile_errors`. Calls do not check whether the globals of the function's
-    module and package are what they were: those of the functions that it is given are checked.
+    A graph break is an error of `compile_errors`. Calls do not check whether the globals of the
+    function's module and package are what they were.
     """
     assert isinstance(function, FunctionType)
+    # Dynamo keeps graphs by code object, and the sizes that it saw by file, line and name.
     code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
     copy = FunctionType(code, function.__globals__, code.co_name)
     has_limit = "recompile_limit" in inspect.signature(torch.compile).parameters
@@ -100,9 +97,8 @@ def _needed(package: str, guards: Sequence[Any]) -> list[bool]:
 
 
 def is_disabled() -> bool:
-    """Whether nothing is compiled, as under `TORCH_COMPILE_DISABLE=1`. From torch 2.13 on a call
-    with `fullgraph` raises an error then.
-    """
+    """Whether nothing is compiled, as under `TORCH_COMPILE_DISABLE=1`."""
+    # From torch 2.13 on a call with `fullgraph` raises an error then.
     from torch._dynamo import config
 
     return bool(config.disable)
@@ -187,17 +183,14 @@ def _failure(metrics: Any) -> FrameFailure:
 
 
 class _Anchor:
-    """Something that no frame holds, see `_forget`."""
+    """No frame holds one, see `_forget`."""
 
 
 _ANCHOR = _Anchor()
 
 
 def _forget(code: Any, backend: object) -> None:
-    """Make the cache entries of `backend` unusable.
-
-    They must not count against the user's recompile limit.
-    """
+    """Make the cache entries of `backend` unusable, and let no recompile limit count them."""
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
     from torch._dynamo.guards import DeletedGuardManagerWrapper
 
@@ -208,14 +201,13 @@ def _forget(code: Any, backend: object) -> None:
             and getattr(manager, "cache_entry", None) is not None
         ):
             deleted = DeletedGuardManagerWrapper("made by gdpa_inductor.explain, for one run")
-            # The limit counts entries whose identity guards hold in the frame: here one holds in
-            # none.
+            # The limit counts entries whose identity guards hold in the frame; this holds in none.
             deleted.id_matched_objs = {"<explained>": weakref.ref(_ANCHOR)}
             manager.extra_state.invalidate(manager.cache_entry, deleted)
 
 
 def compile_lock() -> threading.RLock:
-    """What Dynamo holds while it compiles: a thread after the other does."""
+    """Dynamo holds it while it compiles."""
     from torch._dynamo import convert_frame
 
     return convert_frame.compile_lock
@@ -279,9 +271,7 @@ def captured_graph() -> torch.fx.Graph | None:
 
 
 def stored_attributes() -> dict[int, str]:
-    """The attributes that the current compile sets, by the identity of the fake that each keeps,
-    by itself or in a container.
-    """
+    """The attributes that the current compile sets, by the identity of a fake that each keeps."""
     from torch._dynamo.symbolic_convert import tls
     from torch._dynamo.variables.base import VariableTracker
 
@@ -302,10 +292,7 @@ def stored_attributes() -> dict[int, str]:
 
 
 def frame_under_way() -> str:
-    """A name of the frame that is being compiled.
-
-    It is the same in recompiles; "" outside of one.
-    """
+    """A name of the frame that is compiled, the same in recompiles; "" outside of one."""
     frame_id = getattr(CompileContext.current_compile_id(), "frame_id", None)
     return "" if frame_id is None else str(frame_id)
 
@@ -318,21 +305,15 @@ def compile_under_way() -> str:
 
 @dataclass(frozen=True)
 class CompiledCall:
-    """A call of what torch.compile returned, while it runs.
+    """A call of what torch.compile returned, while it runs."""
 
-    model:   What stands for that function or module, and lives as long.
-    at_end:  What is called when the call ends. More may be appended.
-    """
-
-    model: object
-    at_end: list[Callable[[], object]]
+    model: object  # it stands for that function or module, and lives as long
+    at_end: list[Callable[[], object]]  # called when the call ends; more may be appended
 
 
 def outermost_call() -> CompiledCall | None:
-    """The compiled call under way, or the one around it; None outside of one.
-
-    Dynamo compiles a frame when it is called, so the call is among the frames above.
-    """
+    """The compiled call under way, or the one around it; None outside of one."""
+    # Dynamo compiles a frame when it is called, so the call is among the frames above.
     outermost, frame = None, sys._getframe()
     while (above := frame.f_back) is not None:
         frame, code = above, above.f_code
@@ -354,10 +335,7 @@ def is_cut_by_ddp() -> bool:
 
 
 def is_dynamo_body(gm: torch.fx.GraphModule) -> bool:
-    """Whether a graph is nested, such as a checkpoint body.
-
-    Its inputs are not the user's inputs.
-    """
+    """Whether a graph is nested, such as a checkpoint body: its inputs are not the user's."""
     inputs = [node.meta for node in gm.graph.nodes if node.op == "placeholder"]
     return any("example_value" in meta for meta in inputs) and not any(
         "grapharg" in meta for meta in inputs

@@ -20,8 +20,8 @@ __all__ = ["tree_flatten", "tree_leaves", "tree_map"]
 
 
 def counts(target: Any, args: Sequence[Any]) -> bool:
-    """Whether a call makes a tensor of a range: `torch.tensor(range(n))`, `x.new_tensor(range(n))`.
-    Dynamo of torch 2.11 keeps the latter."""
+    """Whether a call makes a tensor of a range: `torch.tensor(range(n))`, `x.new_tensor(…)`."""
+    # Dynamo of torch 2.11 keeps the latter.
     place = {"new_tensor": 1}.get(target, 0 if target is torch.tensor else None)
     return place is not None and len(args) > place and isinstance(args[place], range)
 
@@ -38,14 +38,13 @@ def arange_of(
 def trace_functional(
     function: Callable[..., Any], inputs: Sequence[Any], fake_mode: Any
 ) -> torch.fx.GraphModule:
-    """Trace `function` to functional ATen on fake inputs, below autograd: no in-place call, no
-    composite op is left, and no random one that draws nothing.
-    """
+    """Trace `function` to functional ATen on fake inputs, below autograd and composite ops."""
     from torch._dispatch.python import enable_python_dispatcher
     from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
     from torch.fx.experimental.proxy_tensor import make_fx
 
     functional = dispatch_functionalize(function, FunctionalTensorMode())
+    # In evaluation rrelu has its mean slope, and draws nothing.
     rules = {torch.ops.aten.rrelu_with_noise_functional.default: _rrelu}
     traced = make_fx(functional, rules, tracing_mode="real")
     with contextlib.ExitStack() as stack:
@@ -65,16 +64,13 @@ def _rrelu(
     training: bool = False,
     generator: Any = None,
 ) -> Any:
-    """In evaluation the slope is the mean, and nothing is drawn."""
     if training:
         return NotImplemented
     return torch.nn.functional.leaky_relu(x, (lower + upper) / 2), noise
 
 
 def traced_so_far() -> dict[str, Any]:
-    """What the trace under way has written: what each node calls, by its name. To be called inside
-    of `trace_functional`.
-    """
+    """What each node of the `trace_functional` under way calls, by its name."""
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
     mode = get_proxy_mode()
@@ -84,9 +80,7 @@ def traced_so_far() -> dict[str, Any]:
 def write_symbolic(
     expression: Any, nodes: Mapping[Any, torch.fx.Node], graph: torch.fx.Graph
 ) -> torch.fx.Node:
-    """Write a sympy expression as nodes at the insertion point of `graph`; `nodes` gives that of
-    each symbol.
-    """
+    """Write a sympy expression at the insertion point of `graph`; nodes: by symbol."""
     from torch.fx.proxy import GraphAppendingTracer
     from torch.utils._sympy.interp import sympy_interp
     from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -127,9 +121,7 @@ _INFERENCE = ("_enter_inference_mode", "_exit_inference_mode")
 
 
 def state_change(target: Any) -> str:
-    """What a call of `target` switches: "autocast on", "autocast off", "grad", "inference",
-    "transform", or "".
-    """
+    """What a call switches: "autocast on" or "off", "grad", "inference", "transform", or ""."""
     if target is _ENTER_AUTOCAST or target is _EXIT_AUTOCAST:
         return "autocast on" if target is _ENTER_AUTOCAST else "autocast off"
     if target is _SET_GRAD:
@@ -142,9 +134,7 @@ def state_change(target: Any) -> str:
 
 @contextlib.contextmanager
 def autocast_regions(entered: Sequence[tuple[Any, ...]]) -> Iterator[None]:
-    """Enter autocast as the arguments of Dynamo's enter calls say: (device type, dtype, enabled,
-    cache).
-    """
+    """Enter autocast as Dynamo's enter calls have it: (device type, dtype, enabled, cache)."""
     with contextlib.ExitStack() as stack:
         for device_type, dtype, enabled, _ in entered:
             stack.enter_context(
@@ -160,16 +150,12 @@ _PLAIN_BODIES = (
     "invoke_subgraph",
     "cond",
 )
-
-
 # What `torch.export` makes of `with torch.no_grad()` and `with torch.autocast(...)`.
 _SWITCHED_BODIES = {"wrap_with_set_grad_enabled": "grad", "wrap_with_autocast": "autocast on"}
 
 
 def has_plain_bodies(target: Any) -> bool:
-    """A higher-order op that runs the graphs it is given as they are: activation checkpoints,
-    branches, parts of an exported program under other switches.
-    """
+    """A higher-order op that runs its graphs as they are: checkpoints, branches, switches."""
     if not isinstance(target, HigherOrderOperator):
         return False
     return target.name() in _PLAIN_BODIES or target.name() in _SWITCHED_BODIES

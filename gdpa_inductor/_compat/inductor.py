@@ -54,9 +54,8 @@ def cache_key_tag(tag: str) -> Iterator[None]:
 
 
 def add_cache_key_tag(tag: str) -> None:
-    """The same for the rest of the process. torch 2.11 does not ask a pre-grad pass for its
-    uuid.
-    """
+    """The same for the rest of the process."""
+    # torch 2.11 does not ask a pre-grad pass for its uuid.
     config: Any = torch.compiler.config
     if tag not in config.cache_key_tag:
         config.cache_key_tag = f"{config.cache_key_tag}{tag}"
@@ -78,10 +77,7 @@ def start_processes() -> None:
 
 
 def in_background(task: Callable[..., Any], *arguments: Any) -> Future[Any] | None:
-    """Run `task` in one of Inductor's worker processes. Returns None if there are none.
-
-    task: A function of a module.
-    """
+    """Run `task`, a function of a module, in one of Inductor's processes; None: there are none."""
     from torch._inductor.async_compile import AsyncCompile, get_compile_threads
 
     if get_compile_threads() <= 1:
@@ -141,30 +137,22 @@ def compile_with_inductor(
 
 
 def drops_roundings() -> bool:
-    """Whether Inductor's C++ drops a rounding to 16 bits and back, even if it is told to keep it.
-
-    torch 2.11 does, and 2.13 does not. 2.12 was not checked.
-    """
+    """Whether Inductor's C++ drops a rounding to 16 bits and back where it should keep it."""
+    # torch 2.11 does, and 2.13 does not. 2.12 was not checked.
     return tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """`run(*tensors)` is the compiled function; `fits(tensors)` says whether it was compiled for
-    their shapes and strides.
-    """
-
     run: Callable[..., Any]
-    fits: Callable[[Sequence[torch.Tensor]], bool]
+    fits: Callable[[Sequence[torch.Tensor]], bool]  # whether `run` holds for shapes and strides
 
 
 @functools.cache
 def _unannounced_tracer() -> type:
-    """make_fx's tracer, without the flag of the process that fx is tracing.
-
-    While it is set, compiled functions raise an error in all threads. Since torch 2.14 each thread
-    has its own, and this changes nothing.
-    """
+    """make_fx's tracer, without the flag of the process that fx is tracing."""
+    # While it is set, compiled functions raise an error in all threads. Since torch 2.14 each
+    # thread has its own, and this changes nothing.
     from torch.fx import _symbolic_trace
     from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 
@@ -187,10 +175,9 @@ def compile_graph(
 
     It returns a tuple, or its last calls are `copy_` to its arguments.
 
-    aot: through AOTAutograd, which traces it a second time. Else Inductor gets the graph as it is.
-    A GPU's kernels of bf16 chunks had larger errors so (torch 2.11).
     dynamic: every size but 0 and 1 is a symbol, and so is every stride that is no product of sizes.
-    tag: added to the keys of caches.
+    aot: through AOTAutograd. Else Inductor gets the graph as it is, and a GPU's kernels of bf16
+    chunks had larger errors (torch 2.11). tag: added to the keys of caches.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import config

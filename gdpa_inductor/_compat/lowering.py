@@ -19,10 +19,8 @@ _REGISTERED: set[Any] = set()
 
 
 def register_lowering(op: Any, function: Callable[..., Any]) -> None:
-    """Make `function` the lowering of `op`: from Inductor IR and literals to IR.
-
-    Also where Inductor has met the op before and made a call of its eager form its lowering.
-    """
+    """Make `function` the lowering of `op`: from Inductor IR and literals to IR."""
+    # Also where Inductor has met the op before, and made a call of its eager form its lowering.
     from torch._inductor.lowering import register_lowering
 
     if op not in _REGISTERED:
@@ -38,13 +36,12 @@ def lowered_node_values() -> list[Any]:
 
 
 def spent(arguments: Sequence[Any], views: bool = False) -> list[bool]:
-    """For each argument (an FX node): whether the node under lowering is the last to need its
-    memory.
+    """For each argument (an FX node): whether nothing needs its memory after this node.
 
-    It is, if the argument is saved for a backward that runs once, has no other reader, and shares
-    its memory with nothing. torch itself ensures only that the caller and results do not share it.
     views: Also accept views of saved tensors.
     """
+    # It is saved for a backward that runs once, has no other reader, and shares its memory with
+    # nothing. torch itself ensures only that the caller and results do not share it.
     from torch._inductor import ir
     from torch._inductor.virtualized import V
 
@@ -65,7 +62,7 @@ def spent(arguments: Sequence[Any], views: bool = False) -> list[bool]:
 
 
 def _has_memory_alone(node: torch.fx.Node) -> bool:
-    """True if an input of the graph uses all of its memory, and no other input uses it."""
+    """Whether an input of the graph uses all of its memory, and no other input uses it."""
     value = node.meta["val"]
     storage = value.untyped_storage()
     inputs = node.graph.find_nodes(op="placeholder")
@@ -76,13 +73,6 @@ def _has_memory_alone(node: torch.fx.Node) -> bool:
         for x in values
         if isinstance(x, torch.Tensor)
     )
-
-
-def statically_equal(size: Any, other: Any) -> bool:
-    """True if two sizes are known to be equal. Adds no guard."""
-    from torch._inductor.virtualized import V
-
-    return bool(V.graph.sizevars.statically_known_equals(size, other))
 
 
 def is_input(node: Any) -> bool:
@@ -113,10 +103,7 @@ _PER_GRAPH: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = weakref
 
 
 def copied(source: Any, dtype: torch.dtype | None = None) -> Any:
-    """A new buffer with the values of `source`, cast in the same pass.
-
-    It has the strides that the node under lowering had at capture.
-    """
+    """A new buffer with the values of `source`, cast in one pass, with its strides at capture."""
     from torch._inductor.lowering import to_dtype
     from torch._inductor.virtualized import V
 
@@ -157,6 +144,7 @@ def unwidened(node: Any) -> Any:
     from torch._inductor import dependencies, ir
     from torch._inductor.virtualized import V
 
+    equal = V.graph.sizevars.statically_known_equals
     whole = ir.Pointwise(
         device=node.get_device(),
         dtype=node.get_dtype(),
@@ -169,7 +157,7 @@ def unwidened(node: Any) -> Any:
     buffer = V.graph.try_get_buffer(reads[0].name)
     read = reads[0].normalize() if isinstance(reads[0], dependencies.MemoryDep) else None
     # A row that is expanded is read in order too, but more than once.
-    once = read is not None and statically_equal(read.get_numel(), node.get_numel())
+    once = read is not None and equal(read.get_numel(), node.get_numel())
     if (
         not (once and read.is_contiguous())
         or buffer is None
@@ -177,7 +165,7 @@ def unwidened(node: Any) -> Any:
     ):
         return node
     layout = buffer.get_layout()
-    if not (layout.is_contiguous() and statically_equal(buffer.get_numel(), node.get_numel())):
+    if not (layout.is_contiguous() and equal(buffer.get_numel(), node.get_numel())):
         return node
     box = buffer if isinstance(buffer, ir.TensorBox) else ir.TensorBox.create(buffer)
     return lowered(torch.ops.aten.reshape.default, box, node.get_size())
@@ -193,9 +181,8 @@ def extern_call(op: Any, *args: Any, **options: Any) -> Any:
 def direct_call(op: Any, callee: tuple[str, str, str], *args: Any, **options: Any) -> Any:
     """The same without torch's dispatcher, which takes longer than a launch.
 
-    callee: (module, name, argument). The generated code calls `name(argument)` once for each call
-    site, and then calls the result instead of `op`. C++ code, and graphs that are not written as
-    code, still call `op`.
+    callee: (module, name, argument). Python code calls `name(argument)` once for each call site,
+    and then its result in place of `op`. C++ code, and graphs that are no code, still call `op`.
     """
     import torch.utils._pytree as pytree
     from torch._inductor import ir
@@ -245,10 +232,9 @@ def finish(
     like: torch.Tensor,
     extra: tuple[list[Any], list[Any]] = ([], []),
 ) -> Any:
-    """Lower `formula(buffer, like, *extra)`.
+    """Lower `formula(buffer, like, *extra)`, of a buffer of this size and dtype.
 
-    size, dtype: Those of the buffer. like: A fake tensor with the size and dtype of the result.
-    extra: More operands, as IR and as fakes.
+    like: A fake tensor like the result. extra: More operands, as IR and as fakes.
     """
     from torch._inductor.virtualized import V
 
@@ -268,11 +254,9 @@ def inductor_op(name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def fixed_input(name: str, dtype: torch.dtype) -> Any:
-    """An input that a template passes to `modification`. torch 2.11 assumes fp32, so set the
-    dtype.
-
-    torch 2.14 also runs a subgraph only to record what it reads. Its loads are then plain text.
-    """
+    """An input that a template passes to `modification`."""
+    # torch 2.11 assumes fp32, so the dtype is set. torch 2.14 also runs a subgraph only to record
+    # what it reads. Its loads are then plain text.
     import sympy
     from torch._inductor.codegen.common import CSEVariable
     from torch._inductor.virtualized import OpsValue, ops
@@ -354,15 +338,13 @@ def rounded_to_tf32(node: Any) -> Any:
     )
 
 
-def contiguous_layout(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Any:
-    """The layout of a contiguous buffer."""
-    return layout_of(size, None, dtype, device)
-
-
 def layout_of(
-    size: Sequence[Any], strides: Sequence[Any] | None, dtype: torch.dtype, device: torch.device
+    size: Sequence[Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    strides: Sequence[Any] | None = None,
 ) -> Any:
-    """The layout of a buffer; strides: None for a contiguous one."""
+    """The layout of a buffer, contiguous without strides."""
     from torch._inductor import ir
 
     steps = None if strides is None else [size_expr(step) for step in strides]
@@ -375,10 +357,10 @@ def empty(
     device: torch.device,
     strides: Sequence[Any] | None = None,
 ) -> Any:
-    """A buffer for a kernel to write to; strides: None for a contiguous one."""
+    """A buffer for a kernel to write to, contiguous without strides."""
     from torch._inductor.lowering import empty_strided
 
-    layout = layout_of(size, strides, dtype, device)
+    layout = layout_of(size, dtype, device, strides)
     return empty_strided(layout.size, layout.stride, dtype=dtype, device=device)
 
 
@@ -393,5 +375,5 @@ def zeroed(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Any
     """A contiguous buffer of zeros for a kernel to add to."""
     buffer = zeros(size, dtype, device)
     buffer.realize()
-    buffer.freeze_layout_with_exact_strides(contiguous_layout(size, dtype, device).stride)
+    buffer.freeze_layout_with_exact_strides(layout_of(size, dtype, device).stride)
     return buffer

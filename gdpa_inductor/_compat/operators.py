@@ -29,10 +29,8 @@ def strided_view(
 
 
 def register_fake(library: torch.library.Library, name: str, function: Callable[..., Any]) -> None:
-    """What torch.library's gives: an operator of this library runs `function` on fake tensors.
-
-    That one looks for the caller's source through the files of all modules, which takes a tenth of
-    a second."""
+    """An operator of this library runs `function` on fake tensors, as by torch.library's."""
+    # That one looks for the caller through the sources of all modules, for a tenth of a second.
     entry = torch._library.simple_registry.singleton.find(f"{library.ns}::{name}")
     entry.fake_impl.register(function, function.__module__, lib=library)
 
@@ -44,7 +42,7 @@ def op_name(op: Any) -> str:
 
 
 def schema_of(op: Any) -> Any:
-    """The declaration of an overload: its name, arguments and what it writes to."""
+    """The declaration of an overload."""
     return op._schema
 
 
@@ -92,8 +90,8 @@ def writes_first(op: Any) -> bool:
 
 @functools.cache
 def is_random(op: Any) -> bool:
-    """An operator that draws from a generator."""
-    return isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
+    """Whether an operator draws from a generator, as its tags say."""
+    return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
 
 
 def draws(op: Any, arguments: Mapping[str, Any]) -> bool:
@@ -102,17 +100,10 @@ def draws(op: Any, arguments: Mapping[str, Any]) -> bool:
 
 
 def is_idle(op: Any, arguments: Mapping[str, Any]) -> bool:
-    """A call of a random operator that draws nothing: rrelu in evaluation. Nor does it write to its
-    noise.
-    """
+    """A call of a random operator that draws nothing: rrelu in evaluation keeps its noise."""
     return op_name(op).startswith("rrelu_with_noise") and arguments["training"] is False
 
 
 def is_pointwise(name: str) -> bool:
     """Whether ATen's functions of a name act element by element."""
     return any(torch.Tag.pointwise in op.tags for op in aten_overloads(name))
-
-
-def draws_random(target: Any) -> bool:
-    """Whether an ATen operation draws random numbers, as its tags say."""
-    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())

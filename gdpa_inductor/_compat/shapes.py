@@ -24,11 +24,10 @@ def statically_known_true(condition: bool | torch.SymBool) -> bool:
 
 
 def known_equal(left: int | torch.SymInt, right: int | torch.SymInt) -> bool:
-    """Whether two sizes are known to be equal without a guard: also 2·(s//2) and s, for an even s,
-    which torch below 2.15 does not see.
-    """
+    """Whether two sizes are known to be equal without a guard."""
     if statically_known_true(left == right):
         return True
+    # torch below 2.15 does not see it of 2·(s//2) and s, for an even s.
     from torch.utils._sympy.functions import FloorDiv, Mod
 
     pair = size_expr(left), size_expr(right)
@@ -71,9 +70,10 @@ def dense_strides(tensor: torch.Tensor) -> tuple[Any, ...]:
     """The strides of a dense tensor with the dims in the order of this tensor's strides.
 
     They are contiguous strides in three cases: a first dim of size 1 may be broadcast, a dim is
-    expanded, or the last dim is not contiguous. Symbolic strides have the order of their hints, and
-    torch's guards keep later calls to it (tests/test_ops.py).
+    expanded, or the last dim is not contiguous.
     """
+    # Symbolic strides have the order of their hints, and torch's guards keep later calls to it
+    # (tests/test_ops.py).
     known = [size_hint(stride) for stride in tensor.stride()]
     lies = [0 if stride is None else stride for stride in known]
     dims, first = list(range(tensor.dim())), tensor.shape[0] if tensor.dim() else 1
@@ -84,7 +84,7 @@ def dense_strides(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def hint_of(number: Any) -> Any:
-    """The hint of a symbolic number, or None. A plain number is returned as it is."""
+    """The hint of a symbolic number, or None; a plain number as it is."""
     node = getattr(number, "node", None)
     if node is None or not isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return number
@@ -132,10 +132,7 @@ def exact_quotient(
 
 @contextlib.contextmanager
 def without_guards(fake_mode: Any) -> Iterator[None]:
-    """A context in which sizes of `fake_mode` are compared without a guard.
-
-    Only comparisons that decide nothing about the program may be made in it.
-    """
+    """A context without guards of `fake_mode`, for comparisons that decide nothing."""
     with contextlib.ExitStack() as stack:
         if fake_mode.shape_env is not None:
             stack.enter_context(fake_mode.shape_env.suppress_guards())

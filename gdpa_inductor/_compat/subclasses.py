@@ -98,9 +98,7 @@ _COMPRESSED = {  # layout: the tensors of its indices
 
 
 def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The strided tensors that hold the elements of a tensor, or that say where they are; none of a
-    layout that is not known.
-    """
+    """The strided tensors that hold elements or say where they are; none of an unknown layout."""
     if tensor.is_nested:
         jagged = tensor.layout == torch.jagged
         return [tensor.values(), tensor.offsets()] if jagged else list(tensor.unbind())  # type: ignore[attr-defined]
@@ -113,18 +111,15 @@ def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """What a wrapper subclass holds: of a nested tensor values and offsets. A distributed one holds
-    its mesh too (torch 2.13).
-    """
+    """The tensors that a wrapper subclass holds: of a nested tensor values and offsets."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     attributes = [] if flatten is None else [getattr(tensor, name) for name in flatten()[0]]
+    # A distributed tensor holds its mesh too (torch 2.13).
     return [x for x in attributes if isinstance(x, torch.Tensor)]
 
 
 def is_foreign(value: Any) -> bool:
-    """A tensor of a class that wraps others, such as a distributed or a quantised one; nested ones
-    are torch's own.
-    """
+    """A tensor that wraps others, such as a distributed or a quantised one; not a nested one."""
     wraps = isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__")
     return wraps and not value.is_nested
 

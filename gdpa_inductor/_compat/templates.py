@@ -40,8 +40,9 @@ def triton_template(
 
 @functools.cache
 def _kernel_type() -> Any:
-    """Kernels that may store their output at several places. What Inductor fuses into a store names
-    parts of its index. They are written where the first store is, and other branches lack them."""
+    """Kernels that may store their output at several places."""
+    # What Inductor fuses into a store names parts of its index. These are written where the first
+    # store is, and other branches lack them.
     from torch._inductor.select_algorithm import TritonTemplateKernel
 
     class Kernel(TritonTemplateKernel):
@@ -56,7 +57,7 @@ def _kernel_type() -> Any:
 
 
 def _freeze() -> dict[str, bool]:
-    """2.12 may defer the layout of an operand; ours are settled before the template sees them."""
+    # torch 2.12 may defer the layout of an operand; ours are settled before a template sees them.
     from torch._inductor.select_algorithm import TritonTemplate
 
     known = inspect.signature(TritonTemplate.__init__).parameters
@@ -66,10 +67,10 @@ def _freeze() -> dict[str, bool]:
 def rival(
     name: str, kernel: Callable[..., None], create: Callable[[], Any], body: dict[str, Any]
 ) -> Any:
-    """A kernel that is no template, as a choice beside one.
+    """A kernel that is no template, as a choice beside one, with the template's operands.
 
-    kernel(*tensors, out): computes it on the template's operands. create(): its node in the graph,
-    should it win. name: the same for kernels that cost the same, in every process.
+    create: Its node in the graph, should it win. name: The same for kernels that cost the same, in
+    every process.
     """
     from torch._inductor.select_algorithm import ExternKernelChoice, extern_kernels
 
@@ -92,12 +93,8 @@ def best_of(
 ) -> Any:
     """The output of the template under the fastest of `choices`; a single one is not timed.
 
-    sizes: those that the subgraphs name. One that comes from a tensor is computed before.
-
-    rivals: other kernels (see `rival`) for the same operands and output.
-
-    examples: by the number of the operand what it holds while the choices are timed; else floats
-    are random and integers are zero.
+    examples: By the number of the operand what it holds while choices are timed; else floats are
+    random and integers are zero. sizes: Those that the subgraphs name. rivals: As of `rival`.
     """
     import sympy
     from torch._inductor.select_algorithm import autotune_select_algorithm
@@ -118,7 +115,9 @@ def best_of(
         )
     output = result[0] if isinstance(result, tuple) else result  # 2.11 returns the node alone
     node = output.data.data
-    if hasattr(node, "subgraph_inps"):  # where Inductor's own template, flex_attention, has them
+    # Where Inductor's own template, flex_attention, has them. A size that comes from a tensor has
+    # to be computed before.
+    if hasattr(node, "subgraph_inps"):
         named = [x if isinstance(x, sympy.Expr) else size_expr(x) for x in sizes]
         node.subgraph_inps = [x for x in named if x.free_symbols]
     return output
@@ -126,7 +125,7 @@ def best_of(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Inductor prints a line for each comparison, even where nobody asked for max-autotune."""
+    # Inductor prints a line for each comparison, even where nobody asked for max-autotune.
     report = io.StringIO()
     with contextlib.nullcontext() if thorough() else contextlib.redirect_stderr(report):
         yield

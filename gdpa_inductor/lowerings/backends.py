@@ -14,24 +14,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._compat import shapes
+from ..operands import Size
 from ..options import BACKENDS, MEMORY, Profit
-from ..problem import Problem, Size
+from ..problem import Problem
 from ..rejection import Code, Rejection
 from .call import Call
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A reason for which a backend does not run a problem.
-
-    code:       The code of the refusal.
-    complaint:  Says why the backend cannot or should not run a problem, or "".
-    quiet:      The report leaves the reason out, unless the user asked for this backend. Another
-                backend takes such problems, or refuses them for a reason of its own.
-    """
+    """A reason for which a backend does not run a problem."""
 
     code: Code
-    complaint: Callable[[Problem], str]
+    complaint: Callable[[Problem], str]  # why it cannot or should not run a problem, or ""
+    # The report leaves the reason out, unless the user asked for this backend: another backend
+    # takes such problems, or refuses them for a reason of its own.
     quiet: bool = False
 
 
@@ -43,19 +40,18 @@ class Backend:
     devices: tuple[str, ...]  # the device types of torch on which it runs
     refuses: tuple[Rule, ...]  # rules for problems that it cannot run
     pays: tuple[Rule, ...]  # rules for problems where it is slower than the unfused form
-    lower: Callable[[Call], Any]  # Lowers a forward: Inductor IR of the output, contiguous.
-    # Lowers a backward: IR of the wanted gradients, as in `ops.laid_gradients`.
-    lower_backward: Callable[[Call], list[Any]]
+    # Inductor IR of the output, contiguous; of a backward a list of the wanted gradients, which lie
+    # as those of `ops.laid_gradients`
+    lower: Callable[[Call], Any]
     yields: tuple[Rule, ...] = ()  # rules for problems that a later backend runs better
     frugal: tuple[Rule, ...] | None = None  # the same rules for profit="memory", if they differ
-    # text that the report adds to a choice of this backend
-    about: Callable[[Problem], str] = lambda problem: ""
+    about: Callable[[Problem], str] = lambda problem: ""  # what the report adds to a choice of it
     by_name: tuple[str, ...] = ()  # devices on which it runs only if the user asks for it by name
     # Begins to compile the kernels of a call. Its nodes are fake tensors.
     precompile: Callable[[Call], None] = lambda call: None
 
     def runs_on(self, device: str, kernel: str) -> bool:
-        """Whether it runs on a device type. kernel: The value of the option."""
+        """Whether it runs on a device type, under this value of the option `kernel`."""
         return device in self.devices and (kernel == self.name or device not in self.by_name)
 
     def profits(self, profit: Profit) -> tuple[Rule, ...]:
@@ -75,9 +71,6 @@ class Backend:
             if complaint:
                 return rule, Rejection(rule.code, complaint)
         return None
-
-    def run(self, call: Call) -> Any:
-        return self.lower_backward(call) if call.backward else self.lower(call)
 
 
 def backend(name: str) -> Backend:

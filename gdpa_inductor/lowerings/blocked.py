@@ -10,7 +10,7 @@ the operators by name. So this module has to be imported before code is loaded f
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .._compat import dynamo
 from ..kernels.blocked import chunks, jagged, loop
-from ..kernels.blocked.loop import RecordedCall, Results
+from ..kernels.blocked.loop import Results
 from ..kernels.blocked.operands import BlockOperands
 from ..operands import (
     Operands,
@@ -58,26 +58,27 @@ BACKWARD = Signature("attention_chunked_backward", backward=True, keywords=_KEYW
 
 
 def lower_on_cpu(call: Call) -> Any:
-    """The output, or the wanted gradients of (query, key, value, *aux); contiguous. Inductor IR in
-    and out.
-    """
+    """The output, or the wanted gradients of (query, key, value, *aux), contiguous: Inductor IR."""
     arguments = replace(call.nodes, options={"skip": call.options.skip})
     return extern_call(CPU_BACKWARD if call.backward else CPU_FORWARD, arguments)
 
 
 def lower_in_chunks(call: Call) -> Any:
-    """The same in chunks. The generated code calls a site in place of the operator, where what the
-    first run finds out serves all later ones.
-    """
+    """The same in chunks."""
     _count(call)
     arguments = call.on_its_device(
         fp32_scores=call.options.fp32_scores, lengths_vary=not call.static
     )
-    again = call.static and not call.problem.jagged and not call.fakes.operands.scalars
-    callee = None
-    if again and not any(call.needs[3:]):
-        callee = (__name__, "backward_site" if call.backward else "forward_site", "")
+    callee = (__name__, "chunked_call", repr(call.backward))
     return extern_call(BACKWARD if call.backward else FORWARD, arguments, callee)
+
+
+def chunked_call(backward: bool) -> Callable[..., Any]:
+    """The function that generated code calls in place of the operator. It saves the dispatcher, and
+    the check of operands, as the fake of the operator has checked them.
+    """
+    signature, run = (BACKWARD, _attention_backward) if backward else (FORWARD, _attention)
+    return lambda *args, **options: run(signature.bind(*args, **options))
 
 
 def _count(call: Call) -> None:
@@ -99,57 +100,20 @@ def _wanted(needs: Sequence[bool]) -> list[str]:
     return [name for name, need in order if need]
 
 
-class ChunkedSite:
-    """One call in the generated code, where all sizes and strides are constants.
-
-    Its first run checks operands, plans chunks and records the steps. Later runs repeat them.
-    """
-
-    def __init__(self, signature: Signature) -> None:
-        self.signature = signature
-        self._run = _attention_backward if signature.backward else _attention
-        self.recorded: RecordedCall | None = None
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        return self._run(self.signature.bind(*args, **options), self)
-
-
-def forward_site() -> ChunkedSite:
-    return ChunkedSite(FORWARD)
-
-
-def backward_site() -> ChunkedSite:
-    return ChunkedSite(BACKWARD)
-
-
-def _run_chunks(
-    site: ChunkedSite | None, o: BlockOperands, results: Results, grad_out: Tensor | None = None
-) -> None:
-    if site is not None and site.recorded is not None:
-        site.recorded.run(o, results, grad_out)
-        return
-    chunk_product.register()  # a kernel may be compiled
-    recorded = loop.run(o, results, grad_out)
-    if site is not None:
-        site.recorded = recorded
-
-
-def _attention(arguments: Arguments[Tensor], site: ChunkedSite | None = None) -> Tensor:
+def _attention(arguments: Arguments[Tensor]) -> Tensor:
     o = arguments.operands
-    if site is None or site.recorded is None:
-        check(o)
+    chunk_product.register()  # a kernel may be compiled
     with torch.no_grad(), no_autocast(o.query.device):
         padding = Padding.of(o)
         batch, heads, rows, _ = score_shape(o)
         out = o.value.new_empty(batch, heads, rows, o.value.shape[-1])
-        _run_chunks(site, _chunked(o, arguments.options, padding), Results({"out": out}))
+        loop.run(_chunked(o, arguments.options, padding), Results({"out": out}))
         return unpad_heads(out, padding.query)
 
 
-def _attention_backward(
-    arguments: Arguments[Tensor], site: ChunkedSite | None = None
-) -> list[Tensor]:
+def _attention_backward(arguments: Arguments[Tensor]) -> list[Tensor]:
     o, needs = arguments.operands, arguments.needs
+    chunk_product.register()
     with torch.no_grad(), no_autocast(o.query.device):
         padding = Padding.of(o)
         chunked = _chunked(o, arguments.options, padding)
@@ -157,8 +121,7 @@ def _attention_backward(
         grads = {name: matrices[name].new_empty(matrices[name].shape) for name in _wanted(needs)}
         specs = chunked.program.aux
         totals = _totals(chunked.aux, specs, needs, chunked.compute)
-        grad_out = pad_heads(arguments.grad_out, padding.query)
-        _run_chunks(site, chunked, Results(grads, totals), grad_out)
+        loop.run(chunked, Results(grads, totals), pad_heads(arguments.grad_out, padding.query))
         unpadded = [
             None if total is None else padding.unpad_aux(aux_from_axes(total, spec), own)
             for total, spec, own in zip(totals, specs, o.program.aux, strict=True)
@@ -260,5 +223,10 @@ def _run_on_cpu(arguments: Arguments[Tensor], aux: list[Tensor], results: Result
         loop.run(operands, results, grad_out, skip)
 
 
-FORWARD.register(_LIBRARY, "CompositeExplicitAutograd", _attention, fake_output)
+def _checked_attention(arguments: Arguments[Tensor]) -> Tensor:
+    check(arguments.operands)
+    return _attention(arguments)
+
+
+FORWARD.register(_LIBRARY, "CompositeExplicitAutograd", _checked_attention, fake_output)
 BACKWARD.register(_LIBRARY, "CompositeExplicitAutograd", _attention_backward, fake_gradients)

@@ -22,7 +22,7 @@ class Call:
     signature: Signature
     nodes: Arguments[Any]  # the arguments as Inductor IR
     fakes: Arguments[Any]  # the arguments as fake tensors
-    problem: Problem  # shapes, dtypes and the score program, without tensors
+    problem: Problem
     options: KernelOptions
 
     @staticmethod
@@ -91,8 +91,9 @@ def in_order(options: KernelOptions) -> bool:
 def extern_call(
     signature: Signature, arguments: Arguments[Any], callee: tuple[str, str, str] | None = None
 ) -> Any:
-    """Put a call of an operator, or of `callee` instead (`lowering.direct_call`), into the
-    generated code. A backward gives a list of results.
+    """Put a call of an operator into the generated code. A backward gives a list of results.
+
+    callee: Python code calls it instead, as `lowering.direct_call` says.
     """
     args, kwargs = signature.call(arguments)
     if callee is None:

@@ -16,9 +16,9 @@ from .backends import Backend, backends
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen backend. kernel: A value of the option `kernel` other than "auto"."""
+    """The chosen backend."""
 
-    kernel: str
+    kernel: str  # a value of the option `kernel`, not "auto"
     reason: str
 
     def __str__(self) -> str:
@@ -68,8 +68,7 @@ def _first(
 ) -> Choice | Rejection:
     """The first backend that takes the problem, or a refusal.
 
-    A refusal has the code of the last rule that is not quiet, and the reasons of the others. If the
-    user asked for a backend and it does not pay, no other backend is tried.
+    A refusal has the code of the last rule that is not quiet, and the reasons of the others.
     """
     refusals: list[tuple[str, Rejection]] = []
     first: Rejection | None = None
@@ -84,6 +83,7 @@ def _first(
         first = rejection if first is None else first
         if explicit or not rule.quiet:
             refusals.append((backend.name, rejection))
+        # A backend that the user asked for, and that does not pay: no other is tried.
         if explicit and rule in backend.profits(profit):
             break
     last = refusals.pop()[1] if refusals else first
@@ -92,5 +92,4 @@ def _first(
 
 
 def _others(refusals: list[tuple[str, Rejection]]) -> str:
-    """The reasons of the backends that were not taken, as text."""
     return "".join(f"; {name}: {rejection.reason}" for name, rejection in refusals)

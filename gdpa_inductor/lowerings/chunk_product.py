@@ -46,7 +46,7 @@ def lower(query: Any, key: Any, heads: int) -> Any:
     size = (units // heads, heads, rows, cols)
     body = {
         "input_nodes": [query, key],
-        "layout": lowering.contiguous_layout(size, torch.float32, device),
+        "layout": lowering.layout_of(size, torch.float32, device),
         "call_sizes": [shapes.size_expr(size) for size in (rows, cols, units)],
     }
     choice = {

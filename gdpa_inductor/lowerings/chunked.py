@@ -71,7 +71,7 @@ def long_functions(problem: Problem) -> float:
 
 
 def _operand_bytes(problem: Problem) -> int:
-    """Bytes for each score, of the aux operands that have an element for each score."""
+    """Of each score."""
     operands = zip(problem.program.aux, problem.aux_dtypes, strict=True)
     return sum(dtype.itemsize for spec, dtype in operands if spec.axes >= POSITIONS)
 
@@ -84,11 +84,9 @@ def precision(problem: Problem) -> str:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of stock Inductor and of the chunked form, and how many kernels the latter has."""
-
-    stock: float
-    chunked: float
-    launches: int
+    stock: float  # seconds of stock Inductor
+    chunked: float  # seconds of the chunked form
+    launches: int  # of the chunked form
 
 
 def estimate(problem: Problem) -> Estimate:
@@ -119,18 +117,11 @@ def estimate(problem: Problem) -> Estimate:
         again += dim * passes
     busy += 2 * scores * again / RATES.chunk[kind]
     kernels = _launches(batch * heads, rows, cols, itemsize, problem.training, fused)
-    return Estimate(
-        stock=stock,
-        chunked=max(busy, passes * RATES.call + kernels * RATES.launch),
-        launches=kernels,
-    )
+    return Estimate(stock, max(busy, passes * RATES.call + kernels * RATES.launch), kernels)
 
 
 def _launches(units: int, rows: int, cols: int, itemsize: int, training: bool, fused: bool) -> int:
-    """How many kernels are launched: calls of the library and the program, for each chunk.
-
-    units: How many (batch, head) there are.
-    """
+    """How many kernels are launched, for so many (batch, head)."""
 
     def parts(score_bytes: int) -> int:
         room = chunks.SCORES // (rows * cols * score_bytes)
@@ -147,11 +138,6 @@ def _launches(units: int, rows: int, cols: int, itemsize: int, training: bool, f
 def sizes_vary(problem: Problem) -> bool:
     sizes = (problem.batch, problem.heads, problem.rows, problem.cols)
     return not all(isinstance(size, int) for size in sizes)
-
-
-def expected(problem: Problem) -> str:
-    """How many launches there are, for the report."""
-    return f"about {estimate(problem).launches} launches"
 
 
 def slower(problem: Problem, allowed: float = LEAST) -> str:
@@ -171,15 +157,11 @@ def not_on_cpu(problem: Problem) -> str:
 
 
 def padded_to_all(problem: Problem) -> str:
-    """Why a jagged problem without `max_seqlen` does not run in chunks, or "".
-
-    Jagged sides are padded to their bound, here as in the unfused form.
-    """
+    """Jagged sides are padded to their bound, here as in the unfused form."""
     return "a jagged side without a bound is padded to all its rows" if problem.unbounded else ""
 
 
 def strange_dtypes(problem: Problem) -> str:
-    """Why torch's library does not multiply these operands, or ""."""
     for dtype in (problem.dtype, problem.value_dtype):
         if dtype not in _FLOATS:
             return f"chunks take fp16, bf16, fp32 and fp64 operands, not {dtype}"
@@ -196,8 +178,7 @@ BACKEND = Backend(
     refuses=(Rule(Code.DTYPE, strange_dtypes), Rule(Code.LOWERING, padded_to_all)),
     pays=(_ON_CPU, Rule(Code.SLOWER, slower, quiet=True)),
     frugal=(_ON_CPU, Rule(Code.SLOWER, lambda problem: slower(problem, SLACK), quiet=True)),
-    about=expected,
+    about=lambda problem: f"about {estimate(problem).launches} launches",
     by_name=("xpu", "mps"),  # it has not been run there
     lower=lower_in_chunks,
-    lower_backward=lower_in_chunks,
 )

@@ -54,7 +54,7 @@ def _gain(problem: Problem) -> str:
 
 
 def _wide(problem: Problem) -> str:
-    """Why a head dim is too wide to be sure of a gain in time, or "". It still saves memory."""
+    """A gain in time is not sure. It still saves memory."""
     widest = max(hint(problem.head_dim), hint(problem.value_dim))
     if widest <= _WIDEST:
         return ""
@@ -72,5 +72,4 @@ BACKEND = Backend(
     ),
     frugal=(Rule(Code.TOO_SMALL, one_query), Rule(Code.SLOWER, _gain)),
     lower=lower_on_cpu,
-    lower_backward=lower_on_cpu,
 )

@@ -30,7 +30,6 @@ log = logging.getLogger("gdpa_inductor")
 
 
 def register() -> None:
-    """Install the lowerings; a second call changes nothing."""
     for signature in (ATTENTION, BACKWARD):
         lowering.register_lowering(signature.op, _LOWERINGS[signature])
     lowering.register_lowering(torch.ops.gdpa.kept.default, lowering.copied)
@@ -39,7 +38,6 @@ def register() -> None:
 
 
 def _lower(signature: Signature, *args: Any, **kwargs: Any) -> Any:
-    """Lower one call: Inductor IR of its results."""
     call = Call.of(signature, args, kwargs)
     choice = select(call.problem, call.options.kernel, profit=False)
     if not choice:
@@ -49,7 +47,7 @@ def _lower(signature: Signature, *args: Any, **kwargs: Any) -> Any:
     if choice.kernel == REFERENCE:
         return unfused(call)
     try:
-        result = backend(choice.kernel).run(call)
+        result = backend(choice.kernel).lower(call)
     except Exception as error:
         log.debug("the %s lowering of %s failed", choice.kernel, call.problem, exc_info=True)
         return _fall_back(call, f"{type(error).__name__}: {error}")
@@ -68,7 +66,6 @@ _LOWERINGS = {
 
 
 def _fall_back(call: Call, reason: str) -> Any:
-    """Lower a call without its backend: in chunks if possible, else as the formula. Log why."""
     dynamo.counters["gdpa"]["fallback"] += 1
     if call.options.strict:
         raise GDPAError(f"gdpa.strict: the lowering fell back to the unfused formula: {reason}")
@@ -76,12 +73,11 @@ def _fall_back(call: Call, reason: str) -> Any:
     runs = chunked.runs_on(device, call.options.kernel)
     if runs and chunked.refusal(call.problem, profit=False) is None:
         try:
-            result = chunked.run(call)
-        except Exception:
-            log.debug("the chunked lowering of %s failed", call.problem, exc_info=True)
-        else:
+            result = chunked.lower(call)
             log.warning("gdpa::attention fell back to the chunked formula: %s", reason)
             return result
+        except Exception:
+            log.debug("the chunked lowering of %s failed", call.problem, exc_info=True)
     log.warning("gdpa::attention fell back to the unfused formula: %s", reason)
     return unfused(call)
 

@@ -18,10 +18,8 @@ ALIGNMENT = 16  # bytes; Inductor assumes it of what a call returns
 
 
 def last_use() -> bool:
-    """Whether the backward under way is the last use of what was saved for it.
-
-    It is not in a CUDA graph, which runs more often than it is recorded.
-    """
+    """Whether the backward under way is the last use of what was saved for it."""
+    # A CUDA graph runs more often than it is recorded.
     return autograd.backward_runs_once() and not torch.cuda.is_current_stream_capturing()
 
 
@@ -36,7 +34,7 @@ def buffer_like(operand: Any) -> Any:
 
 
 def buffer_site() -> Callable[[Tensor], Tensor]:
-    """The function that generated code calls instead of `empty_like`."""
+    """The function that generated code calls in place of `empty_like`."""
 
     def room(operand: Tensor) -> Tensor:
         donated = last_use() and operand.data_ptr() % ALIGNMENT == 0

@@ -7,7 +7,6 @@ would be compiled late. Which kernels are needed is a guess here; the lowering d
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -32,14 +31,17 @@ def begin(gm: GraphModule) -> None:
                 continue
             try:
                 for call in _calls(node):
-                    _begin(call)
+                    choice = select(call.problem, call.options.kernel, profit=False)
+                    if choice and choice.kernel != REFERENCE:
+                        backend(choice.kernel).precompile(call)
             except Exception as error:
                 log.debug("nothing is compiled early: %s: %s", type(error).__name__, error)
 
 
 def _calls(node: Node) -> list[Call]:
     """The forward that a node calls, and the backward that will follow if gradients are wanted."""
-    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), _value)
+    example = lambda x: x.meta["example_value"]
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), example)
     arguments = ATTENTION.bind(*args, **kwargs)
     operands, options = arguments.operands, arguments.options["kernel_options"]
     calls = [Call.of_fakes(ATTENTION, operands, options)]
@@ -47,13 +49,3 @@ def _calls(node: Node) -> list[Call]:
     if any(needs) and torch.is_grad_enabled():
         calls.append(Call.of_fakes(BACKWARD, operands, options, needs))
     return calls
-
-
-def _value(node: Node) -> Any:
-    return node.meta["example_value"]
-
-
-def _begin(call: Call) -> None:
-    choice = select(call.problem, call.options.kernel, profit=False)
-    if choice and choice.kernel != REFERENCE:
-        backend(choice.kernel).precompile(call)

@@ -29,14 +29,13 @@ _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 _LIBRARY.define(
     "table_sums(Tensor grad, Tensor index, SymInt size) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
-)
+)  # sums [W, size] in fp32 of gradients [W, R]
 # Below so many terms the CPU would wait longer for the launches than the GPU saves (an H200).
 MANY = 1 << 25
 
 
 @torch.library.impl(_LIBRARY, "table_sums", "CompositeExplicitAutograd")
 def _table_sums(grad: Tensor, index: Tensor, size: int) -> Tensor:
-    """Sums [W, size] in fp32 of gradients [W, R]."""
     if grad.device.type == "cuda":
         with torch.cuda.device(grad.device):
             return tables.sums(grad, index, size)
@@ -74,7 +73,7 @@ def lower_backward(grad: Any, index: Any, dim: int, size: Any) -> Any:
 
 
 def _copies(whole: Tensor, read: Tensor, places: int | torch.SymInt) -> int:
-    """How many copies the additions go to. Where sizes are unknown, it is one."""
+    """How many copies the additions go to."""
     count, rows, size = map(shapes.size_hint, (whole.numel(), read.numel(), places))
     if not (count and rows and size):
         return 1
@@ -123,7 +122,6 @@ def _by_kernel(grad: Any, index: Any, dim: int, size: int) -> Any:
 
 
 def _in_32_bits(places: Any) -> Any:
-    """The places in int32, unless they are in memory already."""
     if lowering.is_in_memory(places):
         return places
     return lowering.lowered(prims.convert_element_type.default, places, torch.int32)

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..operands import Size
 from ..patterns import Match
-from ..problem import Problem, Size
+from ..problem import Problem
 from ..rejection import Category, Code, Rejection
 
 if TYPE_CHECKING:

@@ -78,7 +78,7 @@ def body_of(x: Any, y: Any, size: Any, term: Term) -> dict[str, Any]:
             lowering.computed_scalar(loop, CUDA, I32),
         ],
         "input_nodes": nodes,
-        "layout": lowering.contiguous_layout(fake.shape, F32, CUDA),
+        "layout": lowering.layout_of(fake.shape, F32, CUDA),
         "call_sizes": [nodes[0].get_size()[0]],
     }
 

@@ -82,16 +82,6 @@ def test_spent():
     assert spent(both, x, y, views=True) == [False, False, False]
 
 
-def test_statically_equal():
-    def look(x, y, size):
-        (n, m), (same, _) = x.get_size(), y.get_size()
-        equal = lowering.statically_equal
-        return [equal(n, same), equal(n, size), equal(n, m), equal(n, 4), equal(n * m, m * same)]
-
-    assert during(look, dynamic=True) == [True, True, False, False, True]
-    assert during(look) == [True, True, False, True, True]
-
-
 def test_is_input():
     """Of the operand, a view of it, a computed one, and a copy."""
 

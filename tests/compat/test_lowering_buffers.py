@@ -51,28 +51,13 @@ def test_realized():
     assert moved == (torch.device("meta"), [4, 6], [6, 1])
 
 
-def test_contiguous_layout():
-    def look(x, y, size):
-        *_, extent = lowering.lowered_node_values()
-        ours = lowering.contiguous_layout((extent, 6), torch.float16, CPU)
-        return (
-            isinstance(ours, ir.FixedLayout),
-            ours.dtype,
-            ours.device,
-            ours.size,
-            ours.stride,
-        )
-
-    assert during(look) == (True, torch.float16, CPU, [4, 6], [6, 1])
-    *_, size, stride = during(look, dynamic=True)
-    assert size[0].is_Symbol and stride == [6, 1]
-
-
 def test_layout_of():
     def look(x, y, size):
         *_, extent = lowering.lowered_node_values()
-        strided = lowering.layout_of((6, extent), (1, 6), torch.float16, CPU)
-        plain = lowering.layout_of((6, extent), None, torch.float16, CPU)
+        strided = lowering.layout_of((6, extent), torch.float16, CPU, (1, 6))
+        plain = lowering.layout_of((6, extent), torch.float16, CPU)
+        assert isinstance(plain, ir.FixedLayout)
+        assert (plain.dtype, plain.device) == (torch.float16, CPU)
         return list(strided.size), list(strided.stride), list(plain.stride)
 
     assert during(look) == ([6, 4], [1, 6], [4, 1])

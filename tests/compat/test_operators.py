@@ -134,6 +134,7 @@ def test_is_random():
     for op in (aten.bernoulli.p, aten.native_dropout.default, aten.rand_like.default, RRELU):
         assert operators.is_random(op)
     assert not operators.is_random(aten.add.Tensor) and not operators.is_random(torch.rand)
+    assert not operators.is_random(torch.relu) and not operators.is_random("relu")
 
 
 def test_draws():
@@ -157,9 +158,3 @@ def test_is_pointwise():
         assert operators.is_pointwise(name)
     for name in ("mm", "sum", "softmax", "no_such_function"):
         assert not operators.is_pointwise(name)
-
-
-def test_draws_random():
-    assert operators.draws_random(aten.rand.default) and operators.draws_random(RRELU)
-    assert not operators.draws_random(aten.relu.default)
-    assert not operators.draws_random(torch.relu) and not operators.draws_random("relu")

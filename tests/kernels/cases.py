@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 from gdpa_inductor._compat.shapes import dense_strides
-from gdpa_inductor.lowerings.triton import launch
+from gdpa_inductor.lowerings.triton import plan
 from gdpa_inductor.operands import Operands
 from gdpa_inductor.program.expr import POSITIONS
 from gdpa_inductor.program.score_mod import Aux, ScoreMod
@@ -138,7 +138,7 @@ class Case:
         tensors = self.tensors()
         if self.half:
             tensors = in_dtype(tensors, torch.float16)
-        with mock.patch.object(launch, "CACHED", launch.CACHED if self.cached else 0):
+        with mock.patch.object(plan, "CACHED", plan.CACHED if self.cached else 0):
             source = self.source(tensors, donated=[2] if self.spent else [])
         expected = self.expected(tensors)
         result = call(source, tensors)

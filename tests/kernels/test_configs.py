@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gdpa_inductor.kernels.triton.configs import Config, Shape, configs, settled, shared_memory
-from gdpa_inductor.kernels.triton.one_tile import ROWS
 from gdpa_inductor.lowerings.triton import launch
+from gdpa_inductor.lowerings.triton.one_tile import ROWS
 from tests.kernels import render
 
 KERNELS = ("forward", "rows", "keys", "tiles")

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gdpa_inductor.kernels.triton.configs import Shape, configs, shared_memory
-from gdpa_inductor.kernels.triton.five_matmul import FIVE_MATMUL, turns
 from gdpa_inductor.lowerings.triton import five_matmul
+from gdpa_inductor.lowerings.triton.five_matmul import FIVE_MATMUL, turns
 
 from .cases import CAUSAL, Case
 from .fake_cuda import DEVICES

@@ -6,8 +6,8 @@ import re
 import pytest
 import torch
 
-from gdpa_inductor.kernels.triton import one_tile
 from gdpa_inductor.kernels.triton.configs import Shape, configs, shared_memory
+from gdpa_inductor.lowerings.triton import one_tile
 
 from . import render
 from .cases import Case, in_dtype

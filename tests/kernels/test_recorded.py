@@ -30,20 +30,20 @@ CASES = [
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_subgraphs_run_without_a_kernel(case: Case, dynamic: bool):
-    value = launch._subgraphs
+    plan_kernel = launch.plan_kernel
     names: list[set[str]] = []
 
-    def recorded(plan, *arguments):
+    def recorded(*arguments, **fields):
         assert isinstance(V.kernel, NullKernelHandler)
-        result = value(plan, *arguments)
-        assert len(result) == len(plan.subgraphs)
-        for subgraph in result:
+        plan, subgraphs = plan_kernel(*arguments, **fields)
+        assert len(subgraphs) == len(plan.subgraphs)
+        for subgraph in subgraphs:
             reads = {x.name for x in subgraph.get_read_writes().reads if x.name is not None}
             assert reads <= plan.fixed.keys(), "a template passes these by name"
             names.append(reads)
-        return result
+        return plan, subgraphs
 
-    with mock.patch.object(launch, "_subgraphs", recorded):
+    with mock.patch.object(launch, "plan_kernel", recorded):
         source = render.wrapper(case.function(), case.tensors(), dynamic=dynamic)
     assert "triton_heuristics.template" in source
     assert any("s" in reads for reads in names), "nothing was recorded"

@@ -7,8 +7,8 @@ import torch
 
 from gdpa_inductor import lowerings
 from gdpa_inductor.kernels.blocked import chunks, loop
-from gdpa_inductor.kernels.blocked.recording import Immediate, Recording
-from gdpa_inductor.lowerings.blocked import backward_site, forward_site
+from gdpa_inductor.kernels.blocked.recording import Immediate, StepRecorder
+from gdpa_inductor.lowerings.blocked import chunked_call
 from tests.lowerings.operators import canonical
 
 lowerings.register()
@@ -85,15 +85,14 @@ def test_what_a_step_makes_ends_with_its_last_use():
         return (result,)
 
     x, out = torch.randn(3, 4), torch.empty(4, 3)
-    for steps in (Immediate([x, out]), Recording([x, out])):
+    for steps in (Immediate([x, out]), StepRecorder([x, out])):
         alive.clear()
         for _ in range(3):
             (result,) = steps.make(make, [steps.bases[0]], (x.dtype, (3, 4)))
             steps.do(torch.Tensor.copy_, steps.bases[1], result.mT)
             del result
-        if isinstance(steps, Recording):
-            steps.close()
-            steps.run([x, out])
+        if isinstance(steps, StepRecorder):
+            steps.recording().run([x, out])
         assert len(alive) == 3 and torch.equal(out, (x + 1).mT)
         out.zero_()
 
@@ -104,16 +103,16 @@ BIASED = canonical("a0:f[h,q_idx,kv_idx]; where(ge(q_idx,kv_idx),silu(add(s,a0))
 @pytest.mark.parametrize("asked", [(True, True, True), (False, True, False)], ids=str)
 @pytest.mark.parametrize("text", [CAUSAL, BIASED], ids=["causal", "biased"])
 def test_a_call_of_the_generated_code_is_repeated(text: str, asked: tuple, monkeypatch):
-    """With other tensors, of other addresses and numbers, but what is read of the call."""
-    sites = forward_site(), backward_site()
+    """With other tensors, of other addresses and numbers."""
+    calls = chunked_call(False), chunked_call(True)
     for later in (False, True):
         if later:
-            monkeypatch.setattr(loop, "run", None)
-        *arguments, grad = operands(later)
+            monkeypatch.setattr(loop, "BlockLoop", None)
+        *arguments, grad = operands(False)
         aux = [torch.randn(2, 50, 50, dtype=torch.float64)] if text == BIASED else []
         arguments = (*arguments, aux, [], text)
         needs = [*asked, *(False for _ in aux)]
-        results = [sites[0](*arguments), *sites[1](grad, *arguments, needs)]
+        results = [calls[0](*arguments), *calls[1](grad, *arguments, needs)]
         wanted = torch.ops.gdpa.attention_backward(grad, *arguments, needs, "")
         wanted = [torch.ops.gdpa.attention(*arguments, ""), *wanted]
         torch.testing.assert_close(results, wanted, rtol=1e-10, atol=1e-10)
@@ -121,24 +120,20 @@ def test_a_call_of_the_generated_code_is_repeated(text: str, asked: tuple, monke
 
 @pytest.mark.parametrize("rows", [0, 50])
 def test_a_call_that_cannot_be_repeated_is_run_as_the_first_one(rows: int, monkeypatch):
-    """There are no scores, or more chunks than are noted. A constant has no gradient of Q and K."""
+    """There are no scores, or more chunks than are noted."""
     monkeypatch.setattr(loop, "MOST_RECORDED", 1)
-    sites = forward_site(), backward_site()
     for _ in range(2):
         query, key, value = (torch.randn(2, 2, n, 16, dtype=torch.float64) for n in (rows, 50, 50))
-        arguments, grad = (query, key, value, [], [], CAUSAL), torch.randn_like(query)
-        results = [sites[0](*arguments), *sites[1](grad, *arguments, [True] * 3)]
-        torch.testing.assert_close(
-            results, reference(query, key, value, grad), rtol=1e-10, atol=1e-10
-        )
-    assert not any(site.recorded for site in sites)
+        inputs = query, key, value, torch.randn_like(query)
+        torch.testing.assert_close(step(*inputs), reference(*inputs), rtol=1e-10, atol=1e-10)
+    assert not loop._RECORDINGS
 
 
 def test_gradients_that_are_zero_are_so_each_time():
-    site, text = backward_site(), canonical("where(ge(q_idx,kv_idx),0.5,0.0)")
+    """A constant has no gradient of Q and K."""
+    text = canonical("where(ge(q_idx,kv_idx),0.5,0.0)")
     for _ in range(3):
-        query, key, value, grad = operands(False)
-        result = site(grad, query, key, value, [], [], text, [True] * 3)
-        wanted = reference(query, key, value, grad, text)[1:]
-        torch.testing.assert_close(result, wanted, rtol=1e-10, atol=1e-10)
-        del result
+        inputs = operands(False)
+        results = step(*inputs, text)
+        torch.testing.assert_close(results, reference(*inputs, text), rtol=1e-10, atol=1e-10)
+        del results

@@ -27,7 +27,7 @@ def uncompiled(backend: Backend, **changes: Any) -> Backend:
     def lower(call):
         return extern_call(call.signature, call.nodes)
 
-    return replace(backend, **{"lower": lower, "lower_backward": lower, **changes})
+    return replace(backend, **{"lower": lower, **changes})
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from .operators import uncompiled
 def test_each_is_a_module_of_its_name():
     assert tuple(backend.name for backend in backends()) == BACKENDS
     for backend in backends():
-        assert backend.devices and backend.lower and backend.lower_backward
+        assert backend.devices and backend.lower
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return "" if problem.rows <= 64 else "more than 64 rows"
 
     module = ModuleType("gdpa_inductor.lowerings.eager")
-    module.BACKEND = Backend("eager", ("cpu",), (Rule(Code.LAYOUT, long),), (), lower, lower)
+    module.BACKEND = Backend("eager", ("cpu",), (Rule(Code.LAYOUT, long),), (), lower)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(cpu, "BACKEND", uncompiled(cpu.BACKEND))
     names = ("eager", *BACKENDS)

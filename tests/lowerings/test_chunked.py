@@ -289,9 +289,8 @@ def allocated(code: str) -> list[list[str]]:
     return [size.replace(" ", "").split(",") for size in sizes]
 
 
-# How generated code calls the operators, where sizes vary and where they do not.
-CALLED_BY_NAME = "gdpa.attention_chunked.default", "gdpa.attention_chunked_backward.default"
-SITES = "blocked_forward_site()", "blocked_backward_site()"
+# How generated code calls the forward and the backward.
+CALLS = "blocked_chunked_call(False)", "blocked_chunked_call(True)"
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -305,11 +304,10 @@ def test_the_generated_code_has_no_scores(dynamic: bool):
     block_pass._variant.cache_clear()
     with torch._inductor.config.patch(force_disable_caches=True):
         _, codes = run_and_get_code(lambda: model(*given).sum().backward())
-    calls = CALLED_BY_NAME if dynamic else SITES
-    for name in calls:
+    for name in CALLS:
         (code,) = (code for code in codes if name in code)
         assert not [size for size in allocated(code) if len(size) - len(set(size)) > 0]
-    programs = [code for code in codes if not any(name in code for name in calls)]
+    programs = [code for code in codes if not any(name in code for name in CALLS)]
     assert len(programs) == 2
     assert not any(map(allocated, programs))
 
@@ -327,5 +325,5 @@ def test_a_product_in_fp32_has_scores_in_fp32(fp32: bool):
     with torch.no_grad():
         found = torch.compile(model, backend="gdpa", options=options)
         _, codes = run_and_get_code(found, *given)
-    (code,) = (code for code in codes if SITES[0] in code)
+    (code,) = (code for code in codes if CALLS[0] in code)
     assert ("fp32_scores=True" in code) is fp32

@@ -114,7 +114,7 @@ def test_the_code_of_sizes_that_vary_says_so():
 
 
 def test_calls_of_two_backends_take_turns():
-    """Both have functions of the same names, and the code imports each of them once."""
+    """The code imports the function of each of them once, and calls it for each call site."""
     turns = ["cute", "chunked", "cute", "chunked"]
 
     def run(query, key, value):
@@ -124,10 +124,13 @@ def test_calls_of_two_backends_take_turns():
         return query
 
     code = render.wrapper(run, tensors(), capability=90)
+    lines = re.findall(r"^\S.*(?:forward_site|chunked_call).*", code, re.M)
     entries: dict[str, Any] = {}
-    exec("\n".join(re.findall(r"^\S.*_site.*", code, re.M)), entries)
-    sites = [x for x in entries.values() if hasattr(x, "signature")]
-    assert [x.signature.name for x in sites] == [f"attention_{x}" for x in turns]
+    exec("\n".join(lines), entries)
+    called = [name for name in re.findall(r"^gdpa_\w+ = (\w+)\(", code, re.M) if name in entries]
+    names = {"cute": "cute_calls_forward_site", "chunked": "blocked_chunked_call"}
+    assert called == [f"gdpa_inductor_lowerings_{names[turn]}" for turn in turns]
+    assert len(lines) == len(turns) + 2 and all(map(callable, map(entries.get, called)))
 
 
 @pytest.mark.parametrize("winner", ["gdpa_cute", "gdpa_forward"])

@@ -57,7 +57,7 @@ def test_a_lowering_that_fails_falls_back(dynamic: bool, monkeypatch: pytest.Mon
     def broken(*_):
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(cpu, "BACKEND", replace(cpu.BACKEND, lower=broken, lower_backward=broken))
+    monkeypatch.setattr(cpu, "BACKEND", replace(cpu.BACKEND, lower=broken))
     assert_same("", dynamic)
     assert counters["gdpa"]["fallback"] == 2
     assert set(counters["gdpa"]) <= {"fallback", "chunked_launches"}
@@ -70,7 +70,7 @@ def test_where_chunks_fail_too_the_formula_is_inlined(monkeypatch: pytest.Monkey
         raise RuntimeError("out of luck")
 
     for module in (cpu, chunked):
-        backend = replace(module.BACKEND, lower=broken, lower_backward=broken)
+        backend = replace(module.BACKEND, lower=broken)
         monkeypatch.setattr(module, "BACKEND", backend)
     assert_same("")
     assert counters["gdpa"] == {"fallback": 2}

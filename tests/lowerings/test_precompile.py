@@ -41,7 +41,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, begun: Callable, lowered: Callable) -
         lowered(call)
         return backend.lower(call)
 
-    watched = dataclasses.replace(backend, precompile=begun, lower=lower, lower_backward=lower)
+    watched = dataclasses.replace(backend, precompile=begun, lower=lower)
     monkeypatch.setattr(cpu, "BACKEND", watched)
 
 

@@ -40,17 +40,14 @@ class Sum:
 
 @dataclass(frozen=True)
 class Pass:
-    """The terms to compute for every score. None for those that are not wanted.
-
-    in_place: The weight overwrites the score, and dS overwrites dP. Otherwise each result has a
-    tensor of its own. dtype: The dtype to compute in. None is that of the score.
-    """
+    """The terms to compute for every score. None for those that are not wanted."""
 
     weight: Expr | None
     score_grad: Expr | None = None
     sums: tuple[Sum, ...] = ()
+    # The weight overwrites the score, and dS overwrites dP. Else each result has its own tensor.
     in_place: bool = False
-    dtype: torch.dtype | None = None
+    dtype: torch.dtype | None = None  # to compute in; None is that of the score
 
     @functools.cached_property
     def roots(self) -> tuple[Expr, ...]:
@@ -77,14 +74,13 @@ class Pass:
 
     @functools.cached_property
     def operands(self) -> tuple[Expr, ...]:
-        """The leaves that are tensors, in the order in which `__call__` takes them."""
+        """The leaves that `__call__` takes as tensors."""
         return tuple(node for node in postorder(self.roots) if node.op in _LEAVES)
 
     def terms(
         self, score: Tensor, grad: Tensor | None, leaves: Iterable[Tensor]
     ) -> tuple[Tensor, ...]:
-        """The terms, in the order of `roots`; they broadcast to the scores. leaves: in the order of
-        `operands`."""
+        """The terms, as `roots`; they broadcast to the scores. leaves: those of `operands`."""
         dtype = self.dtype or score.dtype
         tensors = dict(zip(self.operands, leaves, strict=True))
 
@@ -121,18 +117,16 @@ class Pass:
 
 
 def storable(operand: Tensor) -> Tensor:
-    """An operand with bools as bytes.
-
-    The vectorised load of bools branches for each element (torch 2.13). It makes a pass with a
-    random mask 7 times slower.
-    """
+    """An operand with bools as bytes."""
+    # Inductor's vectorised load of bools branches for each element (torch 2.13): a pass with a
+    # random mask takes 7 times as long.
     return operand.view(torch.uint8) if operand.dtype == torch.bool else operand
 
 
 def _as_kind(operand: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
     if kind == "f":
         return operand.to(dtype)
-    # Through int32, because a comparison of bytes is not vectorised either.
+    # By way of int32, as a comparison of bytes is not vectorised either.
     return operand.to(torch.int32) != 0 if kind == "b" else operand.to(torch.int64)
 
 
@@ -149,14 +143,12 @@ class Compiled:
 
     A hit takes no lock. Compiling holds Dynamo's, because torch's tracers and Inductor's settings
     are of the process. Where it fails, the plain form runs, and it is tried again later.
-
-    failures: When a key failed. warned: The devices and kinds of errors of past warnings.
     """
 
     most: int
     runners: OrderedDict[object, Runner] = field(default_factory=OrderedDict)
-    failures: dict[object, float] = field(default_factory=dict)
-    warned: set[tuple[str, type]] = field(default_factory=set)
+    failures: dict[object, float] = field(default_factory=dict)  # by key, when it failed
+    warned: set[tuple[str, type]] = field(default_factory=set)  # devices and kinds of errors
 
     def get(
         self,
@@ -219,7 +211,7 @@ def compiled(work: Pass, tensors: Sequence[Tensor], lengths_vary: bool = False) 
     """A callable for `tensors`. Each kind of layout is compiled once, whatever its sizes.
 
     lengths_vary: many sizes are to come. Then nothing is compiled for a single one of them, nor for
-    rows or columns of one score. Operands that happen to be contiguous are like others.
+    rows or columns of one score, and operands that happen to be contiguous are like others.
     """
     if lengths_vary and 1 in tensors[0].shape[2:]:
         return work
@@ -235,16 +227,15 @@ def compiled(work: Pass, tensors: Sequence[Tensor], lengths_vary: bool = False) 
 
 
 def fixed(work: Runner, tensors: Sequence[Tensor], tag: str = "") -> Runner:
-    """Compiled for these very sizes: a GPU's kernel is faster where they are numbers. tag: what
-    else than the graph decides on the kernel, for the caches of torch."""
+    """Compiled for these very sizes: a GPU's kernel is faster where they are numbers.
+
+    tag: what else than the graph decides on the kernel, for the caches of torch.
+    """
     aligned = tuple(t.data_ptr() % _VECTOR == 0 for t in tensors)
     device = tensors[0].device
     key = (work, *map(_strided, tensors), aligned, device)
-    return FIXED.get(key, lambda: _fixed(work, tensors, tag), work, device.type)
-
-
-def _fixed(work: Runner, tensors: Sequence[Tensor], tag: str) -> Runner:
-    return inductor.compile_graph(work, tensors, dynamic=False, aot=True, tag=tag).run
+    build = lambda: inductor.compile_graph(work, tensors, dynamic=False, aot=True, tag=tag).run
+    return FIXED.get(key, build, work, device.type)
 
 
 def _strided(tensor: Tensor) -> Strided:
@@ -289,11 +280,8 @@ def _tensors(signature: tuple[Strided, ...], device: str | torch.device) -> list
 def _layout(
     dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], loose: bool
 ) -> Layout:
-    """What the compiler may rely on, per dimension.
-
-    "single": size 1. "packed": the stride of a contiguous tensor, unless `loose`. "unit", "none":
-    stride 1, 0. "any": another stride.
-    """
+    """What the compiler may rely on, per dimension."""
+    # "single": size 1. "packed": the stride of a contiguous tensor. "unit", "none": stride 1, 0.
     kinds: list[str] = []
     packed = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):

@@ -24,20 +24,15 @@ ALIGNED = 64  # rows and columns of a chunk are multiples of this
 
 @dataclass(frozen=True)
 class ChunkedCall:
-    """The facts about a call that decide on its chunks.
+    """The facts about a call that decide on its chunks."""
 
-    sizes:        [B, H, M, N].
-    joint:        In every operand, batches and heads can be viewed as one dim. Otherwise a chunk
-                  has several batches or several heads, not both.
-    wanted:       The results that are sums over chunks.
-    score_bytes:  The bytes of one score in all buffers of a chunk.
-    """
-
-    sizes: tuple[int, int, int, int]
+    sizes: tuple[int, int, int, int]  # [B, H, M, N]
     sides: tuple[MatrixSpec, ...]
+    # Batches and heads of every operand can be viewed as one dim. Otherwise a chunk has several
+    # batches or several heads, not both.
     joint: bool
-    wanted: tuple[MatrixSpec, ...]
-    score_bytes: int
+    wanted: tuple[MatrixSpec, ...]  # the results, which are sums over chunks
+    score_bytes: int  # of one score, in all buffers of a chunk
 
     @property
     def scores(self) -> int:
@@ -51,15 +46,15 @@ class ChunkedCall:
         return math.gcd(heads, *(s.group for s in self.sides if 1 < s.group < heads))
 
 
-Visit = tuple[Region, bool, bool]
+Visit = tuple[Region, bool, bool]  # whether a block is the first and the last of its region
 
 
 @dataclass(frozen=True)
 class BlockPass:
-    """One pass over blocks. served: What it sums."""
+    """One pass over blocks."""
 
     blocks: tuple[Block, ...]
-    served: tuple[MatrixSpec, ...]
+    served: tuple[MatrixSpec, ...]  # what it sums
 
     @functools.cached_property
     def scores(self) -> int:
@@ -67,12 +62,10 @@ class BlockPass:
 
     @functools.cached_property
     def visits(self) -> dict[str, list[Visit]]:
-        """Those of each sum, by name."""
         return {side.name: visits_of(side, self.blocks) for side in self.served}
 
 
 def visits_of(side: MatrixSpec, order: Sequence[Block]) -> list[Visit]:
-    """For each block: its region, and whether it is the first and the last of the region."""
     regions = list(enumerate(map(side.region, order)))
     last = {region: number for number, region in regions}
     first = {region: number for number, region in reversed(regions)}
@@ -81,11 +74,9 @@ def visits_of(side: MatrixSpec, order: Sequence[Block]) -> list[Visit]:
 
 @functools.lru_cache(maxsize=256)
 def passes(call: ChunkedCall) -> tuple[BlockPass, ...]:
-    """The passes of a call: as few as the memory for sums allows.
-
-    Each follows the order of one gradient, whose regions are then complete one after the other.
-    Other gradients join the pass if their unfinished sums are small.
-    """
+    """The passes of a call: as few as the memory for sums allows."""
+    # Each follows the order of one gradient, whose regions are then complete one after the other.
+    # Other gradients join the pass if their unfinished sums are small.
     blocks = list(_blocks(call))
     plan: list[BlockPass] = []
     left = list(call.wanted)
@@ -129,13 +120,10 @@ def _blocks(call: ChunkedCall) -> Iterator[Block]:
 
 
 def _room(call: ChunkedCall) -> int:
-    """The most units of M × N scores that a chunk may have.
-
-    Units that share a matrix need memory for a sum each.
-    """
+    """The most units of M × N scores that a chunk may have."""
     _, _, rows, cols = call.sizes
     lengths = {"rows": rows, "cols": cols}
-    parts = [
+    parts = [  # units that share a matrix need memory for a sum each
         4 * lengths[side.along] * side.width
         for side in call.wanted
         if side.shared or side.group > 1
@@ -149,7 +137,7 @@ def _steps(call: ChunkedCall) -> tuple[int, int]:
     _, _, rows, cols = call.sizes
     if rows * cols <= call.scores:
         return rows, cols
-    most_rows, most_cols = _summed(call, "rows"), _summed(call, "cols")
+    most_rows, most_cols = _most_summed(call, "rows"), _most_summed(call, "cols")
     if _width(call, "cols") > _width(call, "rows"):  # then the wider sums are complete at once
         step = call.scores // rows
         if step >= min(cols, MIN_ROWS) and rows <= most_rows:
@@ -166,14 +154,14 @@ def _width(call: ChunkedCall, along: str) -> int:
     return sum(side.width for side in call.wanted if side.along == along and not side.exact)
 
 
-def _summed(call: ChunkedCall, along: str) -> int:
+def _most_summed(call: ChunkedCall, along: str) -> int:
     """How many rows, or columns, have sums within the memory for them."""
     width = _width(call, along)
     return max(ALIGNED, SUMS // (4 * width)) if width else 1 << 62
 
 
 def _units(call: ChunkedCall, room: int) -> Iterator[tuple[slice, slice]]:
-    """Batches and heads of the chunks, at most `room` of them in one."""
+    """Batches and heads of the chunks."""
     batch, heads, *_ = call.sizes
     if call.joint and room >= heads:
         yield from ((b, slice(0, heads)) for b in spans(batch, _part(batch, room // heads)))
@@ -201,7 +189,7 @@ def _even(size: int, limit: int) -> int:
 
 
 def launches(call: ChunkedCall, products: int) -> int:
-    """How many kernels a call launches. products: Those of a chunk that are not summed."""
+    """The kernels that a call launches. products: Those of a chunk that are not summed."""
     count = 0
     for block_pass in passes(call):
         blocks = block_pass.blocks

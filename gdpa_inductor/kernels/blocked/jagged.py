@@ -75,23 +75,16 @@ def run(o: Operands[Tensor], results: Results, grad_out: Tensor | None, skip: bo
 
 
 class Rows(NamedTuple):
-    """The rows of a part on one side.
+    """The rows of a part on one side."""
 
-    members: The numbers of the sequences; a slice for one. length: Rows of each. places: [g,
-    length] or, for one sequence, that of its first row; None if the side is dense. valid: [g,
-    length], which of them exist.
-    """
-
-    members: Tensor | slice
-    length: int
+    members: Tensor | slice  # the numbers of the sequences; a slice for one
+    length: int  # rows of each
+    # [g, length]; of one sequence, where its first row is; None if the side is dense
     places: Tensor | int | None = None
-    valid: Tensor | None = None
+    valid: Tensor | None = None  # [g, length], which of them exist
 
     def pad(self, values: Tensor, axis: int = 2) -> Tensor:
-        """The rows [g, …, length, …] of [1, …, L, …], where L is at `axis`.
-
-        They are a view for one sequence. A dense side selects from [B|1, …].
-        """
+        """The rows [g, …, length, …] of [1, …, L, …], L at `axis`; dense ones are of [B|1, …]."""
         if self.places is None:
             return values if values.shape[0] == 1 else values[self.members]
         if isinstance(self.places, int):
@@ -116,17 +109,16 @@ class Rows(NamedTuple):
 class JaggedPart(NamedTuple):
     """Some sequences as one dense problem: one alone on views, or a group on padded copies.
 
-    numbers: Of the sequences, [g]. rows: By side. Matrices of a jagged side are [1,H,L,D] here.
+    Matrices of a jagged side are [1,H,L,D] here.
     """
 
-    numbers: Tensor
-    rows: dict[str, Rows]
+    numbers: Tensor  # of the sequences, [g]
+    rows: dict[str, Rows]  # by side
     is_alone: bool
 
     def operands(
         self, o: Operands[Tensor], inputs: Mapping[str, Tensor], pool: dict[str, Tensor]
     ) -> BlockOperands:
-        """inputs: Query, key and value."""
         tensors = [self.aux(t, spec) for t, spec in zip(o.aux, o.program.aux, strict=True)]
         only: Expr | None = None
         for side, rows in self.rows.items():
@@ -150,11 +142,9 @@ class JaggedPart(NamedTuple):
         return self.rows[_SIDES[name]].pad(values)
 
     def _is_in_place(self, name: str, total: Tensor) -> bool:
-        """Whether a result is added to the total itself.
-
-        Matrices of keys have to be contiguous, and the last bits of a product depend on the
-        alignment of their memory. A total that all sequences share is both.
-        """
+        """Whether a result is added to the total itself."""
+        # Matrices of keys have to be contiguous, and the last bits of a product depend on the
+        # alignment of their memory. A total that all sequences share is both.
         side = _SIDES[name]
         shared = self.rows[side].places is None and total.shape[0] == 1
         return self.is_alone and (side == "q" or shared)
@@ -201,13 +191,11 @@ class JaggedPart(NamedTuple):
 
 
 def _fitted(operand: Tensor, axis: int, size: int) -> Tensor:
-    """The operand, cut or filled up with zeros to `size` along an axis."""
-    present = min(size, operand.shape[axis])
-    part = operand.narrow(axis, 0, present)
-    if present == size:
+    part = operand.narrow(axis, 0, min(size, operand.shape[axis]))
+    if part.shape[axis] == size:
         return part
     shape = list(part.shape)
-    shape[axis] = size - present
+    shape[axis] = size - part.shape[axis]
     return torch.cat([part, part.new_zeros(shape)], axis)
 
 
@@ -248,10 +236,8 @@ def _parts(o: Operands[Tensor]) -> Iterator[JaggedPart]:
 def _groups(
     o: Operands[Tensor], starts: dict[str, list[int] | None], lengths: dict[str, list[int]]
 ) -> Iterator[tuple[tuple[int, ...], list[int]]]:
-    """(lengths, members) of groups of at least two short sequences.
-
-    There are none if a dense side is shared, or if its rows are not whole vectors.
-    """
+    """(lengths, members) of groups of at least two short sequences."""
+    # There are none if a dense side is shared, or if its rows are not whole vectors.
     for side, matrix in (("q", o.query), ("k", o.key), ("k", o.value)):
         if starts[side] is None and (matrix.shape[0] == 1 or matrix.shape[2] % _LANES):
             return

@@ -35,29 +35,13 @@ from .chunks import BlockPass, ChunkedCall
 from .fused import FusedPass
 from .operands import Block, BlockOperands
 from .products import Sums, is_joint, multiply
-from .recording import Immediate, Recording, Steps
+from .recording import Immediate, Recording, StepRecorder, Steps
 
 # The most calls whose steps are kept, and the most chunks of such a call. A longer list takes
 # memory, and saves no time.
 RECORDINGS, MOST_RECORDED = 256, 1024
-
-
-@dataclass(frozen=True)
-class RecordedCall:
-    """The recorded steps of a call, for calls with the same sizes, strides, dtypes and program.
-
-    leaves: The leaves of the program, whose tensors follow the others.
-    """
-
-    recording: Recording
-    leaves: tuple[Expr, ...]
-
-    def run(self, o: BlockOperands, results: Results, grad_out: Tensor | None = None) -> None:
-        """As `run`."""
-        self.recording.run(_bases(o, results, grad_out, self.leaves))
-
-
-_RECORDINGS: OrderedDict[object, RecordedCall] = OrderedDict()
+# By `_layout_key`: the steps of a call, and the leaves of its program, whose tensors come last.
+_RECORDINGS: OrderedDict[object, tuple[Recording, tuple[Expr, ...]]] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -69,22 +53,21 @@ class Results:
     "query". They are uninitialised, and contiguous, with the shapes and dtypes of the operands.
     Only those of the CPU kernel may have any strides, and its gradients are added to what is there,
     in the compute dtype.
-    totals: Zeros on four axes for each aux operand, to which its gradient is added, or None.
     """
 
     matrices: Mapping[str, Tensor]
+    # zeros on four axes for each aux operand, to which its gradient is added; None: not wanted
     totals: Sequence[Tensor | None] = ()
 
     @property
     def wanted(self) -> tuple[bool, ...]:
-        """Which aux operands have a gradient."""
         return tuple([total is not None for total in self.totals])
 
 
 def run(
     o: BlockOperands, results: Results, grad_out: Tensor | None = None, skip: bool = True
-) -> RecordedCall | None:
-    """Fill `results`. Returns the recorded steps, or None if they were not recorded.
+) -> None:
+    """Fill `results`.
 
     grad_out: The gradient of the output in a backward, [B,H,M,Dv]. skip: Leave out blocks where
     masks make all terms zero; only on the CPU.
@@ -93,15 +76,11 @@ def run(
     if 0 in (*o.sizes, width):
         for matrix in results.matrices.values():
             matrix.zero_()
-        return None
+        return
     if o.pool is not None or o.lengths_vary:
-        return _run_first(o, results, grad_out, skip, record=False)
-    tensors = (*_bases(o, results, grad_out, ()), *o.aux)
-    layouts = [(t.dtype, t.shape, t.stride()) for t in tensors]
-    limits = chunks.SCORES, chunks.SUMS, chunks.MIN_ROWS, chunks.ALIGNED
-    names, wanted = tuple(results.matrices), results.wanted
-    what = (o.program, o.only, o.wide, o.device, o.fused(any(wanted)), names, wanted)
-    key = (*what, *limits, *layouts)
+        _run_first(o, results, grad_out, skip, record=False)
+        return
+    key = _layout_key(o, results, grad_out)
     with _lock:
         recorded = _RECORDINGS.get(key)
         if recorded is not None:
@@ -109,19 +88,28 @@ def run(
     if recorded is None:
         recorded = _run_first(o, results, grad_out, skip, record=True)
         if recorded is None:
-            return None
+            return
         with _lock:
             _RECORDINGS[key] = recorded
             while len(_RECORDINGS) > RECORDINGS:
                 _RECORDINGS.popitem(last=False)
-    recorded.run(o, results, grad_out)
-    return recorded
+    recording, leaves = recorded
+    recording.run(_bases(o, results, grad_out, leaves))
+
+
+def _layout_key(o: BlockOperands, results: Results, grad_out: Tensor | None) -> object:
+    """Calls with equal keys have the same steps, but for the addresses of their tensors."""
+    layouts = [(t.dtype, t.shape, t.stride()) for t in (*_bases(o, results, grad_out, ()), *o.aux)]
+    limits = chunks.SCORES, chunks.SUMS, chunks.MIN_ROWS, chunks.ALIGNED
+    names, wanted = tuple(results.matrices), results.wanted
+    program = o.program, o.only, o.wide, o.device, o.fused(any(wanted))
+    return (*program, names, wanted, *limits, *layouts)
 
 
 def _bases(
     o: BlockOperands, results: Results, grad_out: Tensor | None, leaves: Sequence[Expr]
 ) -> list[Tensor]:
-    """The tensors of a call, in the order of a recording. leaves: Those of the program."""
+    """The tensors of a call, in the order of a recording."""
     grads = [] if grad_out is None else [grad_out]
     totals = [total for total in results.totals if total is not None]
     matrices = results.matrices.values()
@@ -130,13 +118,13 @@ def _bases(
 
 def _run_first(
     o: BlockOperands, results: Results, grad_out: Tensor | None, skip: bool, record: bool
-) -> RecordedCall | None:
+) -> tuple[Recording, tuple[Expr, ...]] | None:
     """Run a call, or record it and leave the run to the caller. A long call is run too."""
     plan = _plan(o, results, grad_out, skip)
     leaves = tuple(dict.fromkeys(node for work, _ in plan for node in work.operands))
     bases = _bases(o, results, grad_out, leaves)
     record = record and sum(len(block_pass.blocks) for _, block_pass in plan) <= MOST_RECORDED
-    steps: Steps = Recording(bases) if record else Immediate(bases, o.pool)
+    steps: Steps = StepRecorder(bases) if record else Immediate(bases, o.pool)
     rest = iter(steps.bases)
     names = ["query", "key", "value"] if grad_out is None else ["query", "key", "value", "out"]
     inputs = dict(zip(names, rest, strict=False))
@@ -144,12 +132,9 @@ def _run_first(
     totals = [None if total is None else next(rest) for total in results.totals]
     tensors = dict(zip(leaves, rest, strict=True))
     for work, block_pass in plan:
-        loop = BlockLoop(o, work, block_pass, steps)
-        loop.run(inputs, matrices, totals, [tensors[node] for node in work.operands])
-    if isinstance(steps, Immediate):
-        return None
-    steps.close()
-    return RecordedCall(steps, leaves)
+        operands = [tensors[node] for node in work.operands]
+        BlockLoop(o, work, block_pass, steps, inputs, totals, operands).run(matrices)
+    return (steps.recording(), leaves) if isinstance(steps, StepRecorder) else None
 
 
 def _plan(
@@ -171,18 +156,16 @@ def _plan(
 def call_of(
     o: BlockOperands, names: Sequence[str], grad_out: Tensor | None = None, sums: bool = False
 ) -> ChunkedCall:
-    """The facts that decide on the chunks. names: Of the results, in the order of their passes.
+    """The facts that decide on the chunks.
 
-    sums: Gradients of aux operands are wanted.
+    names: The results, in the order of their passes. sums: Gradients of aux operands are wanted.
     """
     batch, heads, *_ = o.sizes
     tensors = [o.query, o.key, o.value]
     tensors += [] if grad_out is None else [grad_out]
     query, value, score = (x.itemsize for x in (o.query.dtype, o.value.dtype, o.score_dtype))
-    if grad_out is None:
-        per_score: tuple[int, ...] = (score, value)  # S, P
-    else:
-        per_score = (score, value, value, query)  # S, dP, P, dS
+    # S and P; in a backward S, dP, P and dS
+    per_score = [score, value] if grad_out is None else [score, value, value, query]
     if o.fused(sums):
         score_bytes = sum(per_score[1:])
     else:
@@ -197,7 +180,6 @@ def call_of(
 
 
 def _terms(o: BlockOperands, names: tuple[str, ...], wanted: tuple[bool, ...]) -> Pass:
-    """The terms for results of these names, and for the wanted gradients of aux operands."""
     in_place = o.in_place and (o.pool is None or names == ("out",))
     return _cached_terms(o.program, o.only, names, wanted, in_place, o.compute)
 
@@ -230,51 +212,51 @@ def _cached_terms(
 
 
 class BlockLoop:
-    """The loop over the blocks of one pass."""
+    """The loop over the blocks of one pass.
 
-    def __init__(self, o: BlockOperands, work: Pass, block_pass: BlockPass, steps: Steps) -> None:
-        self._o, self._work, self._pass, self._steps = o, work, block_pass, steps
-        self._buffers: dict[str, Tensor] = {}
-        self._programs: dict[tuple[int, ...], BlockProgram] = {}
+    inputs: Query, key, value, and in a backward the gradient of the output as "out". totals: For
+    each aux operand. leaves: The tensors of `Pass.operands`.
+    """
 
-    def run(
+    def __init__(
         self,
+        o: BlockOperands,
+        work: Pass,
+        block_pass: BlockPass,
+        steps: Steps,
         inputs: Mapping[str, Tensor],
-        targets: Mapping[str, Tensor],
         totals: Sequence[Tensor | None],
         leaves: Sequence[Tensor],
     ) -> None:
-        """Add the parts of all blocks to the targets of the pass.
-
-        inputs: Query, key, value, and in a backward the gradient of the output as "out". targets:
-        By name. totals: For each aux operand. leaves: The tensors of `Pass.operands`.
-        """
-        o, work, block_pass = self._o, self._work, self._pass
-        on_cpu = o.pool is not None
-        self._fused = not on_cpu and o.fused(any(total is not None for total in totals))
-        self._inputs = inputs
-        self._sums: dict[str, Sums] = {}
-        for side in block_pass.served:
-            name, target = side.name, targets[side.name]
-            without = name in ("query", "key") and work.score_grad is None
-            if without or (name == "out" and block_pass.scores < math.prod(o.sizes)):
-                self._steps.do(Tensor.zero_, target)
-            if not without:
-                visits = iter(block_pass.visits[name])
-                dtype = o.compute if on_cpu else torch.promote_types(target.dtype, torch.float32)
-                onto = on_cpu and name != "out"
-                self._sums[name] = Sums(side, target, visits, dtype, self._steps, onto)
-        self._leaves = list(leaves)
+        self._o, self._work, self._pass, self._steps = o, work, block_pass, steps
+        self._inputs, self._leaves = inputs, list(leaves)
+        self._fused = o.pool is None and o.fused(any(total is not None for total in totals))
         if work.sums:
             terms = zip(o.program.gradients.aux, totals, strict=True)
             self._leaves[:0] = [t for term, t in terms if term is not None and t is not None]
-        if work.roots:
-            for block in self._pass.blocks:
-                self._add(block)
+        self._buffers: dict[str, Tensor] = {}
+        self._programs: dict[tuple[int, ...], BlockProgram] = {}
 
-    def _add(self, block: Block) -> None:
+    def run(self, targets: Mapping[str, Tensor]) -> None:
+        """Add the parts of all blocks to the targets of the pass, which have the names of sides."""
+        o, work, on_cpu = self._o, self._work, self._o.pool is not None
+        sums: dict[str, Sums] = {}
+        for side in self._pass.served:
+            name, target = side.name, targets[side.name]
+            without = name in ("query", "key") and work.score_grad is None
+            if without or (name == "out" and self._pass.scores < math.prod(o.sizes)):
+                self._steps.do(Tensor.zero_, target)
+            if not without:
+                visits = iter(self._pass.visits[name])
+                dtype = o.compute if on_cpu else torch.promote_types(target.dtype, torch.float32)
+                onto = on_cpu and name != "out"
+                sums[name] = Sums(side, target, visits, dtype, self._steps, onto)
+        for block in self._pass.blocks if work.roots else ():
+            self._add(block, sums)
+
+    def _add(self, block: Block, sums: Mapping[str, Sums]) -> None:
         """Add the part of a block. Its weights do not outlive it."""
-        sums, sides = self._sums, self._o.specs.sides
+        sides = self._o.specs.sides
         inputs = {name: sides[name].matrices(t, block) for name, t in self._inputs.items()}
         query, key, value = inputs["query"], inputs["key"], inputs["value"]
         grad_out = inputs.get("out")
@@ -302,12 +284,11 @@ class BlockLoop:
     ) -> Tensor:
         """rows · colsᵀ of a block, [b,h,rows,cols], in the buffer of this name."""
         product = self._buffer(name, block, dtype)
-        out = product.view(cols.shape[0], -1, cols.shape[1])
-        self._steps.do(multiply, rows, cols.mT, out)
+        self._steps.do(multiply, rows, cols.mT, product.view(cols.shape[0], -1, cols.shape[1]))
         return product
 
     def _buffer(self, name: str, block: Block, dtype: torch.dtype) -> Tensor:
-        """A buffer for a block of scores, uninitialised. All blocks share it."""
+        """Uninitialised. All blocks share the memory."""
         if len(self._pass.blocks) == 1:
             return self._steps.empty(block.shape, dtype, name)
         if name not in self._buffers:
@@ -318,21 +299,23 @@ class BlockLoop:
     def _weights(
         self, block: Block, query: Tensor, key: Tensor, grad: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """(P, dS) of a block, [b,h,rows,cols], or None for one that is not wanted.
+        """(P, dS) of a block, [b,h,rows,cols], or None for one that is not wanted; grad is dP.
 
-        It adds the block's part to the totals. query, key: The matrices of the block. grad: dP.
+        It adds the block's part to the totals too.
         """
         o, work = self._o, self._work
         leaves = [block.cut(t) for t in self._leaves]
-        grads = [] if grad is None else [grad]
+        buffers = [] if grad is None else [grad]
+        weight: Tensor | None
+        slope: Tensor | None
         if self._fused:
             sizes = [(query.dtype, block.shape) for _ in work.roots]
-            outputs = self._steps.make(self._program(block), [query, key, *grads, *leaves], *sizes)
+            program = self._program(block)
+            outputs = self._steps.make(program, [query, key, *buffers, *leaves], *sizes)
             weight, slope = outputs[0], outputs[-1]
         else:
-            score = self._product("score", block, query, key, o.score_dtype)
-            buffers = [score, *grads]
-            weight, slope = score, buffers[-1]
+            buffers.insert(0, self._product("score", block, query, key, o.score_dtype))
+            weight, slope = buffers[0], buffers[-1]
             if not work.in_place and work.weight is not None:
                 weight = self._buffer("weight", block, o.value.dtype)
                 buffers.append(weight)
@@ -359,7 +342,7 @@ class BlockProgram:
 
     def __init__(self, work: Pass | FusedPass, lengths_vary: bool) -> None:
         self._work, self._vary = work, lengths_vary
-        self._runners: dict[tuple[bool, ...], Runner] = {}
+        self._runners: dict[tuple[bool, ...], Runner] = {}  # by which tensors are aligned
 
     def __call__(self, *tensors: Tensor) -> Any:
         aligned = tuple([t.data_ptr() % 16 == 0 for t in tensors])

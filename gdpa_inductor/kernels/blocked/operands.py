@@ -62,31 +62,24 @@ def spans(size: int, step: int) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class MatrixSpec:
-    """A matrix operand, or the gradient of one: [B|1, H/group, M|N, width].
-
-    along:   The axis of the scores along which it varies: rows or columns.
-    group:   How many query heads read each of its heads.
-    shared:  All batches share it.
-    exact:   Its gradient may be summed in its own dtype.
-    folded:  How many query heads read a head of the key (or value) that it is multiplied with. On
-             the CPU the rows of these heads are one matrix. None for chunks: there a unit is one
-             (batch, head), and the matrices are views with one stride for each dim. `chunks`
-             chooses batches and heads so.
-    """
+    """A matrix operand, or the gradient of one: [B|1, H/group, M|N, width]."""
 
     name: str
-    along: str
+    along: str  # the axis of the scores along which it varies: "rows" or "cols"
     width: int
-    group: int = 1
-    shared: bool = False
-    exact: bool = True
+    group: int = 1  # how many query heads read each of its heads
+    shared: bool = False  # by all batches
+    exact: bool = True  # its gradient may be summed in its own dtype
+    # How many query heads read a head of the key (or value) that it is multiplied with. On the CPU
+    # the rows of these heads are one matrix. None for chunks: there a unit is one (batch, head),
+    # and `chunks` chooses them so that the matrices are views with one stride for each dim.
     folded: int | None = None
 
     def span(self, block: Block) -> slice:
         return block.rows if self.along == "rows" else block.cols
 
     def region(self, block: Block) -> Region:
-        """The region of a block: blocks with equal regions are summed before they are stored."""
+        """Blocks with equal regions are summed before they are stored."""
         if self.folded is None:
             first = 0 if self.shared else block.b.start
             return first, block.h.start // self.group, self.span(block).start
@@ -95,7 +88,6 @@ class MatrixSpec:
         return tuple(span.start for span in axes)
 
     def is_shared_in(self, block: Block) -> bool:
-        """Whether several units of the block read the same matrix."""
         if self.folded is not None:
             return False
         units = block.shape
@@ -133,7 +125,7 @@ class MatrixSpec:
         return operand[block.b if batches != 1 else WHOLE, heads, span]
 
     def target(self, operand: Tensor, block: Block) -> Tensor:
-        """The memory to which the block adds: one matrix if its units share it. It is a view."""
+        """The view to which the block adds: one matrix if its units share it."""
         if self.folded is not None:
             return self._part(operand, block)
         matrices = self.matrices(operand, block)
@@ -142,14 +134,10 @@ class MatrixSpec:
 
 @dataclass(frozen=True, eq=False)
 class Specs:
-    """What the shapes and dtypes of query, key and value decide; one object for equal ones.
+    """What the shapes and dtypes of query, key and value decide; one object for equal ones."""
 
-    sizes:  [B, H, M, N].
-    sides:  The specs of the operands, which are those of their gradients, and of the output.
-    """
-
-    sizes: tuple[int, int, int, int]
-    sides: Mapping[str, MatrixSpec]
+    sizes: tuple[int, int, int, int]  # [B, H, M, N]
+    sides: Mapping[str, MatrixSpec]  # of the operands, which are those of gradients; of "out"
 
     @staticmethod
     @functools.lru_cache(maxsize=1024)  # jagged calls ask for each sequence
@@ -170,33 +158,23 @@ class Specs:
 
 @dataclass(eq=False)  # frozen, it would take three times as long to build
 class BlockOperands:
-    """query [B|1,H,M,D], key [B|1,Hk,N,D], value [B|1,Hv,N,Dv], and aux operands on four axes.
+    """The dense problem that a loop over blocks runs."""
 
-    only:          A condition. Scores exist only where it holds.
-    wide:          Scores are stored in fp32, whatever the operands are.
-    lengths_vary:  Many sizes will come, so nothing is compiled for a single one.
-    numbers:       The numbers of the sequences of a jagged call, [batch].
-    pool:          The buffers of the CPU kernel, which all blocks reuse; None for chunks.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    aux: Sequence[Tensor]
+    query: Tensor  # [B|1,H,M,D]
+    key: Tensor  # [B|1,Hk,N,D]
+    value: Tensor  # [B|1,Hv,N,Dv]
+    aux: Sequence[Tensor]  # on four axes
     scalars: Sequence[int]
     program: ScoreMod
-    only: Expr | None = None
-    wide: bool = False
-    lengths_vary: bool = False
-    numbers: Tensor | None = None
-    pool: dict[str, Tensor] | None = None
+    only: Expr | None = None  # scores exist only where it holds
+    wide: bool = False  # scores are stored in fp32, whatever the operands are
+    lengths_vary: bool = False  # many sizes will come, so nothing is compiled for a single one
+    numbers: Tensor | None = None  # of the sequences of a jagged call, [batch]
+    pool: dict[str, Tensor] | None = None  # buffers of the CPU kernel; None for chunks
 
     @staticmethod
     def on_cpu(query: Tensor, key: Tensor, value: Tensor, **others: Any) -> BlockOperands:
-        """The operands of the CPU kernel: query, key and value in the compute dtype.
-
-        others: The other fields.
-        """
+        """The operands of the CPU kernel, in the compute dtype."""
         dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
         query, key, value = [_multipliable(t, dtype) for t in (query, key, value)]
         return BlockOperands(query, key, value, **others)
@@ -233,7 +211,6 @@ class BlockOperands:
         return not sums and not self.lengths_vary and fuses(self.query, self.value)
 
     def index(self, name: str) -> Tensor:
-        """The values of an index, along its axis."""
         axis = AXES.index(name)
         if name == "b" and self.numbers is not None:
             values = self.numbers
@@ -243,17 +220,16 @@ class BlockOperands:
 
     def leaves(self, nodes: Iterable[Expr]) -> list[Tensor]:
         """The tensors that leaves of the program stand for, for the whole problem."""
+        return [self._leaf(node) for node in nodes]
 
-        def leaf(node: Expr) -> Tensor:
-            number = int(node.value or 0)
-            if node.op == "aux":
-                return storable(self.aux[number].to(self.device))
-            if node.op == "scalar":
-                literal = self.scalars[number]
-                return torch.full((1, 1, 1, 1), literal, dtype=torch.int64, device=self.device)
-            return self.index(node.op)
-
-        return [leaf(node) for node in nodes]
+    def _leaf(self, node: Expr) -> Tensor:
+        number = int(node.value or 0)
+        if node.op == "aux":
+            return storable(self.aux[number].to(self.device))
+        if node.op == "scalar":
+            literal = self.scalars[number]
+            return torch.full((1, 1, 1, 1), literal, dtype=torch.int64, device=self.device)
+        return self.index(node.op)
 
 
 def _multipliable(operand: Tensor, dtype: torch.dtype) -> Tensor:

@@ -30,8 +30,8 @@ def is_joint(operand: Tensor, batch: int, heads: int) -> bool:
 
 
 def multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """out = left · right. For 16-bit factors, out may be fp32."""
-    if left.dtype == out.dtype:
+    """out = left · right; of 16-bit factors, out may be in fp32."""
+    if left.dtype == right.dtype == out.dtype:
         torch.bmm(left, right, out=out)
     elif left.is_cuda:
         torch.ops.aten.bmm.dtype_out(left, right, out.dtype, out=out)
@@ -40,7 +40,6 @@ def multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
 
 
 def _add_product(left: Tensor, right: Tensor, total: Tensor) -> None:
-    """total += left · right. For 16-bit factors, total may be fp32."""
     if left.dtype != total.dtype and left.is_cuda:
         torch.ops.aten.baddbmm.dtype_out(total, left, right, total.dtype, out=total)
     else:
@@ -49,18 +48,14 @@ def _add_product(left: Tensor, right: Tensor, total: Tensor) -> None:
 
 @dataclass
 class Sums:
-    """Fills a target, region after region, with sums of products.
-
-    visits: Of the blocks to come. dtype: The dtype of sums. onto: Add to the content of the target;
-    otherwise replace it.
-    """
+    """Fills a target, region after region, with sums of products."""
 
     side: MatrixSpec
     target: Tensor
-    visits: Iterator[Visit]
-    dtype: torch.dtype
+    visits: Iterator[Visit]  # of the blocks to come
+    dtype: torch.dtype  # of sums
     steps: Steps
-    onto: bool
+    onto: bool  # add to what the target holds, in place of replacing it
     totals: dict[Region, Tensor] = field(default_factory=dict)
 
     def add(self, block: Block, left: Tensor, right: Tensor) -> None:
@@ -87,7 +82,7 @@ class Sums:
             self.totals[region] = total
 
     def _is_direct(self, target: Tensor, alone: bool) -> bool:
-        """Whether products are summed in the target. alone: It is a single product."""
+        """Whether products are summed in the target."""
         if self.side.folded is None:
             return alone or target.dtype == self.dtype
         # torch.baddbmm multiplies matrices one by one if they are not contiguous. The last bits of

@@ -36,16 +36,13 @@ FINE, BANDS, FEW = 128, 8, 1 << 18
 
 
 class Tiling(NamedTuple):
-    """The size of a block along each axis. The last block of an axis may be smaller.
-
-    skip_cols: The granularity in columns with which zero scores are skipped.
-    """
+    """The size of a block along each axis. The last block of an axis may be smaller."""
 
     batch: int
     heads: int
     rows: int
     cols: int
-    skip_cols: int
+    skip_cols: int  # the columns in which zero scores are skipped together
 
 
 def tile(
@@ -53,11 +50,8 @@ def tile(
 ) -> Tiling:
     """Blocks of about SCORES for each thread.
 
-    groups:  Query heads for each key head, and for each value head. A block has whole groups, or a
-             part of one.
-    shared:  An operand serves all batches. Then a block has one batch, so that its gradient is
-             added in place.
-    masked:  Masks may make blocks zero.
+    groups: Query heads for each key head, and for each value head. shared: An operand serves all
+    batches. masked: Masks may make blocks zero.
     """
     batch, heads, rows, cols = sizes
     edge = min(EDGE, max(FINE, rows // BANDS)) if masked else EDGE
@@ -66,12 +60,13 @@ def tile(
     if not masked:
         row_step = _even(rows, max(edge, SCORES // max(col_step, 1)))
     room = min(torch.get_num_threads(), MAX_THREADS) * SCORES // max(row_step * col_step, 1)
-    fitting = [
+    fitting = [  # whole groups, or a part of one
         count
         for count in range(1, heads + 1)
         if heads % count == 0 and all(count % g == 0 or g % count == 0 for g in groups)
     ]
     head_step = max((count for count in fitting if count <= room), default=1)
+    # A shared operand gets one batch a block, so that its gradient is added in place.
     whole = head_step == heads and not shared
     return Tiling(
         max(1, min(batch, room // max(heads, 1))) if whole else 1,
@@ -90,10 +85,8 @@ def _even(size: int, limit: int) -> int:
 
 
 def tiles(o: BlockOperands, names: tuple[str, ...], work: Pass, skip: bool) -> BlockPass:
-    """The pass of a call, band after band: a band is the blocks of some rows.
-
-    names: The results. skip: Leave scores out where all terms of `work` are 0.
-    """
+    """The pass that fills `names`, band after band: a band is the blocks of some rows."""
+    # Scores are left out where all terms of `work` are 0.
     scores = math.prod(o.sizes)
     term = zero(work.roots, o.program.aux) if skip and scores > FEW else None
     if term is None and scores <= MAX_THREADS * SCORES:
@@ -114,14 +107,13 @@ def _tile_of(specs: Specs, masked: bool) -> Tiling:
 
 @functools.lru_cache(maxsize=1024)  # jagged calls ask for each sequence
 def _few_tiles(specs: Specs, names: tuple[str, ...], limits: tuple[int, ...]) -> BlockPass:
-    """The pass over few scores, and all of them. limits: What else decides on the tiling."""
+    """limits: What else decides on the tiling."""
     return _block_pass(specs, names, _tile_of(specs, masked=False), None)
 
 
 def _block_pass(
     specs: Specs, names: tuple[str, ...], tiling: Tiling, zeros: Tensor | None
 ) -> BlockPass:
-    """zeros: The result of `verdicts`."""
     batch, heads, rows, cols = specs.sizes
     blocks: list[Block] = []
     for b in spans(batch, tiling.batch):
@@ -136,7 +128,7 @@ def _block_pass(
 
 
 def _nonzero(band: Block, number: int, step: int, zeros: Tensor | None) -> Iterator[slice]:
-    """The columns of a band that are not skipped, as slices. zeros: The result of `verdicts`."""
+    """The columns of a band that are not skipped, as slices."""
     if zeros is None:
         yield band.cols
         return
@@ -169,10 +161,8 @@ def verdicts(
 ) -> Tensor:
     """The value of `term` for every block: [B|1, H|1, row blocks | 1, column blocks | 1].
 
-    Args:
-        index: A function from an index of `AXES` to its values, as a tensor of four dims.
-        steps: Rows and columns of a block.
-        aux: The aux operands on four axes.
+    index: From an index of `AXES` to its values, with four dims. steps: Rows and columns of a
+    block. aux: On four axes.
     """
 
     def leaf(node: Expr) -> Tensor:
@@ -194,7 +184,6 @@ def verdicts(
 
 
 def _per_block(operand: Tensor, steps: tuple[int, int], end: str) -> Tensor:
-    """The smallest or largest element in each block of rows and columns."""
     for dim, step in zip((2, 3), steps, strict=True):
         if operand.shape[dim] > 1:
             parts = [_ENDS[end](part, dim, keepdim=True) for part in operand.split(step, dim)]

@@ -2,5 +2,5 @@
 
 `templates/` has the jinja sources. `template` has the `Plan` of a kernel, which decides how its
 source is rendered. `configs` has the tile sizes. The device makes tables for the kernels:
-`tile_bounds`, `order` and `five_matmul`.
+`tile_bounds` and `order`.
 """

@@ -28,27 +28,17 @@ class Config:
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides the cost of a tile.
+    """What decides the cost of a tile."""
 
-    head_dim, value_dim:  Rounded up to powers of two.
-    itemsize:             Bytes of an element of the matrices.
-    score_bytes:          Bytes for each score, of aux operands that vary along queries and keys.
-    loop:                 Properties of the inner loop:
-                            "skips"   It skips tiles.
-                            "short"   There are at most SHORT keys.
-                            "jagged"  Sequences end anywhere.
-                            "few"     There are few queries.
-                            "tile"    All queries of a sequence fit into one tile.
-                            "split"   The keys are cut into shares.
-    rows:                 The fewest rows that a tile may have, a power of two.
-    """
-
-    head_dim: int
+    head_dim: int  # this and the next are rounded up to powers of two
     value_dim: int
-    itemsize: int
-    score_bytes: int = 0
+    itemsize: int  # bytes of an element of the matrices
+    score_bytes: int = 0  # for each score, of aux operands that vary along queries and keys
+    # "skips": tiles are skipped; "short": at most SHORT keys; "jagged": sequences end anywhere;
+    # "few": few queries; "tile": all queries of a sequence fit into one tile; "split": the keys are
+    # cut into shares
     loop: frozenset[str] = frozenset()
-    rows: int = 0
+    rows: int = 0  # the fewest that a tile may have, a power of two
 
     @property
     def widest(self) -> int:
@@ -56,16 +46,13 @@ class Shape:
 
 
 def shared_memory(kernel: str, config: Config, shape: Shape, capability: int = 90) -> int:
-    """The most bytes of shared memory: resident tiles, and a copy of loaded tiles for each
-    stage.
-
-    With tcgen05, a loaded tile that is read both ways round takes the memory of one more stage.
-    These are K in "rows", and Q and DO in "keys". Weights then lie in tensor memory.
-    """
+    """The most bytes of shared memory: resident tiles, and loaded tiles for each stage."""
     both = shape.head_dim + shape.value_dim
     rows, keys = config.rows * shape.itemsize, config.keys * shape.itemsize
     scores = config.rows * config.keys
     weights, operands = scores * shape.itemsize, scores * shape.score_bytes
+    # With tcgen05, a loaded tile that is read both ways round takes the memory of one more stage:
+    # K in "rows", Q and DO in "keys". Weights then lie in tensor memory.
     turned = rows * both if kernel == "keys" else keys * shape.head_dim
     if capability not in _TENSOR_MEMORY:
         turned = 0
@@ -160,19 +147,18 @@ SMALL = 1 << 32  # FLOP of a product, some 15 µs of an H200
 def settled(kernel: str, shape: Shape, operations: int, capability: int) -> bool:
     """Whether to take the first configuration without a benchmark, which takes seconds.
 
-    It is taken if it was measured, or if the kernel is so fast that the choice does not matter.
-    With an fp32 bias for each score the first was three times slower than the best, in a forward.
-    So heavy operands are benchmarked.
-
     operations: The FLOP of one product of all queries and keys.
     """
+    # It is taken if it was measured, or if the kernel is so fast that the choice does not matter.
+    # With an fp32 bias for each score the first was three times slower than the best, in a forward.
     measured = kernel != "tiles" or (shape.itemsize == 2 and shape.widest <= 128)
     measured &= shape.score_bytes <= LIGHT
     return (measured and capability == MEASURED_ON) or operations < SMALL
 
 
 def _searched(itemsize: int) -> Iterator[Config]:
-    """The list for max-autotune. Wide tiles of fp32 in full precision take minutes to compile."""
+    """The list for max-autotune."""
+    # Wide tiles of fp32 in full precision take minutes to compile.
     lengths = (32, 64, 128) if itemsize == 2 else (32, 64)
     for rows, keys, stages in itertools.product(lengths, lengths, (2, 3)):
         for warps in (4, 8):
@@ -185,7 +171,7 @@ def configs(
 ) -> list[Config]:
     """The configurations to try, the best known first.
 
-    shared: The bytes of shared memory that a CTA may have. capability: Such as 80, 90, 100 or 120.
+    shared: The bytes of shared memory that a CTA may have. capability: Such as 80 or 100.
     """
     special = tuple((*row[:3], row[4]) for row in _BY_LOOP if shape.loop.issuperset(row[3].split()))
     table = (*(special if capability in _FROM_MEMORY else _FROM_REGISTERS), *_TABLE)
@@ -200,7 +186,7 @@ def configs(
         return replace(config, rows=max(config.rows, shape.rows))
 
     def fitting(config: Config) -> Iterator[Config]:
-        """The configuration with the rows that it needs and as many stages as fit, if any."""
+        """With as many stages as fit, if any do."""
         config = enough(config)
         for stages in range(config.stages, 0, -1):
             less = replace(config, stages=stages)

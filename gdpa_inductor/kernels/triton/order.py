@@ -53,11 +53,8 @@ def tile_order(cu_seqlens: Tensor, total: Any, longest: Any, few: bool) -> Tenso
 
 
 def likely_offsets(batch: int, total: int, longest: int, device: torch.device | str) -> Tensor:
-    """Offsets for timing kernels, when the real lengths are not known. int64 [batch + 1].
-
-    Lengths are spread evenly around the mean, as far as `longest` allows. They have at most `total`
-    rows together.
-    """
+    """Offsets for timing kernels, when the real lengths are not known. int64 [batch + 1]."""
+    # Lengths are spread evenly around the mean, as far as `longest` allows.
     mean = max(1, min(total // batch, longest))
     places = torch.arange(batch, dtype=torch.float64, device=device)
     around = 2 * (places * _GOLDEN % 1) - 1

@@ -107,19 +107,15 @@ class Plan:
 
     @property
     def branches(self) -> bool:
-        """Whether one inner loop serves all tiles, with a branch for tiles that are not whole.
-
-        It must not load anything in the branch, since a branch waits for its loads. Nor does Triton
-        3.6 compile a product that only a branch reads.
-        """
+        """Whether one inner loop serves all tiles, with a branch for tiles that are not whole."""
+        # It must not load anything in the branch, since a branch waits for its loads. Nor does
+        # Triton 3.6 compile a product that only a branch reads.
         axis = loop_axis(self.kernel)
         alike = all(a in self.whole_reads for a in self.reads if axis in a.axes)
         return alike and not self.whole_flat
 
     def together(self, axis: str) -> bool:
-        """Whether one inner loop along `axis` serves whole tiles and the tail, with masked
-        loads.
-        """
+        """Whether one inner loop serves whole tiles and the tail, with masked loads."""
         jagged = any(JAGGED[side] == axis for side in self.jagged)
         return jagged or self.still >= set(self.names)
 
@@ -129,7 +125,7 @@ class Plan:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The outputs. The first is that of the template, the others are buffers that it gets."""
+        """The first is the output of the template, the others are buffers that it gets."""
         return tuple(f"OUT{i}" for i in range(len(self.names)))
 
     @property
@@ -191,5 +187,4 @@ def loop_axis(kernel: str) -> str:
 
 @functools.cache
 def source(name: str) -> str:
-    """The text of a template file."""
     return (_SOURCES / f"{name}.py.jinja").read_text("utf-8")

@@ -31,7 +31,7 @@ def tile_bounds(operand: Tensor, rows: int | None, columns: int | None) -> Tenso
 
 
 def _filled(operand: Tensor, dim: int) -> Tensor:
-    """The operand, with the last block filled up by the last element."""
+    """The last block is filled up by the last element."""
     length = operand.shape[dim]
     count = (length + BOUNDS_TILE - 1) // BOUNDS_TILE
     index = torch.arange(count * BOUNDS_TILE, device=operand.device).clamp(max=length - 1)

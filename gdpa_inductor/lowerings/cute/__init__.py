@@ -9,8 +9,6 @@ from ..backends import Backend
 from .calls import lower, lower_backward, precompile
 from .rules import FRUGAL, PAYS, REFUSES, YIELDS
 
-__all__ = ["BACKEND", "lower", "lower_backward"]
-
 BACKEND = Backend(
     name="cute",
     devices=("cuda",),
@@ -19,6 +17,5 @@ BACKEND = Backend(
     frugal=FRUGAL,
     yields=YIELDS,
     precompile=precompile,
-    lower=lower,
-    lower_backward=lower_backward,
+    lower=lambda call: lower_backward(call) if call.backward else lower(call),
 )

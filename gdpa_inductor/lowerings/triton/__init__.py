@@ -2,7 +2,7 @@
 
 - `rules` says which problems it takes.
 - `lower` says which kernels a call needs, and what each computes.
-- `launch` puts one kernel into the graph.
+- `plan` says what one kernel reads and visits; `launch` puts it into the graph.
 - `emit` writes a score program in Inductor's ops.
 
 Only `rules` is loaded at once. The others are loaded with the first lowering, because a process
@@ -15,19 +15,11 @@ from ..backends import Backend
 from ..call import Call
 from .rules import PAYS, REFUSES
 
-__all__ = ["BACKEND"]
-
 
 def _lower(call: Call) -> Any:
     from .lower import lower
 
     return lower(call)
-
-
-def _lower_backward(call: Call) -> list[Any]:
-    from .lower import lower_backward
-
-    return lower_backward(call)
 
 
 BACKEND = Backend(
@@ -36,5 +28,4 @@ BACKEND = Backend(
     refuses=REFUSES,
     pays=PAYS,
     lower=_lower,
-    lower_backward=_lower_backward,
 )

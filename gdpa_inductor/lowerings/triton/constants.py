@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..._compat import shapes, templates
-from ...kernels.triton import five_matmul
 from ...kernels.triton.configs import Config
 from ...kernels.triton.order import WORK_TILE
 from ...kernels.triton.template import Plan
 from ...kernels.triton.tile_bounds import BOUNDS_TILE
-from ...problem import Problem, Size
+from ...operands import Size
 from .. import gpu
-from . import one_tile
+from . import five_matmul, one_tile
 from .inputs import Inputs, block_dim, rounds
-
-if TYPE_CHECKING:
-    from .launch import Output
+from .plan import Output
 
 LANES = 32  # tiles that are classified at once: one in each lane, so that no warp waits
 
@@ -39,7 +36,8 @@ def constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[str
     single = all(shapes.statically_known_true(size == 1) for size in output.size)
     if single and plan.jagged:  # several CTAs would write the element
         raise NotImplementedError("an output of one element of a jagged side")
-    return {
+    splits = int(output.size[0]) if plan.split or plan.kernel == "tiles" else 1
+    known: dict[str, Any] = {
         "BLOCK_M": config.rows,
         "BLOCK_N": config.keys,
         "D": head_dim,
@@ -50,37 +48,31 @@ def constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[str
         "EVEN_N": even("k", problem.cols, config.keys),
         "EVEN_D": block_d == head_dim,
         "EVEN_V": block_v == value_dim,
-        "SPLITS": _shares(plan, output, problem),
+        "SPLITS": one_tile.shares(problem) if plan.kernel == "one_tile" else splits,
         "PRECISION": repr(gpu.float32_precision()),
         "ROUND_TF32": rounds(problem),
-        **({"WORK_TILE": WORK_TILE} if plan.listed else {}),
-        **(_halves(plan, config) if plan.kernel == "forward" and plan.jagged else {}),
-        **({"BOUNDS_TILE": BOUNDS_TILE} if plan.tables else {}),
-        **(
-            {"WARPS": config.warps, "ROWS": five_matmul.ROWS}
-            if plan.kernel == "five_matmul"
-            else {}
-        ),
-        **({"LANES": LANES} if plan.skips and plan.bounds is None else {}),
-        **({"SINGLE": True} if single else {}),
     }
-
-
-def _shares(plan: Plan, output: Output, problem: Problem) -> int:
-    if plan.kernel == "one_tile":
-        return one_tile.shares(problem)
-    return int(output.size[0]) if plan.split or plan.kernel == "tiles" else 1
+    if plan.listed:
+        known["WORK_TILE"] = WORK_TILE
+    if plan.kernel == "forward" and plan.jagged:
+        known |= _halves(plan, config)
+    if plan.tables:
+        known["BOUNDS_TILE"] = BOUNDS_TILE
+    if plan.kernel == "five_matmul":
+        known |= {"WARPS": config.warps, "ROWS": five_matmul.ROWS}
+    if plan.skips and plan.bounds is None:
+        known["LANES"] = LANES
+    if single:
+        known["SINGLE"] = True
+    return known
 
 
 def _halves(plan: Plan, config: Config) -> dict[str, int]:
-    """Smaller tiles for the end of a sequence, if half a tile holds what is left.
-
-    With uniform lengths they save a quarter of a tile on average. The value is 0, for none, in
-    these cases: nearly all sequences have the greatest length, so a copy of the loop is not worth
-    it; or half a tile is too small for the tensor core.
-    """
+    """Smaller tiles for the end of a sequence, if half a tile holds what is left; 0 for none."""
+    # With uniform lengths they save a quarter of a tile on average. Where nearly all sequences have
+    # the greatest length, a copy of the loop is not worth it.
     keys_alike = plan.direct and plan.alike
-    return {
+    return {  # half of a smaller tile is too small for the tensor core
         "HALF_M": 0 if plan.direct or config.rows < 128 else config.rows // 2,
         "HALF_N": 0 if keys_alike or config.keys < 32 else config.keys // 2,
     }

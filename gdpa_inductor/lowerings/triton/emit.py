@@ -29,8 +29,7 @@ F32, I32, I64 = torch.float32, torch.int32, torch.int64
 
 
 class _Ops:
-    """`ops.name(...)`. It looks for the handler when called, as there is one only in lowering."""
-
+    # It looks for Inductor's handler when it is called, as there is one only in lowering.
     def __getattr__(self, name: str) -> Emit:
         return lambda *args, **kwargs: lowering.inductor_op(name, *args, **kwargs)
 
@@ -51,15 +50,11 @@ def choose(condition: Value, x: Value, y: Value) -> Value:
 
 
 def _through(dtype: torch.dtype) -> Emit:
-    """Round to a narrower float and back."""
     return lambda x: ops.to_dtype(ops.to_dtype(x, dtype, use_compute_types=False), F32)
 
 
 def _remainder(x: Value, y: Value) -> Value:
-    """The remainder with the sign of the divisor, as in Python and torch.
-
-    The hardware gives it the sign of the dividend.
-    """
+    # As in Python and torch it has the sign of the divisor; the hardware's has the dividend's.
     rest = ops.mod(x, y)
     zero = integer(0)
     wrong = ops.logical_and(ops.ne(rest, zero), ops.ne(ops.lt(rest, zero), ops.lt(y, zero)))
@@ -126,7 +121,7 @@ hidden = asm("mov.b32", I32)
 
 
 def emitter(fast: bool) -> Callable[[Expr, list[Any]], Value]:
-    """The function `apply` for `fold`: from a node and its arguments to its value."""
+    """The function `apply` for `fold`."""
 
     def apply(node: Expr, values: list[Any]) -> Value:
         own = FAST if fast and node.kind == "f" and node.op in FAST else PLAIN

@@ -9,8 +9,8 @@ import torch
 
 from ..._compat import lowering, shapes
 from ...kernels.devices import nvidia
-from ...operands import Operands
-from ...problem import Problem, Size
+from ...operands import Operands, Size
+from ...problem import Problem
 from ...program.score_mod import ScoreMod
 from .. import gpu
 from ..call import Call
@@ -38,8 +38,7 @@ class Inputs:
         self.aux = tuple(lowering.realized(x, device) for x in o.aux)
         self.scalars = tuple(o.scalars)  # the integers that the program reads
         sides = {"q": o.cu_seqlens_q, "k": o.cu_seqlens_k}
-        # `cu_seqlens` of the jagged sides.
-        self.offsets = {
+        self.offsets = {  # `cu_seqlens` of the jagged sides
             x: lowering.realized(cu, device) for x, cu in sides.items() if cu is not None
         }
         # Both sides have the same `cu_seqlens` and `max_seqlen`.
@@ -47,8 +46,11 @@ class Inputs:
         self.alike = same_offsets and shapes.statically_known_true(p.rows == p.cols)
         self.shared = _smaller(fakes, p, 0, p.batch)  # see `Plan`
         self.grouped = _smaller(fakes, p, 1, p.heads)
-        # The matrices whose memory nobody needs after the backward.
-        self.spent = _spent(call) if call.backward else frozenset[str]()
+        self.spent = frozenset[str]()  # matrices whose memory nobody needs after the backward
+        if call.backward:
+            owners = call.fx_operands
+            spent = lowering.spent((owners.query, owners.key, owners.value), views=True)
+            self.spent = frozenset(name for name, last in zip("QKV", spent, strict=True) if last)
 
     @property
     def program(self) -> ScoreMod:
@@ -80,12 +82,6 @@ class Inputs:
         return [x for nodes, _ in each for x in nodes], [x for _, fakes in each for x in fakes]
 
 
-def _spent(call: Call) -> frozenset[str]:
-    operands = call.fx_operands
-    spent = lowering.spent((operands.query, operands.key, operands.value), views=True)
-    return frozenset(name for name, is_spent in zip("QKV", spent, strict=True) if is_spent)
-
-
 def _smaller(fakes: Operands[Any], problem: Problem, dim: int, size: Size) -> frozenset[str]:
     """The matrices whose dim is not known to have this size. Jagged ones have no batch dim."""
     sides = {
@@ -101,11 +97,8 @@ def _smaller(fakes: Operands[Any], problem: Problem, dim: int, size: Size) -> fr
 
 
 def rounds(problem: Problem) -> bool:
-    """Whether operands are rounded to TF32 before the kernel.
-
-    The tensor core truncates fp32 to TF32, which makes every product smaller. So operands are
-    rounded to nearest first.
-    """
+    """Whether operands are rounded to TF32 before the kernel."""
+    # The tensor core truncates fp32 to TF32, which would make every product smaller.
     return problem.dtype == torch.float32 and gpu.float32_precision() == "tf32"
 
 

@@ -26,120 +26,107 @@ import torch
 
 from ..._compat import lowering, shapes
 from ...kernels.triton import splits
-from ...operands import aux_from_axes, by_access
-from ...problem import Problem, Size
+from ...operands import Size, aux_from_axes, by_access
 from ...program.expr import AXES, POSITIONS, Expr
-from ...program.score_mod import Aux, ScoreMod
+from ...program.score_mod import Aux
 from ...reference import reduce_to
 from ...sequences import Padding, Sequences, padded_program
 from ..call import Call, in_order
 from ..donation import buffer_like
 from . import five_matmul, one_tile
 from .inputs import Inputs, empty
-from .launch import Output, Rival, run
+from .launch import Rival, run
+from .plan import Output
 
-# A function from wanted terms to gradients, both by the number of the operand (see `_terms`).
-Kernel = Callable[[dict[int, Expr], Inputs], dict[int, Any]]
+QUERY, KEY, VALUE, AUX = range(4)  # the numbers of gradients: that of aux operand i is AUX + i
+Terms = dict[int, Expr]  # the terms that wanted gradients sum, by their numbers
+Gradients = dict[int, Any]
+Kernel = Callable[[Terms, Inputs], Gradients]
 
 
 def lower(call: Call, rival: Rival | None = None) -> Any:
-    """O, contiguous. Inductor IR in and out. rival: see `launch.run`."""
-    o = Inputs(call)
+    """O, or the wanted gradients of (query, key, value, *aux) in the shapes of their operands;
+    contiguous. Inductor IR in and out. rival: as in `launch.run`, of a forward.
+    """
+    return _backward(call) if call.backward else _forward(Inputs(call), rival)
+
+
+def _forward(o: Inputs, rival: Rival | None) -> Any:
     p = o.problem
-    size = _rows_of(o, p.value_dim)
+    size = _size(o, "q", p.heads, p.value_dim)
     if empty(p):
         return lowering.zeros(size, p.value_dtype, p.device)
-    count = 1 if rival else _shares(o)
-    if count > 1:
-        return _split(o, (count, *size))
-    output = Output("p", o.program.weight, size, p.value_dtype)
-    (out,) = run("forward", [output], o, rival=rival)
-    return out
-
-
-def _shares(o: Inputs) -> int:
-    """Into how many shares the keys are cut: more than one only for few queries."""
-    rows = shapes.size_hint(o.problem.rows)
-    few = rows is not None and rows <= splits.MOST_ROWS
-    return one_tile.shares(o.problem, o.problem.value_dim) if few else 1
-
-
-def _split(o: Inputs, size: tuple[Size, ...]) -> Any:
-    """O from partial sums [shares, ...], added in a fixed order."""
-    output = Output("p", o.program.weight, size, torch.float32)
+    rows, count = shapes.size_hint(p.rows), 1
+    if rows is not None and rows <= splits.MOST_ROWS and not rival:
+        count = one_tile.shares(p, p.value_dim)
+    if count == 1:
+        output = Output("p", o.program.weight, size, p.value_dtype)
+        (out,) = run("forward", [output], o, rival=rival)
+        return out
+    output = Output("p", o.program.weight, (count, *size), torch.float32)
     (parts,) = run("forward", [output], o, split=True)
-    return lowering.finish(_added, parts, size, torch.float32, o.fakes.value)
+    summed = lambda parts, like: _added(parts).to(like.dtype)
+    return lowering.finish(summed, parts, output.size, output.dtype, o.fakes.value)
 
 
-def _added(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return functools.reduce(torch.add, parts.unbind(0)).to(like.dtype)
+def _added(parts: torch.Tensor) -> torch.Tensor:
+    """The sum of partial sums [shares, ...], in a fixed order."""
+    return functools.reduce(torch.add, parts.unbind(0))
 
 
-def lower_backward(call: Call) -> list[Any]:
-    """The wanted gradients of (query, key, value, *aux), each in the shape of its operand."""
+def _backward(call: Call) -> list[Any]:
     o, needs = Inputs(call), call.needs
-    leaves = o.fakes.differentiable
-    grads: dict[int, Any] = {}
+    grads: Gradients = {}
     if not empty(o.problem):
-        wanted = {
-            number: term
-            for number, term in _terms(o.program).items()
-            if term is not None and needs[number]
-        }
+        weight, slopes = o.program.weight, o.program.gradients
+        terms = enumerate([slopes.score, slopes.score, weight, *slopes.aux])
+        wanted = {number: term for number, term in terms if term is not None and needs[number]}
         for kernel in _kernels(wanted, o):
             grads.update(kernel(wanted, o))
     return [
         grads[i] if i in grads else lowering.zeros(tuple(leaf.shape), leaf.dtype, leaf.device)
-        for i, leaf in enumerate(leaves)
+        for i, leaf in enumerate(o.fakes.differentiable)
         if needs[i]
     ]
 
 
-def _kernels(wanted: dict[int, Expr], o: Inputs) -> tuple[Kernel, ...]:
+def _kernels(wanted: Terms, o: Inputs) -> tuple[Kernel, ...]:
     """The functions that compute the wanted gradients."""
-    if _in_one_tile(wanted, o):
-        return _one_tile, _tiles
-    if _owns(wanted, o):
-        return _five_matmul, _tiles
-    return (_keys_and_queries, _tiles) if _adds(wanted, o) else (_rows, _keys, _tiles)
+    summed_rows = any("kv_idx" not in spec.axes for _, spec in _wanted_aux(wanted, o))
+    if {QUERY, KEY} <= wanted.keys():
+        alone = not (o.grouped or o.shared - {"Q"})
+        if VALUE in wanted and not summed_rows and alone and one_tile.fits(o.problem):
+            return _one_tile, _tiles
+        if not summed_rows and five_matmul.applies(_key_outputs(wanted, o)[0], o):
+            return _five_matmul, _tiles
+        if not in_order(o.options) and "Q" not in o.shared:
+            return _keys_and_queries, _tiles
+    return _rows, _keys, _tiles
 
 
-def _terms(program: ScoreMod) -> dict[int, Expr | None]:
-    """The term that each gradient sums, by the number of the operand: query, key, value, *aux."""
-    score, others = program.gradients.score, program.gradients.aux
-    return {0: score, 1: score, 2: program.weight, **{3 + i: term for i, term in enumerate(others)}}
+def _size(o: Inputs, side: str, heads: Size, *width: Size) -> tuple[Size, ...]:
+    """The size of a result along a side: [B,heads,M|N,·], or [L,heads,·] if that is jagged."""
+    if side in o.offsets:
+        return (o.total(side), heads, *width)
+    return (o.problem.batch, heads, o.longest(side), *width)
 
 
-def _rows_of(o: Inputs, *width: Size) -> tuple[Size, ...]:
-    """The size of a result that has queries: [B,H,M,·], or [Lq,H,·] if the query is jagged."""
-    p = o.problem
-    if p.jagged_query:
-        return (p.total_rows, p.heads, *width)
-    return (p.batch, p.heads, p.rows, *width)
-
-
-def _keys_of(o: Inputs, heads: Size, *width: Size) -> tuple[Size, ...]:
-    p = o.problem
-    if p.jagged_key:
-        return (p.total_cols, heads, *width)
-    return (p.batch, heads, p.cols, *width)
-
-
-def _rows(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
+def _rows(wanted: Terms, o: Inputs) -> Gradients:
     """dQ, and the gradients of operands that do not vary along the keys."""
     p = o.problem
     outputs: dict[int, Output] = {}
-    if 0 in wanted:
+    if QUERY in wanted:
         dtype = torch.float32 if "Q" in o.shared else p.dtype
-        size = _rows_of(o, p.head_dim)
-        outputs[0] = Output("ds", wanted[0], size, dtype, _strides(0, size, o))
-    for i, spec in _aux_wanted(wanted, p):
+        size = _size(o, "q", p.heads, p.head_dim)
+        outputs[QUERY] = Output("ds", wanted[QUERY], size, dtype, _strides(QUERY, size, o))
+    for i, spec in _wanted_aux(wanted, o):
         if "kv_idx" not in spec.axes:
-            outputs[3 + i] = Output(f"g{i}", wanted[3 + i], _rows_of(o), torch.float32)
+            size = _size(o, "q", p.heads)
+            outputs[AUX + i] = Output(f"g{i}", wanted[AUX + i], size, torch.float32)
     return _finished("rows", outputs, o)
 
 
-def _keys(wanted: dict[int, Expr], o: Inputs, added: Sequence[Any] = ()) -> dict[int, Any]:
+def _keys(wanted: Terms, o: Inputs, added: Sequence[Any] = ()) -> Gradients:
     """dK, dV, and the gradients of aux operands that vary along the keys only.
 
     added: A buffer to which the kernel adds dQ, if it does.
@@ -148,21 +135,28 @@ def _keys(wanted: dict[int, Expr], o: Inputs, added: Sequence[Any] = ()) -> dict
     return _finished("keys", outputs, o, added=added, loops_heads=loops_heads)
 
 
-def _key_outputs(wanted: dict[int, Expr], o: Inputs) -> tuple[dict[int, Output], bool]:
+def _key_outputs(wanted: Terms, o: Inputs) -> tuple[dict[int, Output], bool]:
     """(outputs of the kernel of dK and dV, whether a CTA sums over the query heads of a group)."""
     p = o.problem
-    columns = [i for i, spec in _aux_wanted(wanted, p) if spec.axes & POSITIONS == {"kv_idx"}]
-    loops_heads = _loops_heads(o) and not columns
+    columns = [i for i, spec in _wanted_aux(wanted, o) if spec.axes & POSITIONS == {"kv_idx"}]
+    # A CTA can if key and value have the same groups.
+    loops_heads = (
+        o.grouped == {"K", "V"}
+        and shapes.statically_known_true(p.key_heads == p.value_heads)
+        and not columns
+    )
     heads = p.key_heads if loops_heads else p.heads
     outputs: dict[int, Output] = {}
-    for number, name, operand, width in ((2, "p", "V", p.value_dim), (1, "ds", "K", p.head_dim)):
+    sums = ((VALUE, "p", "V", p.value_dim), (KEY, "ds", "K", p.head_dim))
+    for number, name, operand, width in sums:
         if number in wanted:
             partial = operand in o.shared or (operand in o.grouped and not loops_heads)
             dtype = torch.float32 if partial else p.dtype
-            size = _keys_of(o, heads, width)
+            size = _size(o, "k", heads, width)
             outputs[number] = Output(name, wanted[number], size, dtype, _strides(number, size, o))
     for i in columns:
-        outputs[3 + i] = Output(f"g{i}", wanted[3 + i], _keys_of(o, heads), torch.float32)
+        size = _size(o, "k", heads)
+        outputs[AUX + i] = Output(f"g{i}", wanted[AUX + i], size, torch.float32)
     return outputs, loops_heads
 
 
@@ -173,40 +167,28 @@ def _strides(number: int, size: tuple[Size, ...], o: Inputs) -> tuple[Size, ...]
     return shapes.dense_strides(operand) if stores_final else None
 
 
-def _owns(wanted: dict[int, Expr], o: Inputs) -> bool:
-    """Whether "five_matmul" runs: a CTA computes dQ, dK and dV of a whole sequence and head."""
-    rows = any("kv_idx" not in spec.axes for _, spec in _aux_wanted(wanted, o.problem))
-    return (
-        {0, 1} <= wanted.keys() and not rows and five_matmul.applies(_key_outputs(wanted, o)[0], o)
-    )
-
-
-def _five_matmul(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
+def _five_matmul(wanted: Terms, o: Inputs) -> Gradients:
     """The results of `_keys`, and dQ, summed in the order of the keys: 5 products instead of 7."""
     p = o.problem
-    query = lowering.empty(_rows_of(o, p.head_dim), p.dtype, p.device)
-    added = [five_matmul.sums(o), query]
-    grads = _finished(
-        "five_matmul", _key_outputs(wanted, o)[0], o, added=added, order=five_matmul.order(o)
-    )
-    return {**grads, 0: query}
-
-
-def _in_one_tile(wanted: dict[int, Expr], o: Inputs) -> bool:
-    """Whether "one_tile" runs: a CTA computes all queries of a sequence and head in one tile."""
-    rows = any("kv_idx" not in spec.axes for _, spec in _aux_wanted(wanted, o.problem))
-    return {0, 1, 2} <= wanted.keys() and not rows and one_tile.applies(o)
-
-
-def _one_tile(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
-    """The results of `_keys`, and dQ, whose shares are added in a fixed order."""
-    size, dtype = one_tile.query_size(o)
-    query = lowering.empty(size, dtype, o.problem.device)
+    query = lowering.empty(_size(o, "q", p.heads, p.head_dim), p.dtype, p.device)
     outputs, _ = _key_outputs(wanted, o)
-    if not any(spec.axes >= POSITIONS for _, spec in _aux_wanted(wanted, o.problem)):
-        outputs[1] = replace(outputs[1], room=_key_room(outputs[1], o))
+    added = [five_matmul.sums(o), query]
+    order = five_matmul.order(o)
+    return {**_finished("five_matmul", outputs, o, added=added, order=order), QUERY: query}
+
+
+def _one_tile(wanted: Terms, o: Inputs) -> Gradients:
+    """The results of `_keys`, and dQ, whose shares are added in a fixed order."""
+    p, count = o.problem, one_tile.shares(o.problem)
+    size = (count, p.batch, p.heads, p.rows, p.head_dim)
+    dtype = torch.float32 if count > 1 or "Q" in o.shared else p.dtype  # it is summed later
+    query = lowering.empty(size, dtype, p.device)
+    outputs, _ = _key_outputs(wanted, o)
+    if not any(spec.axes >= POSITIONS for _, spec in _wanted_aux(wanted, o)):
+        outputs[KEY] = replace(outputs[KEY], room=_key_room(outputs[KEY], o))
     grads = _finished("one_tile", outputs, o, added=[query])
-    return {**grads, 0: lowering.finish(_query_of_shares, query, size, dtype, o.fakes.query)}
+    summed = lambda parts, like: reduce_to(_added(parts), like)
+    return {**grads, QUERY: lowering.finish(summed, query, size, dtype, o.fakes.query)}
 
 
 def _key_room(output: Output, o: Inputs) -> Any:
@@ -219,82 +201,64 @@ def _key_room(output: Output, o: Inputs) -> Any:
     return buffer_like(node) if donates and alike and lies else None
 
 
-def _query_of_shares(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return reduce_to(functools.reduce(torch.add, parts.unbind(0)), like)
-
-
-def _adds(wanted: dict[int, Expr], o: Inputs) -> bool:
-    """Whether the kernel of dK may sum dQ too, in no fixed order: 5 products instead of 7."""
-    return not in_order(o.options) and {0, 1} <= wanted.keys() and "Q" not in o.shared
-
-
-def _keys_and_queries(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
-    """The results of `_keys` and `_rows`, with dQ by atomic additions in fp32."""
+def _keys_and_queries(wanted: Terms, o: Inputs) -> Gradients:
+    """The results of `_keys` and `_rows`, with dQ by atomic additions: 5 products instead of 7."""
     p = o.problem
-    size = _rows_of(o, p.head_dim)
+    size = _size(o, "q", p.heads, p.head_dim)
     sums = lowering.zeroed(size, torch.float32, p.device)
-    grads = {
-        **_rows({number: term for number, term in wanted.items() if number != 0}, o),
-        **_keys(wanted, o, [sums]),
-    }
-    grads[0] = lowering.finish(
-        lambda part, like: part.to(like.dtype), sums, size, torch.float32, o.fakes.query
-    )
+    others = {number: term for number, term in wanted.items() if number != QUERY}
+    grads = {**_rows(others, o), **_keys(wanted, o, [sums])}
+    rounded = lambda part, like: part.to(like.dtype)
+    grads[QUERY] = lowering.finish(rounded, sums, size, torch.float32, o.fakes.query)
     return grads
 
 
-def _tiles(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
+def _tiles(wanted: Terms, o: Inputs) -> Gradients:
     """The gradients of aux operands that vary along queries and keys, with a kernel for each."""
     p = o.problem
-    grads: dict[int, Any] = {}
-    for i, spec in _aux_wanted(wanted, p):
+    grads: Gradients = {}
+    for i, spec in _wanted_aux(wanted, o):
         if not spec.axes >= POSITIONS:
             continue
         own = [
             extent if axis in spec.axes else 1 for axis, extent in (("b", p.batch), ("h", p.heads))
         ]
         summed = frozenset("bh") - spec.axes
-        splits = _splits(p, summed)
         dtype = torch.float32 if summed else p.aux_dtypes[i]
-        output = Output(f"g{i}", wanted[3 + i], (splits, *own, p.rows, p.cols), dtype)
-        grads.update(_finished("tiles", {3 + i: output}, o, summed=summed))
+        size = (_splits(o, summed), *own, p.rows, p.cols)
+        output = Output(f"g{i}", wanted[AUX + i], size, dtype)
+        grads.update(_finished("tiles", {AUX + i: output}, o, summed=summed))
     return grads
 
 
-def _aux_wanted(wanted: dict[int, Expr], problem: Problem) -> list[tuple[int, Aux]]:
-    return [(number - 3, problem.program.aux[number - 3]) for number in wanted if number >= 3]
+def _wanted_aux(wanted: Terms, o: Inputs) -> list[tuple[int, Aux]]:
+    return [(n - AUX, o.program.aux[n - AUX]) for n in wanted if n >= AUX]
 
 
-def _loops_heads(o: Inputs) -> bool:
-    """Whether key and value have the same groups of query heads, so that a CTA can sum over one."""
-    return o.grouped == {"K", "V"} and shapes.statically_known_true(
-        o.problem.key_heads == o.problem.value_heads
-    )
-
-
-def _splits(problem: Problem, summed: frozenset[str]) -> int:
-    """Into how many shares "tiles" cuts its sum: enough to fill the device, with partial sums of at
-    most 64 MiB. summed: The axes of the sum."""
-    sizes = {"b": problem.batch, "h": problem.heads, "q_idx": problem.rows, "kv_idx": problem.cols}
+def _splits(o: Inputs, summed: frozenset[str]) -> int:
+    """Into how many shares "tiles" cuts its sum over the axes `summed`."""
+    p = o.problem
+    sizes = {"b": p.batch, "h": p.heads, "q_idx": p.rows, "kv_idx": p.cols}
     hints = {axis: shapes.size_hint(size) or 1 for axis, size in sizes.items()}
     members = math.prod(hints[axis] for axis in summed)
     own = math.prod(hints[axis] for axis in "bh" if axis not in summed)
     tiles = own * -(-hints["q_idx"] // 64) * -(-hints["kv_idx"] // 64)
+    # Enough to fill the device, with partial sums of at most 64 MiB.
     room = (64 << 20) // max(1, 4 * own * hints["q_idx"] * hints["kv_idx"])
     return max(1, min(members, 512 // tiles, room))
 
 
-def _finished(kernel: str, outputs: dict[int, Output], o: Inputs, **plan: Any) -> dict[int, Any]:
+def _finished(kernel: str, outputs: dict[int, Output], o: Inputs, **fields: Any) -> Gradients:
     """Run a kernel, and turn its results into gradients of the right shapes."""
     if not outputs:
         return {}
-    stored = run(kernel, list(outputs.values()), o, **plan)
-    grads: dict[int, Any] = {}
+    stored = run(kernel, list(outputs.values()), o, **fields)
+    grads: Gradients = {}
     for (number, output), buffer in zip(outputs.items(), stored, strict=True):
         leaf = o.fakes.differentiable[number]
         grads[number] = buffer
-        if number >= 3:
-            formula = _aux_gradient(kernel, number - 3, o)
+        if number >= AUX:
+            formula = _aux_gradient(kernel, number - AUX, o)
             extra = o.extents
             grads[number] = lowering.finish(formula, buffer, output.size, output.dtype, leaf, extra)
         elif not _same_shape(output.size, leaf.shape):

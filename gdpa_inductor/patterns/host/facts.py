@@ -229,7 +229,7 @@ def is_random(node: Node) -> bool:
     """Whether a call may draw random numbers."""
     if _RANDOM.search(name(node)):
         return True
-    return any(map(operators.draws_random, operators.aten_overloads(name(node))))
+    return any(map(operators.is_random, operators.aten_overloads(name(node))))
 
 
 def flat_nodes(arguments: Any) -> list[Node]:

@@ -70,7 +70,7 @@ def trace(nodes: Sequence[Node], first: Node, leaves: Sequence[Node], ambient: A
                 environment[node] = execute(node, environment)
             written = fx.traced_so_far()
             new = written.keys() - known.keys()
-            if any(operators.draws_random(written[name]) for name in new):
+            if any(operators.is_random(written[name]) for name in new):
                 raise _random(node)
             origin.update(dict.fromkeys(new, node))
             known = written
