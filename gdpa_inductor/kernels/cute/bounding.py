@@ -55,7 +55,6 @@ class Bounding:
 
     @cute.jit
     def store(self, place, thread, lo, hi):
-        """Reduce over the threads of the CTA, and store the two results."""
         layout = cute.make_layout((WARPS, len(ENDS)), stride=(APART, 1))
         buffer = cutlass.memory.SmemAllocator().allocate_tensor(self.kind, layout, 16)
         for distance in (1, 2, 4, 8, 16):
@@ -82,7 +81,6 @@ class Bounding:
 
 
 def compiled(source: str, table: str, rows: int, cols: int, arch: str) -> Any:
-    """The compiled kernel, for these dtypes of operand and table, and this tile size."""
     extents, strides = (tuple(kind(1) for _ in range(4)) for kind in (Int32, Int64))
     arguments = (pointer(source), pointer(table), extents, strides, stream())
     return compile_kernel(Bounding(source, table, rows, cols), arguments, arch)

@@ -12,7 +12,7 @@ from .classes import classes, table_dtype
 from .config import LETTERS, KernelConfig
 from .form import ALIGNMENT
 from .launcher import SIZES, TOTALS
-from .program import DTYPES
+from .values import DTYPES
 
 
 def compile_kernel(kernel: Any, arguments: Sequence[Any], arch: str, more: str = "") -> Any:
@@ -35,17 +35,7 @@ def stream() -> Any:
 
 
 def example(config: KernelConfig) -> tuple[Any, ...]:
-    """The arguments of an attention kernel for tracing: the right types, but no data.
-
-    pointers:  Query, key, value and `KernelConfig.matrices`.
-    sizes:     B, H, Hk, Hv, M, N (the most, if jagged), total rows of Q and of K, and how many
-               sequences the launch computes.
-    strides:   (batch, head, row) of the matrices.
-    cu_q, cu_k, order: `cu_seqlens` of jagged sides, and the order of the sequences, or None.
-    aux:       (pointer, strides in the order of `LETTERS`) of aux operands, then of their tables.
-    scalars:   The integers of the program.
-    ctas, stream: How many CTAs to launch, and where.
-    """
+    """The arguments of `AttentionKernel` for tracing: the right types, but no data."""
     dtypes = [config.dtype] * 3 + config.matrices
     jagged = (config.jagged_q, config.jagged_k)
     bounded = classes(config, terms_of(config)).bounds

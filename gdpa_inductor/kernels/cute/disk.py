@@ -60,7 +60,7 @@ def kernel_file(module: str, *arguments: Hashable) -> bytes:
 
 
 def described(part: Any) -> str:
-    """A text that is equal in every process. The order of a set is not, so sets are sorted."""
+    # A text that is equal in every process. The order of a set is not, so sets are sorted.
     if dataclasses.is_dataclass(part):
         fields = dataclasses.fields(part)
         pairs = [f"{f.name}={described(getattr(part, f.name))}" for f in fields]
@@ -69,18 +69,15 @@ def described(part: Any) -> str:
 
 
 def keeps() -> bool:
-    """Whether the cache is enabled."""
     return _folder() is not None
 
 
 def has(*parts: Any) -> bool:
-    """Whether there is a file for this kernel. It may be damaged."""
     place = _place(parts)
     return place is not None and any(place.glob("*.o"))
 
 
 def _folder() -> Path | None:
-    """The folder of all kernels, or None if the cache is disabled."""
     folder = inductor.cache_folder()
     if folder is None or os.environ.get(OFF, "0").lower() not in ("0", "false", ""):
         return None
@@ -88,7 +85,6 @@ def _folder() -> Path | None:
 
 
 def _place(parts: tuple[Any, ...]) -> Path | None:
-    """The folder of one kernel, or None if the cache is disabled."""
     folder = _folder()
     if folder is None:
         return None
@@ -99,10 +95,8 @@ def _place(parts: tuple[Any, ...]) -> Path | None:
 
 
 def _surroundings() -> list[str]:
-    """What every kernel depends on: the package, the compiler with its settings, and the host.
-
-    The object file has host code for the launch, compiled for the instructions of this CPU.
-    """
+    # What every kernel depends on: the package, the compiler with its settings, and the host.
+    # The object file has host code for the launch, compiled for the instructions of this CPU.
     settings = sorted(item for item in os.environ.items() if item[0].startswith(SETTINGS))
     compiler = (_versions(), sys.version_info[:2], settings)
     return [source_hash(), repr(compiler), platform.machine(), _instructions()]
@@ -110,7 +104,6 @@ def _surroundings() -> list[str]:
 
 @functools.cache
 def _versions() -> tuple[str, ...]:
-    """The versions of the compiler's packages. One package tells which CUDA it is for."""
     versions = []
     for part in PARTS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -120,7 +113,6 @@ def _versions() -> tuple[str, ...]:
 
 @functools.cache
 def _instructions() -> str:
-    """The instruction sets of the CPU, as text."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -129,7 +121,7 @@ def _instructions() -> str:
 
 
 def _read(place: Path) -> bytes | None:
-    """The content of the undamaged file in a folder, or None. Damaged files are deleted."""
+    # The content of the undamaged file in a folder, or None. Damaged files are deleted.
     try:
         for path in place.glob("*.o"):
             content = path.read_bytes()
@@ -150,7 +142,7 @@ def _store(place: Path, content: bytes) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file in one step, so that no reader sees a part of it."""
+    # Write a file in one step, so that no reader sees a part of it.
     partial = path.with_suffix(f".{os.getpid()}.{uuid.uuid4().hex}")
     try:
         partial.write_bytes(content)

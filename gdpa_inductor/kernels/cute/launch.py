@@ -33,19 +33,16 @@ def compiled(config: KernelConfig, more: str = "") -> Any:
 
 @functools.cache
 def launcher(config: KernelConfig) -> Launcher:
-    """The launcher of a kernel, loaded or compiled once."""
     return Launcher(load("launch", config), config)
 
 
 def kernel_of(config: KernelConfig) -> Any:
-    """The kernel of a configuration, not compiled."""
     direction = "forward" if config.kernel == "forward" else "backward"
     module = importlib.import_module(f".{config.folder}.{direction}.kernel", __package__)
     return module.KERNEL(config)
 
 
 def launcher_in(plan: LaunchPlan) -> Launcher:
-    """The launcher of the forward of a plan."""
     return launcher(plan.config)
 
 
@@ -103,7 +100,7 @@ def forward(
 
 
 def place(device: torch.device, ctas: int, stream: int | None) -> tuple[int, int]:
-    """(ctas, stream) as given. Defaults: one CTA for each multiprocessor, the current stream."""
+    # (ctas, stream) as given. Defaults: one CTA for each multiprocessor, the current stream.
     if stream is None:
         if torch.cuda.current_device() != device.index:
             raise GDPAError(f"the operands are on {device}, which is not the current device")

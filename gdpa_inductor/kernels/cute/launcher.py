@@ -35,7 +35,6 @@ class WordBlock:
         self.dealt = 0
 
     def deal(self, count: int) -> list[int]:
-        """The addresses of the next `count` words."""
         first = ctypes.addressof(self.words) + 8 * self.dealt
         self.dealt += count
         return [first + 8 * i for i in range(count)]
@@ -98,12 +97,11 @@ class WordLauncher:
 
 
 def load(module: str, *arguments: Hashable) -> Kernel:
-    """The kernel of `disk.kernel_file`, once a worker that compiles it has ended."""
     precompile.finish(module, *arguments)
     return Kernel(disk.kernel_file(module, *arguments))
 
 
 @functools.cache
 def word_launcher(module: str, count: int, *arguments: Hashable) -> WordLauncher:
-    """The launcher of a small kernel: see `load`. count: How many arguments a launch has."""
+    """The launcher of a small kernel. count: How many arguments a launch has."""
     return WordLauncher(load(module, *arguments), count)

@@ -22,7 +22,6 @@ def for_gradient(operand: Tensor, empty: Callable[..., Tensor]) -> Tensor:
 
 @functools.lru_cache(1024)
 def _memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The size of the contiguous memory, and the permutation to the operand's dims."""
     dense = dense_strides(torch.empty_strided(shape, strides, device="meta"))
     order = sorted(range(len(shape)), key=lambda d: (-dense[d], d))
     return tuple(shape[d] for d in order), tuple(map(order.index, range(len(order))))
@@ -35,7 +34,6 @@ def is_dense(room: Tensor) -> bool:
 
 
 def cleared(room: Tensor, stream: int) -> Tensor:
-    """The tensor after its 32-bit numbers are set to zero."""
     if room.device.type != "cuda" or not is_dense(room):
         return room.zero_()
     clear(room.data_ptr(), room.numel(), stream)

@@ -39,5 +39,5 @@ def longest_first(
 
 
 def _is_ranked(device: torch.device, batch: int) -> bool:
-    """Whether the kernel of `ranking` computes the order, not a sort."""
+    # Whether the kernel of `ranking` computes the order, not a sort.
     return device.type == "cuda" and 0 < batch <= MOST

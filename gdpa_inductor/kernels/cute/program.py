@@ -9,40 +9,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
 from ...program.expr import Expr, postorder
 from ...program.integers import wide
 from .config import LETTERS, KernelConfig
 from .emit import emit
+from .operands import KernelArguments
 from .values import Fixed, Pair, each, smaller
-
-DTYPES = {
-    "float32": cutlass.Float32, "float16": cutlass.Float16, "bfloat16": cutlass.BFloat16,
-    "float64": cutlass.Float64, "bool": cutlass.Uint8, "uint8": cutlass.Uint8,
-    "int8": cutlass.Int8, "int16": cutlass.Int16, "int32": cutlass.Int32, "int64": cutlass.Int64,
-}  # fmt: skip
 
 
 class Program(Fixed):
-    """The terms `roots` of a score program, by default the weight, for any score.
-
-    aux: (pointer, strides in the order of `LETTERS`) of each aux operand. scalars: The integers
-    that the program reads.
-    """
+    """The terms `roots` of a score program, by default the weight, for any score."""
 
     def __init__(
-        self, config: KernelConfig, aux: Any, scalars: Any, roots: Sequence[Expr] | None = None
+        self, config: KernelConfig, x: KernelArguments, roots: Sequence[Expr] = ()
     ) -> None:
-        self.mod, self.fast, self.aux, self.scalars = config.mod, config.fast, aux, scalars
+        self.mod, self.fast, self.aux, self.scalars = config.mod, config.fast, x.aux, x.scalars
         self.vectors, self.dtypes = config.vectors, config.aux
         self.roots = tuple(roots or (self.mod.weight,))
         self.nodes = list(postorder(self.roots))
         self.wide = wide(self.roots)
 
     def index(self, value: Any) -> Pair:
-        """A position as an integer of the program: 64 bits if the program multiplies integers."""
+        # A position as an integer of the program: 64 bits if the program multiplies integers.
         pair = value if isinstance(value, Pair) else Pair(value)
         return each(Int64)(pair) if self.wide else each(Int32)(pair)
 
@@ -50,11 +40,9 @@ class Program(Fixed):
         return self.mod.aux[int(node.value or 0)].access
 
     def place(self, node: Expr, places: dict[str, Any]) -> Any:
-        """A pointer to an element of an aux operand. places: The position for each letter."""
         return address(self.aux[int(node.value or 0)], self.access(node), places)
 
     def read(self, node: Expr, places: dict[str, Any]) -> Any:
-        """An element of an aux operand, in the type that the node has."""
         return self.of_kind(node, element(self.place(node, places)))
 
     def of_kind(self, node: Expr, value: Any) -> Any:
@@ -78,9 +66,8 @@ class Program(Fixed):
 
 
 def address(operand: Any, access: Iterable[str], places: Mapping[str, Any]) -> Any:
-    """A pointer to an element of an operand, which is (pointer, strides in the order of `LETTERS`).
-
-    The letters in `access` index it.
+    """A pointer to the element of an operand, (pointer, strides), that the letters in `access`
+    index.
     """
     pointer, strides = operand
     place = Int64(0)
@@ -91,17 +78,16 @@ def address(operand: Any, access: Iterable[str], places: Mapping[str, Any]) -> A
 
 
 def element(place: Any) -> Any:
-    """The number that a pointer points to."""
     return cute.make_tensor(place, cute.make_layout(1))[0]
 
 
 def widened(value: Any, dtype: str) -> Any:
-    """A loaded element. CuTe loads uint8 with a sign, so the sign is masked off."""
+    # A loaded element. CuTe loads uint8 with a sign, so the sign is masked off.
     return Int32(value) & 0xFF if dtype == "uint8" else value
 
 
 def of_kind(node: Expr, value: Any, wide: bool = False) -> Any:
-    """An element as bool, Float32 or an integer. wide: Integers have 64 bits."""
+    # An element as bool, Float32 or an integer. wide: Integers have 64 bits.
     if node.kind == "b":
         return value != 0
     if node.kind == "f":
@@ -144,10 +130,8 @@ class Row(Fixed):
         self, s: Pair, kv_idx: Pair, fetched: dict[Expr, Any] | None = None, at: int = 0,
         values: Mapping[int | None, Pair] = MappingProxyType({}),
     ) -> list[Any]:  # fmt: skip
-        """The roots for two scores.
-
-        fetched, at: The result of `fetch`, and where in it the first of the two keys is. values:
-        Those of aux operands for these scores, by number.
+        """The roots for two scores. fetched, at: The result of `fetch`, and where in it the first
+        of the two keys is. values: Those of aux operands for these scores, by number.
         """
 
         def one(node: Expr, kv_idx: Any) -> Any:

@@ -46,6 +46,5 @@ class Ranking:
 
 
 def compiled(dtype: str, arch: str) -> Any:
-    """The compiled kernel for offsets of this dtype. Compiling needs no GPU."""
     arguments = (pointer(dtype), pointer("int64"), Int32(1), stream())
     return compile_kernel(Ranking(), arguments, arch)

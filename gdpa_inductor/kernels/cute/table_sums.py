@@ -66,7 +66,7 @@ class TableSums:
 
     @cute.jit
     def load(self, grad, index, own, end, terms, places):
-        """Load the thread's next rows. For those past the end it loads the first ones."""
+        # Load the thread's next rows. For those past the end it loads the first ones.
         for g in range_constexpr(self.groups):
             row = own + g * (self.threads * self.width)
             row = row if row < end else Int64(0)
@@ -78,7 +78,7 @@ class TableSums:
 
     @cute.jit
     def add(self, terms, places, own, end, tables, thread):
-        """Add rows to the thread's table. Those past the end are left out."""
+        # Add rows to the thread's table. Those past the end are left out.
         for g in range_constexpr(self.groups):
             exists = own + g * (self.threads * self.width) < end
             for i in range_constexpr(self.width):
@@ -90,7 +90,7 @@ class TableSums:
 
     @cute.jit
     def store(self, tables, target, thread):
-        """Sum the tables of all threads. A warp sums one place after the other."""
+        # Sum the tables of all threads. A warp sums one place after the other.
         lane = thread % LANES
         for i in cutlass.range(thread // LANES, self.size, self.threads // LANES, unroll=1):
             total = tables[i, lane]
@@ -104,7 +104,6 @@ class TableSums:
 def compiled(
     grad: str, index: str, size: int, threads: int, tile: int, width: int, arch: str
 ) -> Any:
-    """The compiled kernel, for these dtypes of gradients and index. Compiling needs no GPU."""
     align = ALIGNMENT if width > 1 else 0
     pointers = (pointer(grad, align), pointer(index, align), pointer("float32"))
     counts = (Int64(1), Int64(1), Int32(1), Int32(1))

@@ -57,7 +57,7 @@ def sums(
 
 
 def parts_for(size: int, columns: int, rows: int, device: torch.device) -> int:
-    """Among how many CTAs to divide the rows, so that with all columns they fill the GPU once."""
+    # Among how many CTAs to divide the rows, so that with all columns they fill the GPU once.
     threads = threads_for(size)
     each = (size + 1) * threads * 4 + RESERVED
     resident = max(1, min(SHARED_MEMORY // each, MOST_THREADS // threads))
@@ -66,14 +66,12 @@ def parts_for(size: int, columns: int, rows: int, device: torch.device) -> int:
 
 
 def threads_for(size: int) -> int:
-    """The threads of a CTA, for a table of `size` elements."""
     return next(count for count in THREADS if (size + 1) * count <= WORDS)
 
 
 def _kernel(
     grad: torch.dtype, index: torch.dtype, size: int, width: int, device: torch.device
 ) -> tuple[Hashable, ...]:
-    """The arguments of `table_sums.compiled`."""
     config = config_of(device)
     assert config  # else the lowering has not chosen the kernel
     return name(grad), name(index), size, threads_for(size), ROWS, width, config.arch
@@ -87,5 +85,5 @@ def _launcher(
 
 
 def precompile_sums(grad: torch.dtype, index: torch.dtype, size: int, device: torch.device) -> None:
-    """Have a worker compile the kernel for operands that lie as most do."""
+    # Have a worker compile the kernel for operands that lie as most do.
     precompile.table(*_kernel(grad, index, size, VECTOR, device))

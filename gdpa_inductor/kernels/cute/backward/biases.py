@@ -53,12 +53,11 @@ class Share:
     part: str = ""  # Which part of the keys this is: see `KernelConfig.part`.
 
     def matrix(self, matrix: Tensor, letter: str) -> Tensor:
-        """The share of a matrix that has the heads of "q", "k" or "v"."""
+        # The share of a matrix that has the heads of "q", "k" or "v".
         own = self._narrowed(matrix, self.axis, 1 if letter in "kv" else self.group)
         return own.narrow(2, *self.keys) if self.keys and letter in "kv" else own
 
     def operand(self, tensor: Tensor, spec: Aux) -> Tensor:
-        """The share of an aux operand, or of its gradient."""
         letter, keys = AXES[self.axis], "kv_idx"
         if letter in spec.access:
             tensor = self._narrowed(tensor, spec.access.index(letter), self.group)
@@ -67,7 +66,6 @@ class Share:
         return tensor
 
     def of(self, o: Operands[Tensor]) -> Operands[Tensor]:
-        """The share of all operands."""
         if self.whole:
             return o
         aux = [self.operand(x, spec) for x, spec in zip(o.aux, o.program.aux, strict=True)]
@@ -75,7 +73,7 @@ class Share:
         return replace(o, query=query, key=key, value=value, aux=aux)
 
     def cut(self, tile: int, tiles: int, cols: int) -> list[Share]:
-        """Cut the share along its `cols` keys, `tiles` key tiles of `tile` keys at a time."""
+        # Cut the share along its `cols` keys, `tiles` key tiles of `tile` keys at a time.
         step = tile * tiles
         ranges = [(i, min(step, cols - i)) for i in range(0, cols, step)]
         parts = ["first", *["middle"] * (len(ranges) - 2), "last"]
@@ -104,10 +102,8 @@ class BiasSum:
         self.shape = on_axes.shape if on_axes.is_contiguous() and shares[0].whole else None
 
     def room(self, operand: Tensor, donated: bool, record: Record) -> Tensor:
-        """Memory for the gradient: fp32 if several parts add to it.
-
-        It may be that of a donated operand, as each part has read its share before.
-        """
+        # Memory for the gradient: fp32 if several parts add to it.
+        # It may be that of a donated operand, as each part has read its share before.
         if self.adds:
             record.fails = True
             return operand.new_zeros(operand.shape, dtype=torch.float32)
@@ -116,7 +112,7 @@ class BiasSum:
         return record.add_buffer(empty(operand.shape, operand.dtype, operand.device))
 
     def on_axes(self, share: Share, total: Tensor) -> Tensor:
-        """What a share adds to, as a view with a dim for each of b, h, q_idx, kv_idx."""
+        # What a share adds to, as a view with a dim for each of b, h, q_idx, kv_idx.
         if self.shape is not None:
             return total.view(self.shape)
         return aux_on_axes(share.operand(total, self.spec), self.spec)
@@ -124,10 +120,8 @@ class BiasSum:
     def add(
         self, share: Share, scores: Tensor, total: Tensor, fast_total: Total, record: Record
     ) -> None:
-        """Sum the scores that the launch of a share has stored into `total`, the result of `room`.
-
-        Where `fast_total` cannot sum, torch does.
-        """
+        # Sum the scores that the launch of a share has stored into `total`, the result of `room`.
+        # Where `fast_total` cannot sum, torch does.
         own = self.on_axes(share, total)
         if not self.adds and fast_total(scores, own, self.factor):
             return
@@ -167,7 +161,7 @@ class Division:
     def scores(
         self, o: Operands[Tensor], first: Tensor, record: Record
     ) -> Iterator[tuple[Share, Tensor]]:
-        """Each share, and the memory for its stored scores. first: The room of the first sum."""
+        # Each share, and the memory for its stored scores. first: The room of the first sum.
         room: Tensor | None = None
         for share in self.shares:
             if self.direct:
@@ -210,7 +204,7 @@ def gradients(
 
 
 def unshared(o: Operands[Tensor]) -> Operands[Tensor]:
-    """Copy matrices with a batch of 1, so that each batch has its own."""
+    # Copy matrices with a batch of 1, so that each batch has its own.
     batch = score_shape(o)[0]
     query, key, value = (
         x if x.shape[0] == batch else x.expand(batch, -1, -1, -1).contiguous()
@@ -220,39 +214,34 @@ def unshared(o: Operands[Tensor]) -> Operands[Tensor]:
 
 
 def like(grad: Tensor, operand: Tensor) -> Tensor:
-    """The gradient of an operand, summed over the batch if all batches share the operand.
-
-    The order of the sum is fixed.
-    """
+    # The gradient of an operand, summed over the batch if all batches share the operand.
+    # The order of the sum is fixed.
     if grad.shape == operand.shape:
         return grad
     return grad.sum(0, keepdim=True, dtype=torch.float32).to(operand.dtype)
 
 
 def _on_axes(o: Operands[Tensor], number: int) -> Tensor:
-    """A meta tensor like the gradient of an operand, with dims for b, h, q_idx and kv_idx."""
     return aux_on_axes(torch.empty(o.aux[number].shape, device="meta"), o.program.aux[number])
 
 
 def _is_the_scores(o: Operands[Tensor], number: int) -> bool:
-    """Whether the kernel stores exactly the gradient of this operand: the same shape and layout."""
+    # Whether the kernel stores exactly the gradient of this operand: the same shape and layout.
     shape, on_axes = score_shape(o), _on_axes(o, number)
     alike = o.aux[number].dtype == o.query.dtype and on_axes.shape == shape
     return alike and on_axes.is_contiguous() and shape[-1] % ALIGNED == 0
 
 
 def _axis(o: Operands[Tensor], wanted: Sequence[int], read: Collection[str]) -> int | None:
-    """The axis along which to cut the call: 0 for batches, 1 for heads, None if neither may be cut.
-
-    If possible, no sum goes over this axis. A kernel counts the batches and heads of a part from 0.
-    So an axis must stay whole if the program reads its index.
-    """
+    # The axis along which to cut the call: 0 for batches, 1 for heads, None if neither may be cut.
+    # If possible, no sum goes over this axis. A kernel counts the batches and heads of a part from
+    # 0. So an axis must stay whole if the program reads its index.
     first = 0 if any("b" in o.program.aux[number].axes for number in wanted) else 1
     return next((axis for axis in (first, 1 - first) if AXES[axis] not in read), None)
 
 
 def _shares(o: Operands[Tensor], axis: int, keys: int, ctas: int, room: int | None) -> list[Share]:
-    """Shares with as many batches or heads as `room` bytes allow, if that keeps the CTAs busy."""
+    # Shares with as many batches or heads as `room` bytes allow, if that keeps the CTAs busy.
     (batch, heads, rows, cols), key_heads = score_shape(o), o.key.shape[1]
     units, group = (batch, key_heads)[axis], heads // max(key_heads, 1)
     tiles = batch * key_heads * -(-cols // keys) // max(units, 1)
@@ -263,7 +252,7 @@ def _shares(o: Operands[Tensor], axis: int, keys: int, ctas: int, room: int | No
 
 
 def _cut(o: Operands[Tensor], shares: list[Share], keys: int, ctas: int) -> list[Share]:
-    """Cut the shares along the keys, if all keys of one batch or head need more than `ROOM`."""
+    # Cut the shares along the keys, if all keys of one batch or head need more than `ROOM`.
     (batch, heads, rows, cols), key_heads, first = score_shape(o), o.key.shape[1], shares[0]
     units = max((batch, key_heads)[first.axis], 1)
     size = batch * heads * first.count // units * rows * cols * o.query.element_size()
@@ -275,10 +264,8 @@ def _cut(o: Operands[Tensor], shares: list[Share], keys: int, ctas: int) -> list
 
 
 def _at_a_time(units: int, tiles: int, size: int, ctas: int, room: int) -> int:
-    """How many units (batches, heads or key tiles) to launch at a time, if a unit has `tiles` key
-    tiles and `size` bytes of scores.
-    """
-
+    # How many units (batches, heads or key tiles) to launch at a time, if a unit has `tiles` key
+    # tiles and `size` bytes of scores.
     def use(count: int) -> float:
         """The share of the CTAs' time that is used, from the first tile to the last."""
         return count * tiles / (max(1, -(-count * tiles // ctas)) * ctas)

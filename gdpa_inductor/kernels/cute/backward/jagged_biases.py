@@ -60,7 +60,7 @@ class JaggedSum:
         return (*own, -(-rows // height), whole_vectors(cols))
 
     def add(self, stored: StoredScores, total: Tensor, later: bool, arch: str, stream: int) -> None:
-        """Sum what a launch has stored into `total`. later: It is not the first launch."""
+        # Sum what a launch has stored into `total`. later: It is not the first launch.
         if self.of_rows:
             add_rows(stored, total, self.factor, arch=arch, stream=stream)
         else:
@@ -68,7 +68,6 @@ class JaggedSum:
             add_tiles(stored, total, self.axes, self.factor, adds, arch=arch, stream=stream)
 
     def finished(self, total: Tensor, o: Operands[Tensor]) -> Tensor:
-        """The gradient, contiguous, in the dtype of the operand."""
         whole = total.unsqueeze(3) if self.of_rows else total[..., : self.cols]
         extents = zip(("b", "h", "q_idx"), whole.shape, strict=False)
         left = [d for d, (axis, size) in enumerate(extents) if axis not in self.axes and size > 1]
@@ -100,7 +99,7 @@ class JaggedDivision:
     def launches(
         self, order: Tensor, dtype: torch.dtype, rooms: Sequence[Tensor], arch: str, stream: int
     ) -> Iterator[StoredScores]:
-        """The memory for each launch. Between launches its content is summed into `rooms`."""
+        # The memory for each launch. Between launches its content is summed into `rooms`.
         scores = empty(self.scores, dtype, order.device)
         hulls = empty(self.hulls, torch.int32, order.device)
         for first in range(0, self.most, self.slots):

@@ -36,34 +36,33 @@ class Hulls(Fixed):
         self.rows, self.vectors, self.by_keys = tiling.rows, tiling.cols // VECTOR, tiling.by_keys
 
     def of(self, slot: Any, head: Any, tile: Any, height: int) -> tuple[Any, Any]:
-        """The hull of a tile, times `height`."""
         unit = Int64(slot * self.heads + head // self.group) * self.tiles
         hull = self.hulls + (unit + tile) * 2
         return hull[0] * height, hull[1] * height
 
     def rows_of(self, slot: Any, head: Any, column: Any, first: Any, end: Any) -> tuple[Any, Any]:
-        """The rows in [first, end) that may have the vector of a column. `has` decides for each."""
+        # The rows in [first, end) that may have the vector of a column. `has` decides for each.
         if self.by_keys:
             low, high = self.of(slot, head, column // self.vectors, self.rows)
             first, end = larger(first, low), smaller(end, high)
         return first, end
 
     def columns_of(self, slot: Any, head: Any, row: Any, count: Any) -> tuple[Any, Any]:
-        """The vectors in [0, count) that a row may have. `holds` decides for each."""
+        # The vectors in [0, count) that a row may have. `holds` decides for each.
         if self.by_keys:
             return Int32(0), count
         low, high = self.of(slot, head, row // self.rows, self.vectors)
         return low, smaller(count, high)
 
     def has(self, slot: Any, head: Any, row: Any, column: Any) -> Any:
-        """Whether a row from `rows_of` has the vector."""
+        # Whether a row from `rows_of` has the vector.
         if self.by_keys:
             return Boolean(True)
         low, high = self.of(slot, head, row // self.rows, self.vectors)
         return (low <= column) & (column < high)
 
     def holds(self, slot: Any, head: Any, row: Any, column: Any) -> Any:
-        """Whether the row has a vector from `columns_of`."""
+        # Whether the row has a vector from `columns_of`.
         if not self.by_keys:
             return Boolean(True)
         low, high = self.of(slot, head, column // self.vectors, self.rows)
@@ -84,9 +83,8 @@ class TileSums:
 
     @cute.jit
     def __call__(self, source, target, hulls, order, sizes, stream):
-        """Launch. sizes: Those of `StoredScores`, how many chunks there are, the rows of a chunk,
-        and 1 to add to what the target has, else 0.
-        """
+        # Launch. sizes: Those of `StoredScores`, how many chunks there are, the rows of a chunk,
+        # and 1 to add to what the target has, else 0.
         slots, heads, _, _, _, vectors, chunks, _, _ = sizes
         ctas = (chunks * vectors + (THREADS - 1)) // THREADS
         grid = (ctas, heads if self.heads else 1, slots if self.batch else 1)
@@ -171,7 +169,6 @@ class RowSums:
 
 
 def _floats(place: Any) -> Any:
-    """The 8 numbers from a pointer on, in fp32."""
     numbers = cute.make_rmem_tensor(VECTOR, place.dtype)
     cute.autovec_copy(vector(place), numbers)
     return numbers.load().to(Float32)
@@ -183,9 +180,6 @@ KINDS: dict[str, Any] = {"tiles": TileSums, "rows": RowSums}
 def compiled(
     kind: str, arguments: tuple[Any, ...], source: str, target: str, arch: str, more: str = ""
 ) -> Any:
-    """The compiled kernel, of the class `KINDS[kind](*arguments)`, for these dtypes of scores and
-    sums.
-    """
     sums = KINDS[kind](*arguments)
     matrices = (pointer(x, ALIGNMENT) for x in (source, target))
     sizes = tuple(Int32(1) for _ in range(sums.SIZES))

@@ -44,7 +44,6 @@ def add_rows(stored: StoredScores, total: Tensor, factor: float, arch: str, stre
 
 
 def _launch(kind: str, arguments: Any, form: Any, words: Sequence[int]) -> None:
-    """Launch a kernel of `jagged_sums`. form: Two dtypes and the architecture."""
     word_launcher("backward.jagged_sums", len(words), kind, arguments, *form)(*words)
 
 

@@ -90,7 +90,7 @@ def _in_parts(
     call: "BackwardCall", needs: Sequence[bool], letters: str, options: tuple[Any, ...],
     donated: Sequence[int],
 ) -> list[Tensor]:  # fmt: skip
-    """A dense backward with gradients of biases, part by part. options: See `plan_of`."""
+    # A dense backward with gradients of biases, part by part. options: See `plan_of`.
     plan, record, scratch = call.plan, call.record, dict[str, Tensor]()
     kernels = _kernels(plan.config.folder)
     division = plan.once(_division, call.ctas, *_wanted(needs))
@@ -122,7 +122,7 @@ def _in_parts(
 
 
 def _at_once(call: "BackwardCall", needs: Sequence[bool], letters: str) -> list[Tensor]:
-    """A backward that is jagged, or without gradients of biases. One plan serves all launches."""
+    # A backward that is jagged, or without gradients of biases. One plan serves all launches.
     plan, o, wanted = call.plan, call.operands, _wanted(needs)
     aux_grads: list[Tensor] = []
     division = None
@@ -144,7 +144,6 @@ def _at_once(call: "BackwardCall", needs: Sequence[bool], letters: str) -> list[
 
 
 def _wanted(needs: Sequence[bool]) -> list[int]:
-    """The numbers of the aux operands whose gradients are wanted."""
     return [number for number, need in enumerate(needs[3:]) if need]
 
 
@@ -159,12 +158,10 @@ def _jagged_division(plan: LaunchPlan, *wanted: int) -> JaggedDivision:
 
 @functools.cache
 def _kernels(folder: str) -> Any:
-    """The module that launches the kernels of an architecture."""
     return importlib.import_module(f"..{folder}.backward.launch", __package__)
 
 
 def _complaint(plan: LaunchPlan, *needs: bool) -> str:
-    """Why the kernels cannot compute these gradients, or ""."""
     c, (key_heads, value_heads) = plan.config, plan.sizes[2:4]
     return (
         no_such_dims(type(c), (c.head_dim, plan.output[-1]))
@@ -174,7 +171,6 @@ def _complaint(plan: LaunchPlan, *needs: bool) -> str:
 
 
 def _unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor]) -> str:
-    """Why a tensor cannot be the gradient of the output, or ""."""
     value = operands.value
     actual = (grad_out.shape, grad_out.dtype, grad_out.device)
     expected = (plan.output_of(operands), value.dtype, value.device)
@@ -210,16 +206,13 @@ class BackwardCall:
 
     @property
     def empty(self) -> bool:
-        """Nothing is computed: every gradient is zero."""
         return self.plan.empty
 
     def room(self, letter: str) -> Tensor:
-        """Memory for dQ, dK or dV.
-
-        If all sequences share the operand, the kernel stores a gradient for each in fp32
-        (`biases.like`). Rows of a jagged operand that no sequence owns get zeros, from here or from
-        the kernel.
-        """
+        # Memory for dQ, dK or dV.
+        # If all sequences share the operand, the kernel stores a gradient for each in fp32
+        # (`biases.like`). Rows of a jagged operand that no sequence owns get zeros, from here or
+        # from the kernel.
         operand = self.operand(letter)
         if letter in self.rooms:
             return self.rooms[letter]
@@ -238,7 +231,7 @@ class BackwardCall:
     def scratch(
         self, name: str, shape: Sequence[int], dtype: torch.dtype, side: int | None = None
     ) -> Tensor:
-        """Scratch memory. Calls that share it get the same memory if they want the same shape."""
+        # Scratch memory. Calls that share it get the same memory if they want the same shape.
         buffer = self.shared_scratch.get(name)
         if buffer is None or buffer.shape != torch.Size(shape):
             buffer = self.record.add_buffer(empty(shape, dtype, self.operands.query.device), side)
@@ -263,7 +256,7 @@ class BackwardCall:
     def launch(
         self, launcher: Launcher, others: Sequence[Tensor], stored: StoredScores | None = None
     ) -> None:
-        """Launch a kernel. others: The matrices beside query, key, value and those of `stored`."""
+        # Launch a kernel. others: The matrices beside query, key, value and those of `stored`.
         matrices, order, count = list(others), self.order, None
         if stored is not None:
             matrices += stored.matrices

@@ -13,7 +13,7 @@ NONE = "the CuTe backward has no gradients of operands between the products"
 
 
 def no_such_heads(key_heads: Any, value_heads: Any, alike: bool) -> str:
-    """Why a backward cannot run with these numbers of heads, which may be symbols, or ""."""
+    # Why a backward cannot run with these numbers of heads, which may be symbols, or "".
     if alike:
         return ""
     heads = f"{key_heads} key heads and {value_heads} value heads"
@@ -21,7 +21,7 @@ def no_such_heads(key_heads: Any, value_heads: Any, alike: bool) -> str:
 
 
 def no_such_dims(kind: type[KernelConfig], dims: Sequence[int]) -> str:
-    """Why a backward cannot run at these head dims, or ""."""
+    # Why a backward cannot run at these head dims, or "".
     widest, most = max(dims), kind.max_backward_dim
     if widest <= most:
         return ""
@@ -29,7 +29,7 @@ def no_such_dims(kind: type[KernelConfig], dims: Sequence[int]) -> str:
 
 
 def no_such_biases(program: str, needs: Sequence[bool], dtype: str) -> str:
-    """Why the kernels cannot compute the gradients of the aux operands that need one, or ""."""
+    # Why the kernels cannot compute the gradients of the aux operands that need one, or "".
     wanted = [number for number, need in enumerate(needs) if need]
     if not wanted:
         return ""

@@ -45,10 +45,8 @@ class ProgramLine(Fixed):
         return self.program.of_kind(node, self.element(node, index))
 
     def element(self, node: Expr, index: Any) -> Any:
-        """The same element as it is stored.
-
-        All threads of a warp have the same offset, so a thread needs one addition for its address.
-        """
+        # The element as it is stored. All threads of a warp have the same offset, so a thread needs
+        # one addition for its address.
         place, _ = self.walked(node, smaller(index, self.tile.length - 1))
         return element(place)
 
@@ -65,9 +63,8 @@ class ProgramLine(Fixed):
     def __call__(
         self, scores: Pair, indices: Pair, values: Mapping[int | None, Pair] = MappingProxyType({})
     ) -> list[Any]:
-        """The roots for two scores, at the streamed rows `indices`.
-
-        values: Those of aux operands, by number, that need not be read.
+        """The roots for two scores, at the streamed rows `indices`. values: Aux operands that were
+        read.
         """
 
         def operand(node: Expr) -> Pair:

@@ -29,7 +29,6 @@ def roots_of(program: str, weight: bool = True, stored: int | None = None) -> tu
 
 
 def terms_of(config: KernelConfig) -> tuple[Expr, ...]:
-    """The terms that a kernel evaluates for each score."""
     if config.kernel == "forward":
         return (config.mod.weight,)
     return roots_of(config.program, config.kernel != "rows", config.stored)
@@ -51,44 +50,39 @@ def factor_of(program: str, number: int | None) -> float:
 
 
 def is_moderate(factor: float, dtype: str) -> bool:
-    """Whether the factor of `factor_of` does not cost dQ and dK their precision.
-
-    dS is rounded to 16 bits before it is multiplied by the factor. fp16 has few exponents, so its
-    bound is small. For bf16 the bound keeps products within the range of fp32.
-    """
+    # Whether the factor of `factor_of` does not cost dQ and dK their precision.
+    # dS is rounded to 16 bits before it is multiplied by the factor. fp16 has few exponents, so its
+    # bound is small. For bf16 the bound keeps products within the range of fp32.
     bound = 2.0**4 if dtype == "float16" else 2.0**60
     return 1.0 / bound <= abs(factor) <= bound
 
 
 def masked(config: KernelConfig) -> bool:
-    """Whether the kernel may skip tiles of scores. Then it may not write some results at all."""
+    # Whether the kernel may skip tiles of scores. Then it may not write some results at all.
     return config.skip and classes(config, terms_of(config)).skips
 
 
 def adds_all(config: KernelConfig) -> bool:
-    """Whether each key tile adds to the sums of dQ, even the first one.
-
-    Otherwise the first key tile stores, so that nobody has to clear the sums. A store is impossible
-    in three cases:
-
-    - The order is not fixed.
-    - An earlier launch has begun the sums.
-    - The launch has the first keys only, and a mask may leave these without any tile.
-    """
+    # Whether each key tile adds to the sums of dQ, even the first one.
+    # Otherwise the first key tile stores, so that nobody has to clear the sums. A store is
+    # impossible in three cases:
+    # - The order is not fixed.
+    # - An earlier launch has begun the sums.
+    # - The launch has the first keys only, and a mask may leave these without any tile.
     begun = config.part in ("middle", "last")
     return not config.ordered or begun or (config.part == "first" and masked(config))
 
 
 @functools.lru_cache(512)
 def _slopes(program: str) -> tuple[Expr | None, ...]:
-    """The slopes of P by the score and by each aux operand; None where zero."""
+    # The slopes of P by the score and by each aux operand; None where zero.
     mod = ScoreMod.parse(program)
     leaves = [SCORE, *(aux(number, spec.kind) for number, spec in enumerate(mod.aux))]
     return tuple(differentiate(mod.weight, leaves, const(1.0)))
 
 
 def _stripped(term: Expr) -> tuple[Expr, float]:
-    """Split a term into (rest, constant factor)."""
+    # Split a term into (rest, constant factor).
     factor = 1.0
     while term.op in ("neg", "mul", "div"):
         numbers = [_number(x) for x in term.args]

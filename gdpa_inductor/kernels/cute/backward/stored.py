@@ -28,7 +28,7 @@ class StoredTiling:
     by_keys: bool
 
     def units(self, key_heads: int, heads: int, rows: int, cols: int) -> tuple[int, int]:
-        """(how many heads have hulls, how many hulls each of them has)."""
+        # (how many heads have hulls, how many hulls each of them has).
         if self.by_keys:
             return key_heads, -(-cols // self.cols)
         return heads, -(-rows // self.rows)
@@ -54,12 +54,10 @@ class StoredScores:
 
     @property
     def vectors(self) -> int:
-        """How many vectors of 8 numbers a row has."""
         return self.scores.stride(2) // VECTOR
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes that the kernels of `jagged_sums` take."""
         _, heads, rows, _ = self.scores.shape
         assert self.count is not None
         return (self.count, heads, *self.hulls.shape[1:3], rows, self.vectors)

@@ -55,7 +55,6 @@ class Summation:
 
 
 def compiled(source: str, target: str, factor: float, arch: str, apart: bool = False) -> Any:
-    """The compiled kernel, for these dtypes of scores and sums. Compiling needs no GPU."""
     pointers = (pointer(source, ALIGNMENT), pointer(target, ALIGNMENT))
     counts = (Int64(1), Int32(1), Int32(1), Int32(1), Int64(1))
     return compile_kernel(Summation(factor, apart), (*pointers, *counts, stream()), arch)

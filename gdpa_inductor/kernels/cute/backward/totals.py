@@ -48,7 +48,7 @@ def total(
 
 
 def _step(own: Tensor) -> int:
-    """The stride from row to row, if it is the same for all rows; else 0."""
+    # The stride from row to row, if it is the same for all rows; else 0.
     if own.is_contiguous():
         return own.shape[-1]
     rows, step = 1, own.stride(-2)
@@ -60,7 +60,7 @@ def _step(own: Tensor) -> int:
 
 
 def _divided(whole: torch.Size, own: torch.Size) -> tuple[int, int, int]:
-    """The sizes (outer, summed, inner), or (0, 0, 0) if rows or columns are summed."""
+    # The sizes (outer, summed, inner), or (0, 0, 0) if rows or columns are summed.
     batch, heads, rows, cols = whole
     inner = rows * cols
     if own[2:] != whole[2:]:

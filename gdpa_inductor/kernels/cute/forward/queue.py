@@ -38,7 +38,7 @@ class Queue(Fixed):
 
     @property
     def alike(self) -> Any:
-        """Whether all sequences have the most rows and keys that a sequence may have."""
+        # Whether all sequences have the most rows and keys that a sequence may have.
         c, work = self.work.config, self.work
         jagged, most = (c.jagged_q, c.jagged_k), (work.rows, work.cols)
         sides = zip(jagged, work.jagged_rows, most, strict=True)
@@ -46,12 +46,10 @@ class Queue(Fixed):
         return functools.reduce(operator.and_, full)
 
     def first(self) -> Any:
-        """The number of the CTA's first tile."""
         return Int32(cute.arch.block_idx()[0])
 
     @cute.jit
     def following(self):
-        """The number of the CTA's next tile."""
         number = Int32(0)
         if cute.arch.lane_idx() == 0:
             number = cute.arch.atomic_add(self.counter, Int32(1), sem="relaxed", scope="gpu")
@@ -59,19 +57,15 @@ class Queue(Fixed):
 
     @cute.jit
     def finish(self, number, tiles):
-        """Clear the counter, if `number`, the last one of this CTA, is the last of all.
-
-        Each of the tiles is followed by one atomic addition, so that one is known.
-        """
+        # Clear the counter, if `number`, the last one of this CTA, is the last of all.
+        # Each of the tiles is followed by one atomic addition, so that one is known.
         last = cute.arch.grid_dim()[0] + tiles - 1
         if (number == last) & (cute.arch.lane_idx() == 0):
             cute.arch.store(self.counter, Int32(0))
 
     def at(self, first: Any) -> tuple[WorkTile, Any]:
-        """(the lane's sequence, how many tiles the lanes up to this one have).
-
-        first: That of lane 0.
-        """
+        # (the lane's sequence, how many tiles the lanes up to this one have).
+        # first: That of lane 0.
         place = first + cute.arch.lane_idx()
         own = self.work.sequence(smaller(place, self.batch - 1), self.work.rows)
         count = select(place < self.batch, self.tiles(own) * self.work.heads, 0)
@@ -81,11 +75,10 @@ class Queue(Fixed):
         return own, count
 
     def tiles(self, sequence: WorkTile) -> Any:
-        """How many work tiles a head of a sequence has."""
         return (sequence.q_rows + (self.work.height - 1)) // self.work.height
 
     def tile(self, own: WorkTile, counts: Any, number: Any) -> WorkTile:
-        """Tile `number` of the sequences that the lanes hold. own, counts: The result of `at`."""
+        # Tile `number` of the sequences that the lanes hold. own, counts: The result of `at`.
         lane = cute.arch.popc(cute.arch.vote_ballot_sync(counts <= number))
         sequence = own.of_lane(lane)
         tiles = self.tiles(sequence)

@@ -19,16 +19,14 @@ from typing import Any, NamedTuple
 from cutlass import Int32, cute
 
 from ..config import KernelConfig
+from ..operands import KernelArguments
 from ..sequences import sequence_rows, totals
 from ..values import Fixed, larger, select, smaller
 from .scheduler import WorkTile
 
 
 class RowRange(NamedTuple):
-    """The rows of a tile or of a piece.
-
-    unit: Its unit. first, end: Its rows, half open. A piece without rows has first >= end.
-    """
+    """The rows [first, end) of a tile or of a piece of it. A piece may have none."""
 
     unit: Any
     first: Any
@@ -38,12 +36,8 @@ class RowRange(NamedTuple):
 class Rounds(Fixed):
     """The tiles and pieces of a launch. Whole tiles have the first numbers, pieces the next ones.
 
-    The constructor delays the first tile of a CTA, so it has few divisions.
-
-    rows:         The rows of a unit.
-    units:        How many units there are.
-    query_tiles:  How many query tiles a tile has, up to 3.
-    height:       The rows of a query tile.
+    The constructor delays the first tile of a CTA, so it has few divisions. It takes the rows of a
+    unit, the units, the query tiles of a tile (up to 3), and the rows of a query tile.
     """
 
     def __init__(self, rows: Any, units: Any, query_tiles: int, height: int) -> None:
@@ -73,7 +67,7 @@ class Rounds(Fixed):
         return RowRange(unit, first, smaller(end, self.rows))
 
     def _tile(self, number: Any) -> tuple[Any, Any]:
-        """(unit, place in the unit) of a tile. The whole tiles of all units come first."""
+        # (unit, place in the unit) of a tile. The whole tiles of all units come first.
         ends, divisor = number - self.whole * self.units, larger(self.whole, 1)
         unit, end = number // divisor, ends >= 0
         return select(end, ends, unit), select(end, self.whole, number - unit * divisor)
@@ -83,16 +77,12 @@ FEW = 64  # units
 
 
 class Work(Fixed):
-    """The work tiles of a launch.
+    """The work tiles of a launch. Sizes of a jagged side are upper bounds."""
 
-    sizes, offsets: As the kernels take them. Sizes of a jagged side are upper bounds. skips: Tiles
-    skip key blocks.
-    """
-
-    def __init__(self, config: KernelConfig, sizes, offsets, skips: bool):
-        self.config, self.offsets = config, offsets
-        self.batch, self.heads, self.key_heads, self.value_heads, self.rows, self.cols = sizes[:6]
-        self.totals, self.jagged_rows = totals(config, sizes), sizes[6:8]
+    def __init__(self, config: KernelConfig, x: KernelArguments, skips: bool):
+        self.config, self.offsets = config, (x.cu_q, x.cu_k, x.order)
+        self.batch, self.heads, self.key_heads, self.value_heads, self.rows, self.cols = x.sizes[:6]
+        self.totals, self.jagged_rows = totals(config, x.sizes), x.sizes[6:8]
         self.height = config.tiles * config.rows
         self.row_tiles = (self.rows + (self.height - 1)) // self.height
         self.units = self.heads * self.batch
@@ -104,7 +94,6 @@ class Work(Fixed):
             self.tiles = self.rounds.numbers
 
     def decode(self, number) -> WorkTile:
-        """The work tile with this number."""
         unit, row, end = self._rows(number)
         head, place = unit % self.heads, unit // self.heads
         if self.config.batch_first:
@@ -112,19 +101,18 @@ class Work(Fixed):
         return self.tile(self.sequence(place, end), head, row)
 
     def sequence(self, place, end) -> WorkTile:
-        """A tile at row 0 and head 0 of a sequence. end: The end of the rows, if it is dense."""
+        # A tile at row 0 and head 0 of a sequence. end: The end of the rows, if it is dense.
         cu_q, cu_k, order = self.offsets
         batch = place if order is None else Int32(order[place])
         q_start, q_rows = sequence_rows(cu_q, batch, end, self.totals[0])
         k_start, k_rows = sequence_rows(cu_k, batch, self.cols, self.totals[1])
         none = Int32(0)
-        return WorkTile(
-            Int32(1), none, batch, none, none, none, q_start, q_rows, k_start, k_rows,
-            *[none] * (1 + self.config.tiles),
-        )  # fmt: skip
+        head = (Int32(1), none, batch, none, none, none)
+        rest = [none] * (1 + self.config.tiles)
+        return WorkTile(*head, q_start, q_rows, k_start, k_rows, *rest)
 
     def tile(self, sequence: WorkTile, head, row) -> WorkTile:
-        """The tile of a head that begins at a row. sequence: The result of `sequence`."""
+        # The tile of a head that begins at a row. sequence: The result of `sequence`.
         key_head = head // (self.heads // self.key_heads)
         value_head = head // (self.heads // self.value_heads)
         valid, _, batch, _, _, _, *rest = sequence.fields
@@ -139,17 +127,15 @@ class Work(Fixed):
         return RowRange(unit, row * self.height, self.rows)
 
     def _last_rows_first(self, number):
-        """(tile in the unit, unit): in groups if there are few units, otherwise unit by unit."""
+        # (tile in the unit, unit): in groups if there are few units, otherwise unit by unit.
         few, (row, unit) = self.units <= FEW, self._in_groups(number)
         row = select(few, row, number % self.row_tiles)
         return row, select(few, unit, number // self.row_tiles)
 
     def _in_groups(self, number):
-        """(tile in the unit, unit), group by group, with the last rows of each group first.
-
-        The last group has up to half as many units more than the others. A small group of its own
-        would leave CTAs without work.
-        """
+        # (tile in the unit, unit), group by group, with the last rows of each group first.
+        # The last group has up to half as many units more than the others. A small group of its own
+        # would leave CTAs without work.
         # The fewest units whose tiles are a multiple of the CTAs, as far as powers of two go.
         ctas, _, _ = cute.arch.grid_dim()
         size = ctas // smaller(_twos(ctas), _twos(self.row_tiles))
@@ -162,5 +148,5 @@ class Work(Fixed):
 
 
 def _twos(number):
-    """The largest power of two that divides a number."""
+    # The largest power of two that divides a number.
     return number & -number

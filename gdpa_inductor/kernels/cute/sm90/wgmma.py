@@ -21,7 +21,7 @@ SHARED, REGISTERS = warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM
 
 
 def first_row(thread: Any) -> Any:
-    """row0 of a thread: see above."""
+    # row0 of a thread: see above.
     return thread // 32 * 16 + thread % 32 // 4
 
 
@@ -62,11 +62,9 @@ def as_operand(sums: Any, dtype: Any) -> Any:
 
 
 def replace_operand(old: Any, new: Any) -> None:
-    """Copy operand `new` to the registers of `old`, once no product in flight reads these.
-
-    The moves are inline PTX, so that the compiler cannot see through them. Otherwise it computes
-    `new` in the registers of `old`, sees that a product reads them, and waits for every product.
-    """
+    # Copy operand `new` to the registers of `old`, once no product in flight reads these.
+    # The moves are inline PTX, so that the compiler cannot see through them. Otherwise it computes
+    # `new` in the registers of `old`, sees that a product reads them, and waits for every product.
     into, out = (cute.recast_tensor(x, Int32) for x in (old, new))
     for word in range(cute.size(into)):
         into[word] = cute.arch.inline_ptx(
@@ -86,12 +84,10 @@ def tile_layout(dtype: Any, rows: int, width: int) -> Any:
 
 
 def staged(layout: Any, stages: int) -> Any:
-    """The layout of `stages` buffers, one after the other."""
     return cute.append(layout, cute.make_layout(stages, stride=cute.cosize(layout)))
 
 
 def transposed(x: Any) -> Any:
-    """The same buffers with their rows as columns."""
     return cute.make_tensor(x.iterator, cute.select(x.layout, mode=[1, 0, 2]))
 
 
@@ -110,16 +106,16 @@ class IssueTurns(Fixed):
 
     @cute.jit
     def start(self):
-        """Call it before the first step."""
+        # Call it before the first step.
         if self.t == self.tiles - 1:
             self.passes()
 
     def wait(self) -> None:
-        """Wait for the turn, before the products of a step are issued."""
+        # Wait for the turn, before the products of a step are issued.
         cute.arch.barrier(barrier_id=self.first + self.t, number_of_threads=2 * WARPGROUP)
 
     def passes(self) -> None:
-        """Pass the turn on, after they are issued."""
+        # Pass the turn on, after they are issued.
         if self.tiles == 2:
             other = self.first + 1 - self.t
         else:
@@ -128,6 +124,6 @@ class IssueTurns(Fixed):
 
     @cute.jit
     def finish(self):
-        """Call it after the last step. t = 0 takes the last turn, so that no arrival is left."""
+        # Call it after the last step. t = 0 takes the last turn, so that no arrival is left.
         if self.t == 0:
             self.wait()

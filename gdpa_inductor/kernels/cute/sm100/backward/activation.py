@@ -5,6 +5,7 @@ rows. While the tensor core computes dP, the program computes P and the slope. P
 memory. The slope stays in registers, for dS = dP · slope.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -14,32 +15,31 @@ from cutlass.cute.nvgpu import tcgen05
 from ...backward.program import ProgramLine
 from ...backward.walk import ResidentTile, Walk
 from ...program import Program
-from ...values import Pair, pair, select
+from ...values import Fixed, Pair, pair, select
 from ..config import COLS, ROWS
 from ..tensor_memory import scores_done, scores_ready
 from .shapes import HALF, PART, PARTS, Shapes
 from .stores import GradientSums, ScoreStores
 
 
-class BackwardActivation:
-    """The role of the activation warps.
+@dataclass
+class BackwardActivation(Fixed):
+    """The role of the activation warps."""
 
-    program: Has the roots of the side. sums: Store the sums of a tile. stored: Stores dS as the
-    gradient of a bias, or None.
-    """
+    walk: Walk
+    program: Program  # with the roots of the side
+    signals: dict[str, Any]
+    memory: Any
+    sums: GradientSums  # store the sums of a tile
+    stored: ScoreStores | None  # stores dS as the gradient of a bias
 
-    def __init__(
-        self, walk: Walk, program: Program, signals: dict[str, Any], memory: Any,
-        sums: GradientSums, stored: ScoreStores | None,
-    ) -> None:  # fmt: skip
-        self.walk, self.program, self.signals, self.memory = walk, program, signals, memory
-        self.sums, self.stored = sums, stored
+    def __post_init__(self) -> None:
+        memory = self.memory
         self.row = memory.thread % ROWS
         self.left = cute.arch.make_warp_uniform(memory.thread // ROWS) * HALF
 
     @cute.jit
     def run(self):
-        """All tiles of the CTA."""
         tile_step, step, deal = Int32(0), Int32(0), Int32(0)
         while self.walk.number(deal) < self.walk.count:
             tile = self.walk.at(deal)
@@ -59,7 +59,6 @@ class BackwardActivation:
 
     @cute.jit
     def step(self, tile: ResidentTile, turn, block, step):
-        """Compute P and dS of one tile of scores."""
         line = ProgramLine(self.program, self.walk, tile, turn, tile.first + self.row)
         slopes = [cute.make_rmem_tensor(PART, Float32) for _ in range(PARTS)]
         self.signals["scores"].wait(step)
@@ -87,7 +86,7 @@ class BackwardActivation:
                 self.stored.store(tile, self.row, first, gradients[part])
 
     def fetch(self, column: Any, parts: int) -> list[Any]:
-        """Load this thread's columns of S or dP, as a list of parts of 32."""
+        # this thread's columns of S or dP, in parts of 32
         registers = [self.memory.load(column + part * PART, PART) for part in range(parts)]
         cute.arch.fence_view_async_tmem_load()
         return registers
@@ -98,7 +97,7 @@ class BackwardActivation:
 
     @cute.jit
     def weigh(self, line: ProgramLine, tile: ResidentTile, block, column, part, fetched, slopes):
-        """Turn S into P and the slope, for 32 columns. Both are 0 past the end of the sequence."""
+        # Turn S into P and the slope, for 32 columns. Both are 0 past the end of the sequence.
         scores = self.pick(fetched, column, part)
         weights = cute.make_rmem_tensor(PART, Float32)
         first = block * COLS + self.left + part * PART
@@ -117,7 +116,7 @@ class BackwardActivation:
 
     @cute.jit
     def slope(self, column, part, gradients, slopes):
-        """Turn dP into dS, for 32 columns. Masked scores get 0, even if dP is infinite or NaN."""
+        # Turn dP into dS, for 32 columns. Masked scores get 0, even if dP is infinite or NaN.
         for i in cutlass.range(0, PART, 2, unroll_full=True):
             gradients[i], gradients[i + 1] = cute.arch.mul_packed_f32x2(
                 (gradients[i], gradients[i + 1]), (slopes[i], slopes[i + 1])
@@ -128,14 +127,16 @@ class BackwardActivation:
         self.memory.store(column + part * (PART // 2), gradients)
 
 
-class BackwardTensorMemory:
+@dataclass
+class BackwardTensorMemory(Fixed):
     """The row (lane) of tensor memory that a thread owns. Columns have 32 bits."""
 
-    def __init__(self, pointer: Any, thread: Any, shapes: Shapes) -> None:
-        self.pointer, self.thread, self.shapes = pointer, thread, shapes
+    pointer: Any
+    thread: Any
+    shapes: Shapes
 
     def load(self, column: Any, width: int) -> Any:
-        """Load `width` columns to fp32 registers, valid after `fence_view_async_tmem_load`."""
+        # to fp32 registers, valid after `fence_view_async_tmem_load`
         copy, window = self._copy(tcgen05.Ld32x32bOp, column, width)
         part = copy.get_slice(self.thread % ROWS)
         rows = part.partition_D(cute.make_identity_tensor((ROWS, width)))
@@ -144,16 +145,15 @@ class BackwardTensorMemory:
         return cute.make_tensor(registers.iterator, cute.make_layout(width))
 
     def store(self, column: Any, registers: Any) -> None:
-        """Store fp32 registers as 16-bit elements, two in a column."""
+        # fp32 registers as 16-bit elements, two in a column
         width = cute.size(registers) // 2
         copy, window = self._copy(tcgen05.St32x32bOp, column, width)
         part = copy.get_slice(self.thread % ROWS)
         rows = part.partition_S(cute.make_identity_tensor((ROWS, width)))
         packed = cute.make_rmem_tensor(rows.shape, Float32)
         narrow = cute.recast_ptr(packed.iterator, dtype=self.shapes.dtype)
-        cute.make_tensor(narrow, cute.make_layout(2 * width)).store(
-            registers.load().to(self.shapes.dtype)
-        )
+        halves = cute.make_tensor(narrow, cute.make_layout(2 * width))
+        halves.store(registers.load().to(self.shapes.dtype))
         cute.copy(copy, packed, part.partition_D(window))
 
     def _copy(self, operation: Any, column: Any, width: int) -> tuple[Any, Any]:

@@ -61,10 +61,9 @@ def _launch(call: BackwardCall, side: str, stored: int | None, outputs: list[Ten
 
 
 def overwrites(config: Sm100Config, stored: int) -> bool:
-    """Whether the gradient of a bias may overwrite the bias: no, because both sides read it."""
+    # Whether the gradient of a bias may overwrite the bias: no, because both sides read it.
     return False
 
 
 def tiling(config: Sm100Config) -> StoredTiling:
-    """The tiles of the stored scores."""
     return StoredTiling(config.rows, config.cols, by_keys=False)

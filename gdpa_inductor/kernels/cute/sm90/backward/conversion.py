@@ -7,6 +7,7 @@ Nobody reads the sums afterwards. So the L2 cache discards its lines of them ins
 to memory.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from cutlass import Boolean, Float32, Int32, Int64, const_expr, cute
@@ -24,15 +25,15 @@ WARP, COLUMNS = 32, HALF // VECTOR  # lanes of a warp, and lanes that share a ro
 LINE = 32  # fp32 sums in a line of the L2 cache
 
 
-class Conversion:
-    """The warp that converts. parts: The columns of dQ, 64 in each."""
+@dataclass
+class Conversion(Fixed):
+    """The warp that converts."""
 
-    def __init__(self, walk: Turns, parts: list["ConvertedColumns"]) -> None:
-        self.walk, self.parts = walk, parts
+    walk: Turns
+    parts: list["ConvertedColumns"]  # the columns of dQ, 64 in each
 
     @cute.jit
     def run(self):
-        """Convert the share of each key tile that the CTA owns."""
         deal, done = Int32(0), Int32(0)
         while self.walk.number(deal) < self.walk.count:
             tile = self.walk.at(deal)
@@ -51,35 +52,27 @@ class Conversion:
             deal += 1
 
     def begun(self, count: Any) -> Any:
-        """Whether a query tile has sums. count: How many key tiles of this launch add to it."""
+        # Whether a query tile has sums. count: How many key tiles of this launch add to it.
         continues = self.walk.ranges.skips and self.walk.ranges.config.continues
         return Boolean(True) if continues else count > 0
 
 
+@dataclass
 class ConvertedColumns(Fixed):
-    """64 columns of dQ.
+    """64 columns of dQ."""
 
-    landed:    The mbarrier for loads of their sums.
-    tiles:     The tiles of the sums, in shared memory without a swizzle.
-    sums:      The sums in global memory.
-    grads:     dQ in 16 bits, in global memory.
-    counters:  How many key tiles have added.
-    factor:    dQ is the sums times this.
-    """
+    landed: Signal  # for loads of their sums
+    tiles: Tiles  # of the sums, in shared memory without a swizzle
+    sums: Matrix  # in global memory, as dQ in 16 bits
+    grads: Matrix
+    counters: Counters  # how many key tiles have added
+    factor: float  # dQ is the sums times this
 
-    def __init__(
-        self, landed: Signal, tiles: Tiles, sums: Matrix, grads: Matrix, counters: Counters,
-        factor: float,
-    ) -> None:  # fmt: skip
-        self.walk, self.landed, self.counters = counters.walk, landed, counters
-        self.tiles, self.sums, self.grads = tiles, sums, grads
-        self.number, self.factor = counters.number, factor
+    def __post_init__(self) -> None:
+        self.walk, self.number = self.counters.walk, self.counters.number
 
     def read(self, tile: ResidentTile, head: Any, block: Any, count: Any, done: Any) -> None:
-        """Load the sums to shared memory, once `count` key tiles have added to them.
-
-        done: How many query tiles the CTA has converted before.
-        """
+        # Load the sums to shared memory, once `count` key tiles have added to them.
         self.counters.watch(self.counters.of(tile, head, block), count)
         self.landed.expect(done, self.tiles.size)
         row = block * self.walk.heights.streamed
@@ -88,16 +81,15 @@ class ConvertedColumns(Fixed):
 
     @cute.jit
     def write(self, tile: ResidentTile, head, block, done):
-        """Convert and store. A lane takes 8 columns of a row, the warp 4 rows at a time."""
+        # Convert and store. A lane takes 8 columns of a row, the warp 4 rows at a time.
         self.landed.wait(done)
         lane, row = cute.arch.lane_idx(), block * self.walk.heights.streamed
         rows = smaller(tile.length - row, Int32(self.walk.heights.streamed))
         column = lane % COLUMNS * VECTOR
         buffer = self.tiles.sX[None, None, self.number].iterator
         if self.number * HALF + column < self.grads.width:
-            first = self.grads.row(tile.origin, row, head, tile.batch) + (
-                self.number * HALF + column
-            )
+            first = self.grads.row(tile.origin, row, head, tile.batch)
+            first = first + (self.number * HALF + column)
             for i in range(lane // COLUMNS, rows, WARP // COLUMNS):
                 sums = cute.make_rmem_tensor(VECTOR, Float32)
                 cute.autovec_copy(vector(buffer + (i * HALF + column)), sums)
@@ -107,7 +99,7 @@ class ConvertedColumns(Fixed):
 
     @cute.jit
     def discard(self, first, rows):
-        """Discard the sums of `rows` rows from a pointer on: two cache lines of each row."""
+        # Discard the sums of `rows` rows from a pointer on: two cache lines of each row.
         lane = cute.arch.lane_idx()
         column = self.number * HALF + lane % 2 * LINE
         if const_expr(self.sums.width % LINE == 0):  # noqa: SIM102 (decided at compile time)
@@ -117,7 +109,7 @@ class ConvertedColumns(Fixed):
 
 
 def narrow(sums: Any, pointer: Any, factor: float) -> None:
-    """Store 8 sums in 16 bits, by a streaming store: they leave the L2 cache first."""
+    # Store 8 sums in 16 bits, by a streaming store: they leave the L2 cache first.
     rounded = cute.make_rmem_tensor(VECTOR, pointer.dtype)
     whole = sums.load()
     if factor != 1.0:
@@ -131,5 +123,5 @@ def narrow(sums: Any, pointer: Any, factor: float) -> None:
 
 
 def forget(pointer: Any) -> None:
-    """Have the L2 cache discard a line of 128 bytes instead of writing it to memory."""
+    # Have the L2 cache discard a line of 128 bytes instead of writing it to memory.
     cute.arch.inline_ptx("discard.global.L2 [{$r0}], 128;", read_only_args=[pointer.toint()])

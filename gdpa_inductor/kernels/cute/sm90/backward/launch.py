@@ -70,14 +70,11 @@ def gradients(call: BackwardCall, letters: str) -> dict[str, Tensor]:
 
 
 def overwrites(config: Sm90Config, stored: int) -> bool:
-    """Whether the gradient of an aux operand may overwrite the operand.
-
-    Each tile of it is read before it is overwritten. But scores must not be cleared before.
-    """
+    # Whether the gradient of an aux operand may overwrite the operand.
+    # Each tile of it is read before it is overwritten. But scores must not be cleared before.
     (kernel,) = config.backward_kernels(True, stored)
     return not masked(kernel)
 
 
 def tiling(config: Sm90Config) -> StoredTiling:
-    """The tiles of the stored scores."""
     return StoredTiling(config.query_rows, config.cols, by_keys=True)

@@ -4,7 +4,7 @@ from typing import Any
 
 from cutlass import Float32, cute
 
-from ...program import DTYPES
+from ...values import DTYPES
 from ..config import COLS, Sm90Config
 from ..wgmma import MN, REGISTERS, K, staged, tile_layout, tiled
 from .roles import GROUPS, STAGES
@@ -40,28 +40,21 @@ class HopperShapes:
         }
 
     def layouts(self) -> dict[str, Any]:
-        """The layouts of the buffers in shared memory, with their stages.
-
-        k, v, q, o:  K, V, Q and dO.
-        kt:          K with as many columns as two warpgroups multiply. Columns past the end of K
-                     go to columns of dQ that are not stored.
-        s:           dS.
-        d:           dQ of a warpgroup, fp32.
-        c:           Sums of dQ that are being converted.
-        gk, gv:      64 rows of dK and of dV.
-        """
+        """The layouts of the buffers in shared memory, with their stages."""
         layouts = {name: staged(self.layout(name), STAGES[name]) for name in "kvqo"}
+        # K with as many columns as two warpgroups multiply. Columns past the end of K go to columns
+        # of dQ that are not stored.
         layouts["kt"] = staged(tile_layout(self.dtype, COLS, COLS), 1)
-        layouts["s"] = staged(self.layout("s"), 2)
-        layouts["d"] = staged(tile_layout(Float32, self.rows, HALF), GROUPS)
-        layouts["c"] = staged(self.plain, self.columns)
+        layouts["s"] = staged(self.layout("s"), 2)  # dS
+        layouts["d"] = staged(tile_layout(Float32, self.rows, HALF), GROUPS)  # dQ, fp32
+        layouts["c"] = staged(self.plain, self.columns)  # sums of dQ that are being converted
         for name, width in (("gk", self.width), ("gv", self.value_width)):
             layouts[name] = staged(tile_layout(self.dtype, HALF, width), GROUPS)
         return layouts
 
     @property
     def plain(self) -> Any:
-        """The layout of 64 columns of dQ without a swizzle, as the conversion reads them."""
+        # 64 columns of dQ without a swizzle, as the conversion reads them
         return cute.make_layout((self.rows, HALF), stride=(HALF, 1))
 
     def layout(self, name: str) -> Any:

@@ -13,6 +13,7 @@ If each launch has some of the keys (`KernelConfig.part`), later launches add to
 ones. The last launch converts all query tiles, even those that its own keys do not meet.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -28,41 +29,34 @@ from .turns import Turns
 UNKNOWN = -1  # the value of a counter that was not read yet
 
 
+@dataclass
 class Counters(Fixed):
-    """Counters: how many key tiles have added to 64 columns of a query tile.
+    """Counters: how many key tiles have added to 64 columns of a query tile."""
 
-    pointer:  Int32 [batch, heads, query tiles, columns].
-    number:   Which 64 columns these counters are for.
-    columns:  Into how many parts of 64 columns dQ is cut.
-    """
-
-    def __init__(self, walk: Turns, pointer: Any, number: Any, columns: int) -> None:
-        self.walk, self.pointer, self.number, self.columns = walk, pointer, number, columns
+    walk: Turns
+    pointer: Any  # Int32 [batch, heads, query tiles, columns]
+    number: Any  # which 64 columns these counters are for
+    columns: int  # into how many parts of 64 columns dQ is cut
 
     def of(self, tile: ResidentTile, head: Any, block: Any) -> Any:
-        """A pointer to the counter of query tile `block` of a head."""
         unit = Int64(tile.batch * self.walk.query_heads + head)
         place = (unit * self.walk.streamed_tiles + block) * self.columns
         return self.pointer + (place + self.number)
 
     def value(self, counter: Any) -> Any:
-        """The value of a counter now. After a fence, TMA sees what was added before."""
+        # After a fence, TMA sees what was added before.
         return cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
 
     @cute.jit
     def wait(self, counter, count: Int32, seen: Int32):
-        """Wait until a counter, which was `seen`, is `count`. Then TMA sees what was added."""
+        # Wait until a counter, which was `seen`, is `count`. Then TMA sees what was added.
         while seen != count:
             seen = self.value(counter)
         cute.arch.fence_proxy("async.global")
 
     def advance(self, counter: Any, before: Any) -> None:
-        """Count one more key tile. One thread calls it.
-
-        It is a release: a thread that reads the new value sees all that this thread saw before.
-
-        before: The value so far, if the order is fixed.
-        """
+        # One thread calls it. It is a release: a thread that reads the new value sees all that this
+        # thread saw before.
         if self.walk.ranges.config.ordered:
             cute.arch.store(counter, before + 1, sem="release", scope="gpu")
         else:
@@ -70,11 +64,8 @@ class Counters(Fixed):
 
     @cute.jit
     def watch(self, counter, count: Int32):
-        """As `wait`, but for a wait that may be long.
-
-        Each acquire empties the L1 cache, which holds aux operands. So this polls with relaxed
-        loads, and does one acquire at the end.
-        """
+        # As `wait`, but for a wait that may be long. Each acquire empties the L1 cache, which holds
+        # aux operands. So this polls with relaxed loads, and does one acquire at the end.
         value = cute.arch.load(counter, Int32, sem="relaxed", scope="gpu")
         while value != count:
             cute.arch.inline_ptx("nanosleep.u32 256;")
@@ -82,19 +73,21 @@ class Counters(Fixed):
         self.wait(counter, count, Int32(UNKNOWN))
 
 
-class QuerySums:
-    """A warp that adds what a warpgroup hands over. stores, adds: the tiles of the sums, written by
-    a store and by an addition. counters: of the columns of the warpgroup."""
+@dataclass
+class QuerySums(Fixed):
+    """A warp that adds what a warpgroup hands over."""
 
-    def __init__(self, stores: Tiles, adds: Tiles, counters: Counters) -> None:
-        self.walk, self.counters = counters.walk, counters
-        self.stores, self.adds, self.group = stores, adds, counters.number
+    stores: Tiles  # of the sums, written by a store, and by an addition
+    adds: Tiles
+    counters: Counters  # of the columns of the warpgroup
+
+    def __post_init__(self) -> None:
+        self.walk, self.group = self.counters.walk, self.counters.number
         config = self.walk.ranges.config
         self.ordered, self.adds_all = config.ordered, adds_all(config)
 
     @cute.jit
     def run(self):
-        """Add the parts of all steps of the CTA."""
         self.free()
         deal = Int32(0)
         while self.walk.number(deal) < self.walk.count:
@@ -111,11 +104,9 @@ class QuerySums:
 
     @cute.jit
     def step(self, tile: ResidentTile, head, block, following, seen):
-        """Add one part of dQ. It is dropped if a mask empties the tile, or if dQ lacks the columns.
-
-        seen: The counter, as it was read when the step before ended. Returns the same for the next
-        query tile.
-        """
+        # Add one part of dQ. It is dropped if a mask empties the tile, or if dQ lacks the columns.
+        # seen: The counter, as it was read when the step before ended. Returns the same for the
+        # next query tile.
         before, adds = Int32(0), Boolean(True)
         if const_expr(self.ordered):
             before, adds = self.walk.turn(tile, head, block)
@@ -138,10 +129,8 @@ class QuerySums:
 
     @cute.jit
     def add(self, tile: ResidentTile, head, block, before):
-        """Issue the addition. The buffer is free for the next part before the counter moves on.
-
-        Rows past the end of the sequence are dropped.
-        """
+        # Issue the addition. The buffer is free for the next part before the counter moves on.
+        # Rows past the end of the sequence are dropped.
         place = (tile.origin, block * self.walk.heights.streamed, tile.length, head, tile.batch)
         self.wait_for_part()
         if const_expr(not self.adds_all):
@@ -158,11 +147,8 @@ class QuerySums:
 
     @cute.jit
     def pass_on(self, counter, before):
-        """Advance the counter, once all is added.
-
-        The wait makes the sums visible to this thread, and the release to other threads. On sm_90
-        the release is what waits for the additions (docs/lab/2026-11-22-order.md).
-        """
+        # The wait makes the sums visible to this thread, and the release to other threads. On sm_90
+        # the release is what waits for the additions (docs/lab/2026-11-22-order.md).
         cute.arch.cp_async_bulk_wait_group(0)
         cute.arch.fence_proxy("async.global")
         cute.arch.sync_warp()
@@ -170,9 +156,7 @@ class QuerySums:
             self.counters.advance(counter, before)
 
     def wait_for_part(self) -> None:
-        """Wait until the part is in shared memory."""
         cute.arch.barrier(barrier_id=FULL + self.group, number_of_threads=HANDED)
 
     def free(self) -> None:
-        """Let the warpgroup overwrite the buffer."""
         cute.arch.barrier_arrive(barrier_id=EMPTY + self.group, number_of_threads=HANDED)

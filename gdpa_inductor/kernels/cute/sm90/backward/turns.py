@@ -42,6 +42,7 @@ from typing import Any
 from cutlass import Boolean, Int32, const_expr, cute
 
 from ...backward.walk import ResidentTile, Walk, tiles_of
+from ...operands import KernelArguments
 from ...values import larger, select, smaller
 
 APART = 2  # with 1 tiles wait for their turns (docs/lab/2026-11-26-short-sides.md)
@@ -50,14 +51,14 @@ APART = 2  # with 1 tiles wait for their turns (docs/lab/2026-11-26-short-sides.
 class Turns(Walk):
     """The walk over key tiles, and their turns."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(True, *arguments)
+    def __init__(self, x: KernelArguments, ranges: Any) -> None:
+        super().__init__(True, x, ranges)
         groups = self.ctas // self.blocks
         self.groups, used = groups, groups * self.blocks
         self.together = used * 10 >= self.ctas * 9
 
     def number(self, turn: Any) -> Any:
-        """The number of the CTA's tile in a round. Numbers from `count` on are not tiles."""
+        # Numbers from `count` on are not tiles.
         group, place = self.cta // self.blocks, (self.cta + turn // 2) % self.blocks
         place = select(turn % 2 == 1, self.blocks - 1 - place, place)
         number = (turn * self.groups + group) * self.blocks + place
@@ -73,46 +74,41 @@ class Turns(Walk):
         return tile
 
     def tiles(self, tile: ResidentTile) -> Any:
-        """How many key tiles the sequence has."""
         return tiles_of(tile.rows, self.heights.resident)
 
     def index(self, tile: ResidentTile) -> Any:
-        """The number of this key tile within the sequence."""
         return tile.first // self.heights.resident
 
     def entry(self, tile: ResidentTile) -> Any:
-        """The query tile with which each pass of this tile begins."""
+        # The query tile with which each pass of this tile begins.
         if self.ranges.skips:
             return select(tile.descends, tile.end - 1, tile.begin)
         return self.beginning(tile, self.index(tile))
 
     def beginning(self, tile: ResidentTile, index: Any) -> Any:
-        """Without a mask: the query tile with which key tile `index` of the head begins."""
+        # Without a mask: the query tile with which key tile `index` of the head begins.
         turned = index * self.spread(tile) // larger(self.tiles(tile), 1)
         return select(self.together & (tile.first < tile.rows), turned, 0)
 
     def spread(self, tile: ResidentTile) -> Any:
-        """Over how many query tiles the starts of the head's key tiles are spread."""
+        # Over how many query tiles the starts of the head's key tiles are spread.
         return smaller(tile.end, APART * self.tiles(tile))
 
     def nearest(self, tile: ResidentTile, block: Any) -> Any:
-        """The key tile that begins with query tile `block`, or nearest before it."""
+        # The key tile that begins with query tile `block`, or nearest before it.
         tiles = self.tiles(tile)
         return smaller(((block + 1) * tiles - 1) // self.spread(tile), tiles - 1)
 
     def block(self, tile: ResidentTile, entry: Any, step: Any) -> Any:
-        """The query tile of a step of a pass."""
         if self.ranges.skips:
             return select(tile.descends, entry - step, entry + step)
         block = entry + step
         return select(block < tile.end, block, block - tile.end)
 
     def meets_last(self, tile: ResidentTile, block: Any) -> Any:
-        """Whether this is the last key tile of the head to meet query tile `block`.
-
-        It is exact only if all key tiles are equally far. Then the last one is the tile that begins
-        right after this query tile.
-        """
+        # Whether this is the last key tile of the head to meet query tile `block`.
+        # It is exact only if all key tiles are equally far. Then the last one is the tile that
+        # begins right after this query tile.
         if self.ranges.skips:
             return Boolean(False)
         following = self.nearest(tile, block) + 1
@@ -121,7 +117,7 @@ class Turns(Walk):
 
     @cute.jit
     def turn(self, tile: ResidentTile, head, block):
-        """(how many key tiles add to query tile `block` before this one, whether this one adds)."""
+        # (how many key tiles add to query tile `block` before this one, whether this one adds).
         before, adds = Int32(0), Boolean(True)
         if const_expr(self.ranges.skips):
             place = (tile, head, block, self.index(tile), self.tiles(tile))
@@ -132,20 +128,19 @@ class Turns(Walk):
         return before, adds
 
     def earlier(self, tile: ResidentTile, block: Any) -> Any:
-        """Without a mask: how many key tiles add to query tile `block` before this one."""
+        # Without a mask: how many key tiles add to query tile `block` before this one.
         tiles, index = self.tiles(tile), self.index(tile)
         behind = self.nearest(tile, block) - index
         return select(self.together, select(behind < 0, behind + tiles, behind), tiles - 1 - index)
 
     def adds(self, tile: ResidentTile, head: Any, block: Any) -> Any:
-        """Whether this key tile adds to query tile `block`."""
         if self.ranges.skips:
             return self.ranges.lives(tile, tile.first, head, block)
         return Boolean(True)
 
     @cute.jit
     def adders(self, tile: ResidentTile, head, block):
-        """How many key tiles add to query tile `block`. A whole warp calls it."""
+        # How many key tiles add to query tile `block`. A whole warp calls it.
         tiles = Int32(self.tiles(tile))
         if const_expr(self.ranges.skips):
             below, above, adds = self.ranges.living(tile, head, block, self.index(tile), tiles)
@@ -153,23 +148,19 @@ class Turns(Walk):
         return tiles
 
     def share(self, tile: ResidentTile) -> Any:
-        """How many query tiles of a pass this key tile converts: see `converted`.
-
-        The last round has fewer query tiles than there are key tiles. It is rotated by `each`
-        places, as the other rounds are by theirs.
-        """
+        # How many query tiles of a pass this key tile converts: see `converted`.
+        # The last round has fewer query tiles than there are key tiles. It is rotated by `each`
+        # places, as the other rounds are by theirs.
         count, tiles = tiles_of(tile.length, self.heights.streamed), larger(self.tiles(tile), 1)
         each = count // tiles
         own = each + Int32((self.index(tile) + each) % tiles < count % tiles)
         return select(tile.first < tile.rows, own, 0)
 
     def converted(self, tile: ResidentTile, number: Any) -> Any:
-        """The query tile that this key tile converts as its `number`-th.
-
-        Query tiles are dealt to the key tiles of the head in the order in which they are complete.
-        Each round begins with another key tile, since often every other query tile is complete a
-        step later.
-        """
+        # The query tile that this key tile converts as its `number`-th.
+        # Query tiles are dealt to the key tiles of the head in the order in which they are
+        # complete. Each round begins with another key tile, since often every other query tile is
+        # complete a step later.
         tiles, count = self.tiles(tile), tiles_of(tile.length, self.heights.streamed)
         place = number * tiles + (self.index(tile) + number) % tiles
         if self.ranges.skips:

@@ -3,6 +3,7 @@
 TMA drops rows past the end of the sequence. A tile without key blocks has sums of zero.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -15,19 +16,18 @@ from ..config import ROWS
 from .roles import together
 
 
+@dataclass
 class HopperEpilogue(Fixed):
-    """The epilogue of all query tiles.
+    """The epilogue of all query tiles."""
 
-    pv: The tiled product of the sums. o: The tiles of O, with a buffer for each query tile.
-    factor: O is the sums times this.
-    """
-
-    def __init__(self, pv: Any, o: Tiles, dtype: Any, factor: float) -> None:
-        self.pv, self.o, self.dtype, self.factor = pv, o, dtype, factor
+    pv: Any  # the tiled product of the sums
+    o: Tiles  # of O, with a buffer for each query tile
+    dtype: Any
+    factor: float  # O is the sums times this
 
     @cute.jit
     def store(self, tile, t, thread, sums):
-        """Store all existing rows of query tile t. The TMA copy is still in flight afterwards."""
+        # Store all existing rows of query tile t. The TMA copy is still in flight afterwards.
         halves = cute.make_rmem_tensor(sums.layout, self.dtype)
         values = sums.load()
         if cutlass.const_expr(self.factor != 1.0):
@@ -48,12 +48,10 @@ class HopperEpilogue(Fixed):
 
     @cute.jit
     def stored(self, thread):
-        """Wait until the copy has read the buffer."""
         if thread < 32:
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
+            cute.arch.cp_async_bulk_wait_group(0, read=True)  # the copy has read the buffer
 
     @cute.jit
     def finish(self, thread):
-        """Wait until all is stored."""
         if thread < 32:
             cute.arch.cp_async_bulk_wait_group(0)
