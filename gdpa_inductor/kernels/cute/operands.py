@@ -144,23 +144,29 @@ class Tiles(Fixed):
     transposed: bool = False  # mX has its first two modes swapped
     single: bool = False  # All heads read the same matrix: it has 1 head.
 
-    def copy(self, start, row, rows, head, batch, stage, barrier, column=0, policy=None) -> None:
-        """Load a tile, from row `row` of a sequence on, with zeros past the end of the sequence.
+    def load(self, rows, head, batch, stage, full, at, column=0, policy=None) -> None:
+        """Load a tile, with zeros past the end of the sequence. One warp calls this.
 
-        One warp calls this. The sequence has `rows` rows, and begins at row `start` of a jagged
-        matrix. column: The number of the tile along the columns. policy: Of the L2 cache.
+        rows: (first row of the sequence in a jagged matrix, row of the tile in it, rows of the
+        sequence). full, at: The barriers that say that the tile has landed, and the place in them.
+        column: The number of the tile along the columns. policy: Of the L2 cache.
         """
-        source, shared = self._ends(start, row, rows, head, batch, stage, column)
+        full.expect(at, self.size)
+        self.copy(rows, head, batch, stage, full.at(at), column, policy)
+
+    def copy(self, rows, head, batch, stage, barrier, column=0, policy=None) -> None:
+        source, shared = self._ends(rows, head, batch, stage, column)
         cute.copy(self.tma[0], source, shared, tma_bar_ptr=barrier, **_hint(policy))
 
-    def store(self, start, row, rows, head, batch, stage, column=0, policy=None) -> None:
+    def store(self, rows, head, batch, stage, column=0, policy=None) -> None:
         """Store a buffer to global memory. Rows past the end of the sequence are dropped."""
-        target, shared = self._ends(start, row, rows, head, batch, stage, column)
+        target, shared = self._ends(rows, head, batch, stage, column)
         cute.copy(self.tma[0], shared, target, **_hint(policy))
 
-    def _ends(self, start, row, rows, head, batch, stage, column) -> tuple[Any, Any]:
+    def _ends(self, rows, head, batch, stage, column) -> tuple[Any, Any]:
+        start, row, end = rows
         if self.jagged:
-            height = smaller(rows - row, Int32(BOX))
+            height = smaller(end - row, Int32(BOX))
             first, outer = BOX - height, start + row + height
         else:
             first, outer = row, Int32(0) if self.shared else batch

@@ -91,7 +91,5 @@ class ForwardLoads(Fixed):
 
     @cute.jit
     def fetch(self, tiles: Tiles, rows, head, batch, ring: Ring, at: Cursor, stage, column=0):
-        start, row, end = rows
         ring.wait_for_room(at)
-        ring.full.expect(at, tiles.size)
-        tiles.copy(start, row, end, head, batch, stage, ring.full.at(at), column)
+        tiles.load(rows, head, batch, stage, ring.full, at, column)

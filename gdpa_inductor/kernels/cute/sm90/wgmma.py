@@ -10,7 +10,7 @@ from col0 = 2·(i % 4) on. Its register r is the element
 from typing import Any
 
 from cutlass import Float32, Int32, cute
-from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+from cutlass.cute.nvgpu import OperandMajorMode, warp, warpgroup
 from cutlass.utils import hopper_helpers
 
 from ..values import Fixed, select
@@ -72,11 +72,18 @@ def replace_operand(old: Any, new: Any) -> None:
         )
 
 
-def tile_layout(dtype: Any, rows: int, width: int) -> Any:
-    """The layout of [rows, width] in shared memory, with the widest swizzle that the width allows.
+def share(product: Any, halves: Any, buffers: Any, stage: Any, thread: Any) -> None:
+    """Copy the sums of a product, in 16 bits, to a buffer in shared memory. TMA may store from it."""
+    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), halves.element_type)
+    copy = cute.make_tiled_copy_C(atom, product)
+    part = copy.get_slice(thread)
+    cute.copy(copy, part.retile(halves), part.partition_D(buffers)[None, None, None, stage])
+    cute.arch.fence_view_async_shared()
 
-    width: A multiple of 32.
-    """
+
+def tile_layout(dtype: Any, rows: int, width: int) -> Any:
+    """The layout of [rows, width] in shared memory, with the widest swizzle for this width."""
+    # `width` is a multiple of 32.
     kinds = warpgroup.SmemLayoutAtomKind
     kind = kinds.K_SW64 if width % 64 else kinds.K_SW128
     atom = warpgroup.make_smem_layout_atom(kind, dtype)

@@ -54,7 +54,5 @@ class BackwardLoads(Fixed):
     def copy(
         self, name: str, signal: str, rows: Any, head: Any, tile: ResidentTile, step: Any
     ) -> None:
-        # Load a tile. rows: (first row of the sequence, row in it, rows of the sequence).
-        full, tiles = self.signals[signal], self.tiles[name]
-        full.expect(step, tiles.size)
-        tiles.copy(*rows, head, tile.batch, full.index(step), full.at(step))
+        full = self.signals[signal]
+        self.tiles[name].load(rows, head, tile.batch, full.index(step), full, step)

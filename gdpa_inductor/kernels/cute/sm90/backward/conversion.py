@@ -75,9 +75,8 @@ class ConvertedColumns(Fixed):
         # Load the sums to shared memory, once `count` key tiles have added to them.
         self.counters.watch(self.counters.of(tile, head, block), count)
         self.landed.expect(done, self.tiles.size)
-        row = block * self.walk.heights.streamed
-        place = (tile.origin, row, tile.length, head, tile.batch, self.number)
-        self.tiles.copy(*place, self.landed.at(done))
+        rows = (tile.origin, block * self.walk.heights.streamed, tile.length)
+        self.tiles.copy(rows, head, tile.batch, self.number, self.landed.at(done))
 
     @cute.jit
     def write(self, tile: ResidentTile, head, block, done):

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from cutlass import Int64, const_expr, cute, range_constexpr
-from cutlass.cute.nvgpu import warp
 
 from ...operands import EVICT_FIRST, Matrix, Tiles
 from ...values import Fixed
-from ..wgmma import first_row
+from ..wgmma import first_row, share
 from .roles import both, together
 from .shapes import HALF, HopperShapes
 
@@ -77,16 +76,12 @@ class KeyGradients(Fixed):
         if thread < 32:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
         both()
-        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), self.shapes.dtype)
-        copy = cute.make_tiled_copy_C(atom, alone)
-        part = copy.get_slice(thread)
-        cute.copy(copy, part.retile(halves), part.partition_D(tiles.sX)[None, None, None, group])
-        cute.arch.fence_view_async_shared()
+        share(alone, halves, tiles.sX, group, thread)
         together(group)
         row = tile.first + group * HALF
         if (thread < 32) & (row < tile.rows):
-            place = (tile.start, row, tile.rows, tile.head, tile.batch, group)
-            tiles.store(*place, policy=EVICT_FIRST)
+            rows = (tile.start, row, tile.rows)
+            tiles.store(rows, tile.head, tile.batch, group, policy=EVICT_FIRST)
             cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit

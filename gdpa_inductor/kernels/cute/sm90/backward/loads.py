@@ -151,12 +151,7 @@ class HopperBackwardLoads(Fixed):
     def copy(
         self, name: str, rows: Any, head: Any, tile: ResidentTile, step: Any, **more: Any
     ) -> None:
-        """Load a tile. step: The number of the load, for the signals.
-
-        rows: (first row of the sequence, row of the tile in it, rows of the sequence).
-        """
-        (start, row, end), full, tiles = rows, self.signals.full[name], self.tiles[name]
+        """Load a tile. step: The number of the load, for the signals."""
+        full = self.signals.full[name]
         self.signals.empty[name].wait_before(step)
-        full.expect(step, tiles.size)
-        place = (start, row, end, head, tile.batch, full.index(step))
-        tiles.copy(*place, full.at(step), **more)
+        self.tiles[name].load(rows, head, tile.batch, full.index(step), full, step, **more)

@@ -304,9 +304,8 @@ class HopperBackwardProducts(Fixed):
             if self.is_first_warp():
                 row, head = block * self.walk.heights.streamed, self.walk.streamed_head(tile, turn)
                 column = tile.first // self.walk.heights.resident
-                place = (Int32(0), row, tile.length, head, tile.slot)
                 assert self.stored is not None
-                self.stored.store(*place, shared, column)
+                self.stored.store((Int32(0), row, tile.length), head, tile.slot, shared, column)
                 cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit

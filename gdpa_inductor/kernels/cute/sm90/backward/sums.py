@@ -131,15 +131,16 @@ class QuerySums(Fixed):
     def add(self, tile: ResidentTile, head, block, before):
         # Issue the addition. The buffer is free for the next part before the counter moves on.
         # Rows past the end of the sequence are dropped.
-        place = (tile.origin, block * self.walk.heights.streamed, tile.length, head, tile.batch)
+        rows = (tile.origin, block * self.walk.heights.streamed, tile.length)
+        place = (rows, head, tile.batch, self.group)
         self.wait_for_part()
         if const_expr(not self.adds_all):
             if before == 0:
-                self.stores.store(*place, self.group)
+                self.stores.store(*place)
             else:
-                self.adds.store(*place, self.group)
+                self.adds.store(*place)
         else:
-            self.adds.store(*place, self.group)
+            self.adds.store(*place)
         cute.arch.cp_async_bulk_commit_group()
         cute.arch.cp_async_bulk_wait_group(0, read=True)
         cute.arch.sync_warp()

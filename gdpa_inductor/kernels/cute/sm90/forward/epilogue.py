@@ -8,11 +8,11 @@ from typing import Any
 
 import cutlass
 from cutlass import cute
-from cutlass.cute.nvgpu import warp
 
 from ...operands import Tiles
 from ...values import Fixed
 from ..config import ROWS
+from ..wgmma import share
 from .roles import together
 
 
@@ -35,15 +35,11 @@ class HopperEpilogue(Fixed):
         halves.store(values.to(self.dtype))
         self.stored(thread)
         together(t)
-        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), self.dtype)
-        copy = cute.make_tiled_copy_C(atom, self.pv)
-        part = copy.get_slice(thread)
-        cute.copy(copy, part.retile(halves), part.partition_D(self.o.sX)[None, None, None, t])
-        cute.arch.fence_view_async_shared()
+        share(self.pv, halves, self.o.sX, t, thread)
         together(t)
         row = tile.row + t * ROWS
         if (thread < 32) & (row < tile.q_rows):
-            self.o.store(tile.q_start, row, tile.q_rows, tile.head, tile.batch, t)
+            self.o.store((tile.q_start, row, tile.q_rows), tile.head, tile.batch, t)
             cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit
