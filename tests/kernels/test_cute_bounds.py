@@ -9,7 +9,7 @@ pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute import bounds
 from gdpa_inductor.kernels.cute.bounds import TableForm
-from gdpa_inductor.kernels.cute.classes import TileSize, table_dtype
+from gdpa_inductor.kernels.cute.config import TileSize, table_dtype
 from gdpa_inductor.kernels.cute.replay import Record
 from gdpa_inductor.program.expr import AXES
 from gdpa_inductor.program.score_mod import Aux

@@ -19,9 +19,9 @@ pytest.importorskip("cutlass")
 from gdpa_inductor.kernels.cute import launch, plan
 from gdpa_inductor.kernels.cute.backward import jagged_biases
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
+from gdpa_inductor.kernels.cute.backward.jagged_biases import StoredScores, StoredTiling
 from gdpa_inductor.kernels.cute.backward.launch import BackwardCall, backward
 from gdpa_inductor.kernels.cute.backward.roots import factor_of
-from gdpa_inductor.kernels.cute.backward.stored import StoredScores, StoredTiling
 from gdpa_inductor.kernels.cute.launcher import SIZES, TOTALS
 from gdpa_inductor.kernels.cute.sm90.config import COLS, Sm90Config
 from gdpa_inductor.operands import Operands, score_shape

@@ -13,9 +13,8 @@ from cutlass import Int32, cute
 
 from gdpa_inductor.kernels.cute.barriers import Cursor
 from gdpa_inductor.kernels.cute.compiler import pointer
-from gdpa_inductor.kernels.cute.forward.queue import Queue
 from gdpa_inductor.kernels.cute.forward.scheduler import Scheduler
-from gdpa_inductor.kernels.cute.forward.work import Work
+from gdpa_inductor.kernels.cute.forward.work import Queue, Work
 from gdpa_inductor.kernels.cute.operands import KernelArguments
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from tests.emulator import recording, run

@@ -25,7 +25,7 @@ from .values import Carried, Fixed, select
 class Cursor(Carried):
     """A place in a ring: stage and parity. `next()` is the next place."""
 
-    def __init__(self, stages: int, index: Any = None, phase: Any = None) -> None:
+    def __init__(self, stages: int, index=None, phase=None) -> None:
         self.stages = stages
         self.index = Int32(0) if index is None else index
         self.phase = Int32(0) if phase is None else phase
@@ -48,13 +48,13 @@ class Cursor(Carried):
 class Each(Carried):
     """A value for each query tile: cursors, or truth values. Immutable."""
 
-    def __init__(self, *items: Any) -> None:
+    def __init__(self, *items) -> None:
         self.items = items
 
-    def __getitem__(self, t: int) -> Any:
+    def __getitem__(self, t: int):
         return self.items[t]
 
-    def but(self, t: int, item: Any) -> "Each":
+    def but(self, t: int, item) -> "Each":
         """The same with another item for t."""
         return Each(*self.items[:t], item, *self.items[t + 1 :])
 
@@ -80,16 +80,16 @@ class Mbarriers(Fixed):
         for stage in range(self.stages):
             cute.arch.mbarrier_init(self.pointer + stage, self.arrivals)
 
-    def at(self, place: Any) -> Any:
+    def at(self, place):
         raise NotImplementedError
 
-    def phase(self, place: Any) -> Any:
+    def phase(self, place):
         raise NotImplementedError
 
-    def wait(self, place: Any) -> None:
+    def wait(self, place) -> None:
         cute.arch.mbarrier_wait(self.at(place), self.phase(place))
 
-    def wait_before(self, place: Any) -> None:
+    def wait_before(self, place) -> None:
         """Wait for the round before this one, as a producer does."""
         cute.arch.mbarrier_wait(self.at(place), self.phase(place) ^ 1)
 
@@ -110,13 +110,13 @@ class Mbarriers(Fixed):
 class Barriers(Mbarriers):
     """mbarriers whose places are cursors."""
 
-    def at(self, place: Cursor) -> Any:
+    def at(self, place: Cursor):
         return self.pointer + place.index
 
-    def phase(self, place: Cursor) -> Any:
+    def phase(self, place: Cursor):
         return place.phase
 
-    def of(self, number: Any) -> "Barriers":
+    def of(self, number) -> "Barriers":
         """The barrier with this number, if `pointer` begins an array of single barriers."""
         return Barriers(self.pointer + number, 1, self.arrivals)
 
@@ -131,21 +131,21 @@ class Signal(Mbarriers):
     Step i uses stage i % stages, in round i // stages. So no role carries a parity.
     """
 
-    def index(self, step: Any) -> Any:
+    def index(self, step):
         """The stage. Steps are never negative, and an unsigned remainder is cheaper."""
         return Int32(Uint32(step) % self.stages) if self.stages > 1 else 0
 
-    def at(self, step: Any) -> Any:
+    def at(self, step):
         return self.pointer + self.index(step)
 
-    def phase(self, step: Any) -> Any:
+    def phase(self, step):
         return Int32(Uint32(step) // self.stages & 1 if self.stages > 1 else step & 1)
 
 
 class Ring(Fixed):
     """A ring of buffers that producers fill and consumers free."""
 
-    def __init__(self, barriers: Any, stages: int, producers: int, consumers: int) -> None:
+    def __init__(self, barriers, stages: int, producers: int, consumers: int) -> None:
         self.stages = stages
         # `barriers` points to 2 mbarriers per stage. The numbers are those of a phase's arrivals.
         self.full = Barriers(barriers, stages, producers)

@@ -18,8 +18,7 @@ from ..._compat.device import empty
 from ...operands import Operands
 from ...program.expr import AXES
 from ...program.score_mod import Aux
-from .classes import ENDS, TableKey, TileSize, table_dtype
-from .config import LETTERS
+from .config import ENDS, LETTERS, TableKey, TileSize, table_dtype
 from .launcher import WordLauncher, word_launcher
 from .plan import LaunchPlan, name
 from .replay import Record
@@ -78,7 +77,7 @@ class TableForm:
 def table(
     plan: LaunchPlan, o: Operands[Tensor], key: TableKey, stream: int, record: Record
 ) -> Table:
-    # Make a table that a kernel of this call asks for. key: see `classes.TableKey`.
+    # Make a table that a kernel of this call asks for. key: see `config.TableKey`.
     number, size = key
     form = plan.once(_table_form, number, size)
     return form.build(o.aux[number], number, stream, record)

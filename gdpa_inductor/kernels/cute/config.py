@@ -5,14 +5,16 @@ batch, heads and strides. Each architecture has a subclass (`sm90/config.py`, `s
 cutlass is not imported here.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
-from ...program.expr import AXES, POSITIONS
+from ...program.expr import AXES, POSITIONS, Expr
 from ...program.score_mod import ScoreMod
+from ...program.tile_classes import TileClasses, classify, classify_by_tables
 
 BOX = 128  # rows of a matrix that one TMA copy brings
 TILES = 2  # query tiles of a CTA in the forward; a subclass may change it (`KernelConfig.tiles`)
@@ -75,7 +77,7 @@ class KernelConfig:
     # "first", "middle" or "last" if each launch of a backward takes some of the keys, else "". Each
     # launch adds to the sums of dQ. The last one converts them to `dtype`.
     part: str = ""
-    bounded: frozenset[int] = frozenset()  # those that may get a table of tile bounds (classes.py)
+    bounded: frozenset[int] = frozenset()  # those that may get a table of tile bounds (`classes`)
     kernel: str = "forward"  # which kernel: "forward", or one of `backward_kernels`
 
     def backward_kernels(self, ordered: bool, stored: int | None) -> list["KernelConfig"]:
@@ -93,7 +95,7 @@ class KernelConfig:
 
     @property
     def stored_dtypes(self) -> list[str]:
-        # The dtypes of stored gradients of scores and their hulls (`backward.stored`).
+        # The dtypes of stored gradients of scores and their hulls (`jagged_biases`).
         scores = [] if self.stored is None else [self.dtype]
         return scores + ["int32"] * self.notes
 
@@ -218,3 +220,36 @@ def _padded(size: int) -> int:
 def whole_vectors(count: Any) -> Any:
     """A count of numbers, rounded up to whole vectors of 8."""
     return (count + (VECTOR - 1)) // VECTOR * VECTOR
+
+
+@dataclass(frozen=True)
+class TileSize:
+    """The queries and keys of a tile of scores."""
+
+    rows: int
+    cols: int
+
+
+ENDS = ("aux_lo", "aux_hi")  # the smallest and the largest element, in the order of a table
+TableKey = tuple[int, TileSize]  # the number of the aux operand, and the tile size of the kernel
+
+
+def classes(config: KernelConfig, roots: Sequence[Expr] = ()) -> TileClasses:
+    """The tile classes of a kernel that evaluates `roots`, by default the weight."""
+    return _classes(config.program, tuple(roots), config.bounded)
+
+
+@functools.lru_cache(512)
+def _classes(program: str, roots: tuple[Expr, ...], bounded: frozenset[int]) -> TileClasses:
+    """Classes with tables, if tables let the kernel skip tiles. Otherwise classes without."""
+    mod = ScoreMod.parse(program)
+    roots = roots or (mod.weight,)
+    by_tables = classify_by_tables(roots, mod.aux, sorted(bounded))
+    return by_tables if by_tables.skips else classify(roots, mod.aux)
+
+
+def table_dtype(kind: str, dtype: str) -> str:
+    """The dtype of a table: the one in which the program computes with an operand of this kind."""
+    if kind == "i":
+        return "int64" if dtype == "int64" else "int32"
+    return "bool" if kind == "b" else "float32"

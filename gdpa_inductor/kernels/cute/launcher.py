@@ -19,8 +19,7 @@ from collections.abc import Hashable, Sequence
 
 from . import disk, precompile
 from .backward.roots import terms_of
-from .classes import TableKey, TileSize, classes
-from .config import LETTERS, KernelConfig
+from .config import LETTERS, KernelConfig, TableKey, TileSize, classes
 from .runtime import Kernel
 
 SIZES = 6  # words of a form that come first: B, H, Hk, Hv, M, N

@@ -50,7 +50,7 @@ class KernelArguments:
 class AttentionKernel:
     """One configuration. `launch` is the host's side of a subclass, `kernel` the device's."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config) -> None:
         self.config, self.dtype = config, DTYPES[config.dtype]
 
     @cute.jit
@@ -60,7 +60,7 @@ class AttentionKernel:
         arguments = KernelArguments(pointers, strides, sizes, cu_q, cu_k, order, aux, scalars)
         self.launch(arguments, ctas, stream)
 
-    def launch(self, arguments: KernelArguments, ctas: Int32, stream: Any) -> None:
+    def launch(self, arguments: KernelArguments, ctas: Int32, stream) -> None:
         raise NotImplementedError
 
 
@@ -91,7 +91,7 @@ class Matrix:
         layout = cute.make_layout((*shape, (self.heads, outer)), stride=(*stride, (sh, so)))
         return cute.make_tensor(pointer, layout)
 
-    def row(self, start: Any, row: Any, head: Any, batch: Any) -> Any:
+    def row(self, start, row, head, batch):
         """A pointer to row `row` of a sequence that begins at row `start` of a jagged matrix."""
         sb, sh, sr = (Int64(s) for s in self.strides)
         place = self.pointer + ((Int64(start) + row) * sr + head * sh)
@@ -180,11 +180,11 @@ class Tiles(Fixed):
         return matrix[None, 0, column, (head, outer)], shared[None, stage]
 
 
-def _hint(policy: Any) -> dict[str, Any]:
+def _hint(policy) -> dict[str, Any]:
     return {} if policy is None else {"cache_policy": Int64(policy)}
 
 
-def score_tiles(config: KernelConfig, copy: Any, sX: Any, tiler: Any, size: int) -> Tiles:
+def score_tiles(config: KernelConfig, copy, sX, tiler, size: int) -> Tiles:
     """The `Tiles` of `score_operand`. copy: (atom, mX)."""
     assert config.tiled is not None
     axes = config.mod.aux[config.tiled].axes
@@ -192,12 +192,12 @@ def score_tiles(config: KernelConfig, copy: Any, sX: Any, tiler: Any, size: int)
     return Tiles(copy, sX, whole_tiles, tiler, size, False, shared, single=single)
 
 
-def whole_tiles(tiles: Any) -> Any:
+def whole_tiles(tiles):
     """The partition of a matrix whose tiles are taken as they are."""
     return tiles
 
 
-def vector(pointer: Any) -> Any:
+def vector(pointer):
     """The 8 numbers from a pointer on, which is aligned so that 16 bytes move at once."""
     aligned = cute.make_ptr(pointer.dtype, pointer.toint(), pointer.memspace, assumed_align=16)
     return cute.make_tensor(aligned, cute.make_layout(VECTOR))

@@ -31,7 +31,7 @@ class Program(Fixed):
         self.nodes = list(postorder(self.roots))
         self.wide = wide(self.roots)
 
-    def index(self, value: Any) -> Pair:
+    def index(self, value) -> Pair:
         # A position as an integer of the program: 64 bits if the program multiplies integers.
         pair = value if isinstance(value, Pair) else Pair(value)
         return each(Int64)(pair) if self.wide else each(Int32)(pair)
@@ -39,23 +39,23 @@ class Program(Fixed):
     def access(self, node: Expr) -> tuple[str, ...]:
         return self.mod.aux[int(node.value or 0)].access
 
-    def place(self, node: Expr, places: dict[str, Any]) -> Any:
+    def place(self, node: Expr, places: dict[str, Any]):
         return address(self.aux[int(node.value or 0)], self.access(node), places)
 
-    def read(self, node: Expr, places: dict[str, Any]) -> Any:
+    def read(self, node: Expr, places: dict[str, Any]):
         return self.of_kind(node, element(self.place(node, places)))
 
-    def of_kind(self, node: Expr, value: Any) -> Any:
+    def of_kind(self, node: Expr, value):
         """A loaded element, in the type that the node has."""
         return of_kind(node, widened(value, self.dtypes[int(node.value or 0)]), self.wide)
 
-    def evaluate(self, leaves: dict[str, Any], operand: Any) -> list[Any]:
+    def evaluate(self, leaves: dict[str, Any], operand) -> list[Any]:
         """The values of the roots, from those of s, g and the indices, by name.
 
         operand: Gives the value of an aux node, or of a node of its bounds.
         """
 
-        def leaf(node: Expr) -> Any:
+        def leaf(node: Expr):
             if node.op.startswith("aux"):
                 return operand(node)
             if node.op == "scalar":
@@ -65,7 +65,7 @@ class Program(Fixed):
         return emit(self.roots, self.mod.weight, leaf, self.fast)
 
 
-def address(operand: Any, access: Iterable[str], places: Mapping[str, Any]) -> Any:
+def address(operand, access: Iterable[str], places: Mapping[str, Any]):
     """A pointer to the element of an operand, (pointer, strides), that the letters in `access`
     index.
     """
@@ -77,16 +77,16 @@ def address(operand: Any, access: Iterable[str], places: Mapping[str, Any]) -> A
     return pointer + place
 
 
-def element(place: Any) -> Any:
+def element(place):
     return cute.make_tensor(place, cute.make_layout(1))[0]
 
 
-def widened(value: Any, dtype: str) -> Any:
+def widened(value, dtype: str):
     # A loaded element. CuTe loads uint8 with a sign, so the sign is masked off.
     return Int32(value) & 0xFF if dtype == "uint8" else value
 
 
-def of_kind(node: Expr, value: Any, wide: bool = False) -> Any:
+def of_kind(node: Expr, value, wide: bool = False):
     # An element as bool, Float32 or an integer. wide: Integers have 64 bits.
     if node.kind == "b":
         return value != 0
@@ -98,7 +98,7 @@ def of_kind(node: Expr, value: Any, wide: bool = False) -> Any:
 class Row(Fixed):
     """A program for one query, `q_idx` of a tile's sequence. Calling it gives the roots."""
 
-    def __init__(self, program: Program, tile: Any, q_idx: Any) -> None:
+    def __init__(self, program: Program, tile, q_idx) -> None:
         self.program, self.tile = program, tile
         self.fixed = {"b": tile.batch, "h": tile.head, "q_idx": q_idx}
         row = smaller(q_idx, tile.q_rows - 1)  # past the end it only has to be a readable address
@@ -109,9 +109,7 @@ class Row(Fixed):
             if node.op == "aux" and not {"kv_idx", "k"} & set(program.access(node))
         }
 
-    def fetch(
-        self, column: Any, count: int, excluded: Iterable[int | None] = ()
-    ) -> dict[Expr, Any]:
+    def fetch(self, column, count: int, excluded: Iterable[int | None] = ()) -> dict[Expr, Any]:
         """Load operands whose keys are contiguous, for `count` existing keys from `column` on."""
         loads = {}
         wanted = self.program.vectors - set(excluded)
@@ -134,7 +132,7 @@ class Row(Fixed):
         of the two keys is. values: Those of aux operands for these scores, by number.
         """
 
-        def one(node: Expr, kv_idx: Any) -> Any:
+        def one(node: Expr, kv_idx):
             column = smaller(kv_idx, self.tile.k_rows - 1)
             return self.program.read(
                 node, {**self.places, "kv_idx": column, "k": self.tile.k_start + column}

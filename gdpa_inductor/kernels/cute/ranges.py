@@ -11,8 +11,7 @@ from cutlass import Boolean, Int32, cute
 
 from ...program.expr import Expr
 from ...program.tails import still
-from .classes import ENDS, TileSize
-from .config import KernelConfig
+from .config import ENDS, KernelConfig, TileSize
 from .operands import KernelArguments
 from .program import Program, address, element, of_kind
 from .values import Fixed, Pair, is_literal, larger, smaller
@@ -37,7 +36,7 @@ class TileClass(Fixed):
         own = x.aux[len(config.aux) :] if tables else ()
         self.tables = dict(zip(tables, own, strict=True))
 
-    def holds(self, batch: Any, head: Any, q_idx: Span, kv_idx: Span) -> Any:
+    def holds(self, batch, head, q_idx: Span, kv_idx: Span):
         """Whether the condition holds for the tile at these positions.
 
         The result is a Python bool if it is the same for all tiles.
@@ -63,7 +62,7 @@ class TileClass(Fixed):
         return value if is_literal(value) else value.lanes[0]
 
 
-def both(inside: Any, full: Any) -> Any:
+def both(inside, full):
     # inside & full, where `full` may be a Python bool.
     if is_literal(full):
         return inside if full else Boolean(False)
@@ -78,16 +77,16 @@ def ends_are_bare(config: KernelConfig, *variants: Sequence[Expr]) -> bool:
     return config.bare_ends and not config.aux and still(names, variants) == set(names)
 
 
-def span(first: Any, count: int, length: Any) -> Span:
+def span(first, count: int, length) -> Span:
     # The span of `count` positions from `first` on, cut at the end of the sequence.
     return first, smaller(first + (count - 1), length - 1)
 
 
-def lowest(bits: Any) -> Any:
+def lowest(bits):
     # The lowest lane whose bit is set in the result of a vote.
     return cute.arch.popc((bits & -bits) - 1)
 
 
-def past(bits: Any) -> Any:
+def past(bits):
     # The highest lane whose bit is set in the result of a vote, plus one.
     return LANES - Int32(cute.arch.clz(bits))

@@ -28,8 +28,8 @@ from ..._compat.device import current_stream, empty_strided
 from ...operands import Operands
 from .form import JAGGED, off_alignment
 from .launcher import TOTALS, Launcher, WordLauncher
-from .memory import clear, is_dense
 from .plan import totals
+from .runtime import clear, is_dense
 
 Place = tuple[int, int]  # (number of a value, offset)
 Room = tuple[int | None, tuple[int, ...], tuple[int, ...], torch.dtype]  # see `Replay.rooms`

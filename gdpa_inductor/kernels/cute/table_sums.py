@@ -1,7 +1,5 @@
 """The kernel that sums the gradient of a look-up in a learned table: see `tables`."""
 
-from typing import Any
-
 import cutlass
 from cutlass import Float32, Int32, Int64, const_expr, cute, range_constexpr
 
@@ -101,9 +99,7 @@ class TableSums:
                 target[i] = total
 
 
-def compiled(
-    grad: str, index: str, size: int, threads: int, tile: int, width: int, arch: str
-) -> Any:
+def compiled(grad: str, index: str, size: int, threads: int, tile: int, width: int, arch: str):
     align = ALIGNMENT if width > 1 else 0
     pointers = (pointer(grad, align), pointer(index, align), pointer("float32"))
     counts = (Int64(1), Int64(1), Int32(1), Int32(1))

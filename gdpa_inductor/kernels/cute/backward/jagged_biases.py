@@ -3,11 +3,20 @@
 The kernel stores the gradient of one aux operand: a 16-bit number for each score. A sequence gets
 memory for as many scores as the longest one may have (`max_seqlen`), so the host reads no length.
 Each launch takes as many sequences as there is memory for, the longest first. After each launch the
-stored numbers are summed over the dims that a bias lacks (`jagged_totals`). Each sum has a fixed
-order. This module runs on the host.
+stored numbers are summed over the dims that a bias lacks. Each sum has a fixed order. This module
+runs on the host. Stored are:
+
+    scores   [slots, H, M, N], 16 bits
+    hulls    [slots, Hk, key tiles, 2] or [slots, H, query tiles, 2], int32, half open
+
+A slot is the memory of one sequence; `order` says of which. The hull of a key tile is the range of
+query tiles that it has met, or the other way round. Only tiles within hulls were written, and only
+these are read. Within them, scores past the end of a sequence are zero.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,16 +24,64 @@ from torch import Tensor
 from ...._compat.device import empty
 from ....operands import Operands, aux_from_axes, score_shape
 from ....sequences import Padding, padded_program
-from ..config import whole_vectors
+from ..config import VECTOR, whole_vectors
+from ..launcher import word_launcher
+from ..plan import name
 from .biases import ROOM
-from .jagged_totals import MOST, add_rows, add_tiles
 from .roots import factor_of
-from .stored import StoredScores, StoredTiling
 
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)  # dtypes in which sums may be stored
 # A sum over all rows is cut into chunks, so that the device has enough threads. torch adds the
 # sums of the chunks. First for an operand with a batch dim, then for one without.
 CHUNKS, SHARED_CHUNKS = 8, 64
+MOST = 65535  # heads or slots: the most CTAs along the second or third dim of a grid
+
+
+@dataclass(frozen=True)
+class StoredTiling:
+    """The tiles of scores. rows, cols: Queries and keys of a tile.
+
+    by_keys: Each key tile has a hull. Otherwise each query tile has one.
+    """
+
+    rows: int
+    cols: int
+    by_keys: bool
+
+    def units(self, key_heads: int, heads: int, rows: int, cols: int) -> tuple[int, int]:
+        # (how many heads have hulls, how many hulls each of them has).
+        if self.by_keys:
+            return key_heads, -(-cols // self.cols)
+        return heads, -(-rows // self.rows)
+
+
+@dataclass(frozen=True)
+class StoredScores:
+    """Where one launch stores gradients of scores.
+
+    If no side is jagged there are scores only. The launch computes all sequences, and scores that
+    it may not store are set to zero before.
+    """
+
+    scores: Tensor  # [slots, H, M, N]; rows begin at multiples of 16 bytes
+    hulls: Any = None  # see above
+    order: Any = None  # the number of the sequence in each slot, int64
+    count: int | None = None  # how many sequences the launch computes
+    tiling: Any = None  # a `StoredTiling`
+
+    @property
+    def matrices(self) -> list[Tensor]:
+        return [self.scores] if self.hulls is None else [self.scores, self.hulls]
+
+    @property
+    def vectors(self) -> int:
+        return self.scores.stride(2) // VECTOR
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        _, heads, rows, _ = self.scores.shape
+        assert self.count is not None
+        return (self.count, heads, *self.hulls.shape[1:3], rows, self.vectors)
 
 
 class JaggedSum:
@@ -114,3 +171,39 @@ class JaggedDivision:
 
     def finished(self, rooms: Sequence[Tensor], o: Operands[Tensor]) -> list[Tensor]:
         return [each.finished(room, o) for each, room in zip(self.sums, rooms, strict=True)]
+
+
+def add_tiles(
+    stored: StoredScores, total: Tensor, axes: frozenset[str], factor: float, adds: bool, arch: str,
+    stream: int,
+) -> None:  # fmt: skip
+    """total [B or 1, H or 1, C, N'] = factor · the sum of each of C chunks of rows.
+
+    N' is N rounded up to a multiple of 8.
+
+    Args:
+        axes: Has "b" if `total` has a batch dim, and "h" if it has a head dim.
+        adds: Add to what `total` holds. It is fp32 then.
+    """
+    arguments = (factor, "b" in axes, "h" in axes, stored.tiling)
+    chunks, rows = total.shape[2], stored.scores.shape[2]
+    shares = (chunks, -(-rows // chunks), int(adds))
+    words = (*_addresses(stored, total), *stored.sizes, *shares, stream)
+    form = (name(stored.scores.dtype), name(total.dtype), arch)
+    _launch("tiles", arguments, form, words)
+
+
+def add_rows(stored: StoredScores, total: Tensor, factor: float, arch: str, stream: int) -> None:
+    """total [B, H, M] = factor · the sum of each row, in fp32, for the stored sequences."""
+    arguments = (factor, stored.tiling)
+    words = (*_addresses(stored, total), *stored.sizes, stream)
+    form = (name(stored.scores.dtype), "float32", arch)
+    _launch("rows", arguments, form, words)
+
+
+def _launch(kind: str, arguments: Any, form: Any, words: Sequence[int]) -> None:
+    word_launcher("backward.jagged_sums", len(words), kind, arguments, *form)(*words)
+
+
+def _addresses(stored: StoredScores, total: Tensor) -> list[int]:
+    return [x.data_ptr() for x in (stored.scores, total, stored.hulls, stored.order)]

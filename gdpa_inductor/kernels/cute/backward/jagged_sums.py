@@ -1,4 +1,4 @@
-"""Two kernels that sum the stored gradients of scores of jagged sequences: see `jagged_totals`.
+"""Two kernels that sum the stored gradients of scores of jagged sequences: see `jagged_biases`.
 
 In both, "a vector" is 8 neighbouring columns of scores. Only tiles that the backward has stored are
 read; `Hulls` says which.
@@ -15,7 +15,7 @@ from ..form import ALIGNMENT
 from ..operands import vector
 from ..ranges import LANES
 from ..values import Fixed, larger, smaller
-from .stored import StoredTiling
+from .jagged_biases import StoredTiling
 
 THREADS = 256
 WARPS = THREADS // LANES
@@ -24,44 +24,42 @@ WARPS = THREADS // LANES
 class Hulls(Fixed):
     """Which rows and vectors of scores were stored.
 
-    hulls:         As in `stored`: (begin, end) tiles for each slot, head and tile.
+    hulls:         As in `jagged_biases`: (begin, end) tiles for each slot, head and tile.
     heads, tiles:  How many heads, and tiles of each, have hulls.
     group:         How many heads of scores share a hull.
     """
 
-    def __init__(
-        self, hulls: Any, heads: Any, tiles: Any, group: Any, tiling: StoredTiling
-    ) -> None:
+    def __init__(self, hulls, heads, tiles, group, tiling: StoredTiling) -> None:
         self.hulls, self.heads, self.tiles, self.group = hulls, heads, tiles, group
         self.rows, self.vectors, self.by_keys = tiling.rows, tiling.cols // VECTOR, tiling.by_keys
 
-    def of(self, slot: Any, head: Any, tile: Any, height: int) -> tuple[Any, Any]:
+    def of(self, slot, head, tile, height: int) -> tuple[Any, Any]:
         unit = Int64(slot * self.heads + head // self.group) * self.tiles
         hull = self.hulls + (unit + tile) * 2
         return hull[0] * height, hull[1] * height
 
-    def rows_of(self, slot: Any, head: Any, column: Any, first: Any, end: Any) -> tuple[Any, Any]:
+    def rows_of(self, slot, head, column, first, end) -> tuple[Any, Any]:
         # The rows in [first, end) that may have the vector of a column. `has` decides for each.
         if self.by_keys:
             low, high = self.of(slot, head, column // self.vectors, self.rows)
             first, end = larger(first, low), smaller(end, high)
         return first, end
 
-    def columns_of(self, slot: Any, head: Any, row: Any, count: Any) -> tuple[Any, Any]:
+    def columns_of(self, slot, head, row, count) -> tuple[Any, Any]:
         # The vectors in [0, count) that a row may have. `holds` decides for each.
         if self.by_keys:
             return Int32(0), count
         low, high = self.of(slot, head, row // self.rows, self.vectors)
         return low, smaller(count, high)
 
-    def has(self, slot: Any, head: Any, row: Any, column: Any) -> Any:
+    def has(self, slot, head, row, column):
         # Whether a row from `rows_of` has the vector.
         if self.by_keys:
             return Boolean(True)
         low, high = self.of(slot, head, row // self.rows, self.vectors)
         return (low <= column) & (column < high)
 
-    def holds(self, slot: Any, head: Any, row: Any, column: Any) -> Any:
+    def holds(self, slot, head, row, column):
         # Whether the row has a vector from `columns_of`.
         if not self.by_keys:
             return Boolean(True)
@@ -168,7 +166,7 @@ class RowSums:
                 target[(Int64(order[slot]) * heads + head) * rows + row] = total * self.factor
 
 
-def _floats(place: Any) -> Any:
+def _floats(place):
     numbers = cute.make_rmem_tensor(VECTOR, place.dtype)
     cute.autovec_copy(vector(place), numbers)
     return numbers.load().to(Float32)
@@ -179,7 +177,7 @@ KINDS: dict[str, Any] = {"tiles": TileSums, "rows": RowSums}
 
 def compiled(
     kind: str, arguments: tuple[Any, ...], source: str, target: str, arch: str, more: str = ""
-) -> Any:
+):
     sums = KINDS[kind](*arguments)
     matrices = (pointer(x, ALIGNMENT) for x in (source, target))
     sizes = tuple(Int32(1) for _ in range(sums.SIZES))

@@ -16,19 +16,16 @@ from ...._compat.device import empty
 from ....operands import Operands
 from ....rejection import GDPAError
 from ..bounds import Table, table
-from ..classes import TableKey
-from ..config import KernelConfig
-from ..launch import place
+from ..config import KernelConfig, TableKey
+from ..launch import longest_first, place
 from ..launcher import Launcher
-from ..memory import cleared, for_gradient
-from ..order import longest_first
 from ..plan import LaunchPlan, aligned, plan_of
 from ..replay import Record
+from ..runtime import cleared, for_gradient
 from . import biases
-from .jagged_biases import JaggedDivision
-from .limits import no_such_biases, no_such_dims, no_such_heads
-from .stored import StoredScores
-from .totals import total
+from .biases import total
+from .jagged_biases import JaggedDivision, StoredScores
+from .roots import no_such_biases, no_such_dims, no_such_heads
 
 
 def backward(

@@ -21,9 +21,7 @@ from .walk import ResidentTile, Walk
 class ProgramLine(Fixed):
     """The program for resident row `row` of a tile, and for query head `turn` of its group."""
 
-    def __init__(
-        self, program: Program, walk: Walk, tile: ResidentTile, turn: Any, row: Any
-    ) -> None:
+    def __init__(self, program: Program, walk: Walk, tile: ResidentTile, turn, row) -> None:
         self.program, self.tile = program, tile
         batch, head = walk.place(tile, turn)
         fixed, self.runs, self.jagged = (
@@ -40,17 +38,17 @@ class ProgramLine(Fixed):
             elif node.op == "aux":
                 self.loaded[node] = Pair(program.read(node, places))
 
-    def read(self, node: Expr, index: Any) -> Any:
+    def read(self, node: Expr, index):
         """The element of an aux operand at streamed row `index`, in the type of the node."""
         return self.program.of_kind(node, self.element(node, index))
 
-    def element(self, node: Expr, index: Any) -> Any:
+    def element(self, node: Expr, index):
         # The element as it is stored. All threads of a warp have the same offset, so a thread needs
         # one addition for its address.
         place, _ = self.walked(node, smaller(index, self.tile.length - 1))
         return element(place)
 
-    def walked(self, node: Expr, index: Any) -> tuple[Any, Any]:
+    def walked(self, node: Expr, index) -> tuple[Any, Any]:
         """(pointer to the element at streamed row `index`, stride to the next). The row exists."""
         strides = dict(zip(LETTERS, self.program.aux[int(node.value or 0)][1], strict=True))
         offset = step = Int64(0)

@@ -5,14 +5,12 @@ Each role of the warps computes this for itself when it comes to a tile.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 from cutlass import Boolean, Int32, cute
 
 from ....program.expr import GRAD, Expr, call, postorder
-from ..classes import TileSize, classes
-from ..config import KernelConfig
+from ..config import KernelConfig, TileSize, classes
 from ..operands import KernelArguments
 from ..ranges import LANES, TileClass, both, ends_are_bare, lowest, past, span
 from ..values import Fixed, smaller
@@ -61,9 +59,7 @@ class StreamedRanges(Fixed):
         """
         return self.masks or self.config.notes
 
-    def holds(
-        self, condition: TileClass, tile: ResidentTile, first: Any, head: Any, block: Any
-    ) -> Any:
+    def holds(self, condition: TileClass, tile: ResidentTile, first, head, block):
         """Whether a condition holds for the resident tile from row `first` on and streamed tile
         `block`.
         """
@@ -72,16 +68,16 @@ class StreamedRanges(Fixed):
         sides = (streamed, resident) if self.keys else (resident, streamed)
         return condition.holds(tile.batch, head, *sides)
 
-    def lives(self, tile: ResidentTile, first: Any, head: Any, block: Any) -> Any:
+    def lives(self, tile: ResidentTile, first, head, block):
         # Some root may differ from zero.
         return self.holds(self.zero, tile, first, head, block) == 0
 
-    def needs_no_mask(self, tile: ResidentTile, head: Any, block: Any) -> Any:
+    def needs_no_mask(self, tile: ResidentTile, head, block):
         # Whether a tile of scores is whole, so that the terms without a mask serve.
         inside = Boolean(True) if self.bare else self.inside(tile, block)
         return both(inside, self.holds(self.full, tile, tile.first, head, block))
 
-    def inside(self, tile: ResidentTile, block: Any) -> Any:
+    def inside(self, tile: ResidentTile, block):
         height = self.heights
         last = (block + 1) * height.streamed
         return (tile.first + height.resident <= tile.rows) & (last <= tile.length)
@@ -133,5 +129,5 @@ def _flow(roots: Sequence[Expr]) -> tuple[Expr, Expr]:
     return weight, call("mul", GRAD, slope)
 
 
-def _votes(holds: Any) -> Any:
+def _votes(holds):
     return Int32(cute.arch.popc(cute.arch.vote_ballot_sync(holds)))

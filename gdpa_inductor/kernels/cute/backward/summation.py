@@ -1,6 +1,4 @@
-"""The kernel that sums the stored gradients of scores over batches or heads: see `totals`."""
-
-from typing import Any
+"""The kernel that sums the stored gradients of scores over batches or heads: see `biases.total`."""
 
 import cutlass
 from cutlass import Float32, Int32, Int64, const_expr, cute
@@ -54,7 +52,7 @@ class Summation:
             cute.autovec_copy(narrow, vector(target + place * VECTOR))
 
 
-def compiled(source: str, target: str, factor: float, arch: str, apart: bool = False) -> Any:
+def compiled(source: str, target: str, factor: float, arch: str, apart: bool = False):
     pointers = (pointer(source, ALIGNMENT), pointer(target, ALIGNMENT))
     counts = (Int64(1), Int32(1), Int32(1), Int32(1), Int64(1))
     return compile_kernel(Summation(factor, apart), (*pointers, *counts, stream()), arch)

@@ -35,7 +35,7 @@ class ResidentTile:
     descends: Any = False  # the streamed tiles come from the last to the first (sm90 only)
 
     @property
-    def steps(self) -> Any:
+    def steps(self):
         # in all passes
         return (self.end - self.begin) * self.passes
 
@@ -43,7 +43,7 @@ class ResidentTile:
 class Walk(Fixed):
     """The tiles of one launch. keys: The resident tiles are key tiles, otherwise query tiles."""
 
-    def __init__(self, keys: bool, x: KernelArguments, ranges: Any) -> None:
+    def __init__(self, keys: bool, x: KernelArguments, ranges) -> None:
         _, heads, key_heads, _, rows, cols, *_, self.dealt = x.sizes
         cu_q, cu_k, self.order = x.cu_q, x.cu_k, x.order
         self.keys, self.ranges, self.heights = keys, ranges, ranges.heights
@@ -58,20 +58,20 @@ class Walk(Fixed):
         self.cta = Int32(cute.arch.block_idx()[0])
         self.ctas = Int32(cute.arch.grid_dim()[0])
 
-    def block_of(self, number: Any) -> Any:
+    def block_of(self, number):
         return number % self.blocks
 
     @property
-    def streamed_tiles(self) -> Any:
+    def streamed_tiles(self):
         # the most that a sequence may have
         return tiles_of(self.streamed[1], self.heights.streamed)
 
-    def number(self, turn: Any) -> Any:
+    def number(self, turn):
         # Numbers from `count` on are not tiles.
         place = select(turn % 2 == 1, self.ctas - 1 - self.cta, self.cta)
         return turn * self.ctas + place
 
-    def at(self, turn: Any) -> ResidentTile:
+    def at(self, turn) -> ResidentTile:
         number = self.number(turn)
         block, rest = self.block_of(number), number // self.blocks
         head, slot = rest % self.heads, rest // self.heads
@@ -95,22 +95,22 @@ class Walk(Fixed):
         head = self.streamed_head(tile, 0) if self.keys else tile.head
         return self.ranges.hull(tile, head, self.group, count)
 
-    def streamed_head(self, tile: ResidentTile, turn: Any) -> Any:
+    def streamed_head(self, tile: ResidentTile, turn):
         # With resident keys it is the turn-th query head of the group. With resident queries it is
         # the key head of the query head.
         return tile.head * self.group + turn if self.keys else tile.head // self.group
 
-    def note(self, tile: ResidentTile, hulls: Any) -> None:
-        # Store (begin, end) of a tile in `hulls` (`stored`). A whole warp calls it.
+    def note(self, tile: ResidentTile, hulls) -> None:
+        # Store (begin, end) of a tile in `hulls` (`jagged_biases`). A whole warp calls it.
         unit = Int64(tile.slot * self.heads + tile.head) * self.blocks
         place = hulls + (unit + tile.first // self.heights.resident) * 2
         with cute.arch.elect_one():
             place[0], place[1] = Int32(tile.begin), Int32(tile.end)
 
-    def place(self, tile: ResidentTile, turn: Any) -> tuple[Any, Any]:
+    def place(self, tile: ResidentTile, turn) -> tuple[Any, Any]:
         # (batch, query head) of the scores in pass `turn`.
         return tile.batch, self.streamed_head(tile, turn) if self.keys else tile.head
 
 
-def tiles_of(rows: Any, height: int) -> Any:
+def tiles_of(rows, height: int):
     return (rows + (height - 1)) // height

@@ -5,14 +5,12 @@ The scheduler's warp computes the ranges and publishes them with the work tile.
 
 import functools
 import operator
-from typing import Any
 
 import cutlass
 from cutlass import Int32, cute
 
 from ..barriers import Each
-from ..classes import TileSize, classes
-from ..config import KernelConfig
+from ..config import KernelConfig, TileSize, classes
 from ..operands import KernelArguments
 from ..ranges import LANES, TileClass, both, ends_are_bare, lowest, past, span
 from ..values import Fixed, larger, select, smaller
@@ -31,12 +29,12 @@ class KeyRanges(Fixed):
         )
         self.bare = ends_are_bare(config, [config.mod.weight], self.full_terms)
 
-    def holds(self, condition: TileClass, tile: Any, row: Any, column: Any) -> Any:
+    def holds(self, condition: TileClass, tile, row, column):
         """Whether a condition holds for the tile from query `row` and key `column` on."""
         rows, columns = span(row, self.rows, tile.q_rows), span(column, self.cols, tile.k_rows)
         return condition.holds(tile.batch, tile.head, rows, columns)
 
-    def needs_no_mask(self, tile: Any, row: Any, column: Any) -> Any:
+    def needs_no_mask(self, tile, row, column):
         # Whether a tile of scores is whole, so that the terms without a mask serve.
         # With bare ends this is always true. A literal made ptxas serialize the products of fp16.
         inside = column < tile.k_rows if self.bare else column + self.cols <= tile.k_rows

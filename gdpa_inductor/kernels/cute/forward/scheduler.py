@@ -5,7 +5,7 @@ with all their keys. The scheduler's warp publishes `WorkTile`s through a ring i
 other roles only read them. CTAs are persistent.
 
 - Dense: tiles are dealt back and forth. CTA c of G takes the tiles c, 2G-1-c, 2G+c, 4G-1-c, …
-- Jagged: a CTA that is free takes the next tile (`queue.py`). But if all sequences have the same
+- Jagged: a CTA that is free takes the next tile (`Queue`). But if all sequences have the same
   lengths, tiles are dealt as if dense.
 """
 

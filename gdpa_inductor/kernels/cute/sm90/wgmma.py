@@ -7,8 +7,6 @@ from col0 = 2·(i % 4) on. Its register r is the element
     row0 + 8·(r // 2 % 2),  col0 + 8·(r // 4) + r % 2
 """
 
-from typing import Any
-
 from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import OperandMajorMode, warp, warpgroup
 from cutlass.utils import hopper_helpers
@@ -20,21 +18,19 @@ K, MN = OperandMajorMode.K, OperandMajorMode.MN
 SHARED, REGISTERS = warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM
 
 
-def first_row(thread: Any) -> Any:
+def first_row(thread):
     # row0 of a thread: see above.
     return thread // 32 * 16 + thread % 32 // 4
 
 
-def tiled(
-    dtype: Any, cols: int, b_major: Any, a_source: Any = SHARED, a_major: Any = K, groups: int = 1
-) -> Any:
+def tiled(dtype, cols: int, b_major, a_source=SHARED, a_major=K, groups: int = 1):
     """The tiled product of [64, k] by [k, cols], for each of `groups` warpgroups."""
     return hopper_helpers.make_trivial_tiled_mma(
         dtype, dtype, a_major, b_major, Float32, (groups, 1, 1), (64, cols), a_source
     )
 
 
-def issue(product: Any, sums: Any, a: Any, b: Any, fresh: bool) -> None:
+def issue(product, sums, a, b, fresh: bool) -> None:
     """Issue sums = a b (if `fresh`) or sums += a b. The product is in flight as one group."""
     warpgroup.fence()
     atom = cute.make_mma_atom(product.op)
@@ -45,7 +41,7 @@ def issue(product: Any, sums: Any, a: Any, b: Any, fresh: bool) -> None:
     warpgroup.commit_group()
 
 
-def operand_layout(layout: Any) -> Any:
+def operand_layout(layout):
     """The layout of sums when they are read as operand A, from the same registers."""
     halves = cute.logical_divide(layout, ((None, None, 2), None, None))
     (a, b, (c, d)), m, n = halves.shape
@@ -53,7 +49,7 @@ def operand_layout(layout: Any) -> Any:
     return cute.make_layout(((a, b, c), m, (d, n)), stride=((sa, sb, sc), sm, (sd, sn)))
 
 
-def as_operand(sums: Any, dtype: Any) -> Any:
+def as_operand(sums, dtype):
     """Sums, rounded to 16 bits, as operand A."""
     layout = operand_layout(sums.layout)
     out = cute.make_rmem_tensor(layout, dtype)
@@ -61,7 +57,7 @@ def as_operand(sums: Any, dtype: Any) -> Any:
     return out
 
 
-def replace_operand(old: Any, new: Any) -> None:
+def replace_operand(old, new) -> None:
     # Copy operand `new` to the registers of `old`, once no product in flight reads these.
     # The moves are inline PTX, so that the compiler cannot see through them. Otherwise it computes
     # `new` in the registers of `old`, sees that a product reads them, and waits for every product.
@@ -72,8 +68,8 @@ def replace_operand(old: Any, new: Any) -> None:
         )
 
 
-def share(product: Any, halves: Any, buffers: Any, stage: Any, thread: Any) -> None:
-    """Copy the sums of a product, in 16 bits, to a buffer in shared memory. TMA may store from it."""
+def share(product, halves, buffers, stage, thread) -> None:
+    """Copy the sums of a product, in 16 bits, to a buffer in shared memory."""
     atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), halves.element_type)
     copy = cute.make_tiled_copy_C(atom, product)
     part = copy.get_slice(thread)
@@ -81,7 +77,7 @@ def share(product: Any, halves: Any, buffers: Any, stage: Any, thread: Any) -> N
     cute.arch.fence_view_async_shared()
 
 
-def tile_layout(dtype: Any, rows: int, width: int) -> Any:
+def tile_layout(dtype, rows: int, width: int):
     """The layout of [rows, width] in shared memory, with the widest swizzle for this width."""
     # `width` is a multiple of 32.
     kinds = warpgroup.SmemLayoutAtomKind
@@ -90,11 +86,11 @@ def tile_layout(dtype: Any, rows: int, width: int) -> Any:
     return cute.tile_to_shape(atom, (rows, width), order=(0, 1))
 
 
-def staged(layout: Any, stages: int) -> Any:
+def staged(layout, stages: int):
     return cute.append(layout, cute.make_layout(stages, stride=cute.cosize(layout)))
 
 
-def transposed(x: Any) -> Any:
+def transposed(x):
     return cute.make_tensor(x.iterator, cute.select(x.layout, mode=[1, 0, 2]))
 
 
@@ -108,7 +104,7 @@ class IssueTurns(Fixed):
     before it arrives there to pass the turn on.
     """
 
-    def __init__(self, t: Any, tiles: int, first: int) -> None:
+    def __init__(self, t, tiles: int, first: int) -> None:
         self.t, self.tiles, self.first = t, tiles, first
 
     @cute.jit

@@ -85,13 +85,13 @@ class BackwardActivation(Fixed):
                 first = block * COLS + self.left + part * PART
                 self.stored.store(tile, self.row, first, gradients[part])
 
-    def fetch(self, column: Any, parts: int) -> list[Any]:
+    def fetch(self, column, parts: int) -> list[Any]:
         # this thread's columns of S or dP, in parts of 32
         registers = [self.memory.load(column + part * PART, PART) for part in range(parts)]
         cute.arch.fence_view_async_tmem_load()
         return registers
 
-    def pick(self, fetched: list[Any], column: Any, part: int) -> Any:
+    def pick(self, fetched: list[Any], column, part: int):
         """A part from `fetched`, or loaded now if that is empty."""
         return fetched[part] if fetched else self.fetch(column + part * PART, 1)[0]
 
@@ -135,7 +135,7 @@ class BackwardTensorMemory(Fixed):
     thread: Any
     shapes: Shapes
 
-    def load(self, column: Any, width: int) -> Any:
+    def load(self, column, width: int):
         # to fp32 registers, valid after `fence_view_async_tmem_load`
         copy, window = self._copy(tcgen05.Ld32x32bOp, column, width)
         part = copy.get_slice(self.thread % ROWS)
@@ -144,7 +144,7 @@ class BackwardTensorMemory(Fixed):
         cute.copy(copy, part.partition_S(window), registers)
         return cute.make_tensor(registers.iterator, cute.make_layout(width))
 
-    def store(self, column: Any, registers: Any) -> None:
+    def store(self, column, registers) -> None:
         # fp32 registers as 16-bit elements, two in a column
         width = cute.size(registers) // 2
         copy, window = self._copy(tcgen05.St32x32bOp, column, width)
@@ -156,7 +156,7 @@ class BackwardTensorMemory(Fixed):
         halves.store(registers.load().to(self.shapes.dtype))
         cute.copy(copy, packed, part.partition_D(window))
 
-    def _copy(self, operation: Any, column: Any, width: int) -> tuple[Any, Any]:
+    def _copy(self, operation, column, width: int) -> tuple[Any, Any]:
         """(the copy of `width` columns, these columns of all rows)."""
         atom = cute.make_copy_atom(operation(tcgen05.Repetition(width)), Float32)
         layout = cute.make_layout((ROWS, width), stride=(1 << 16, 1))

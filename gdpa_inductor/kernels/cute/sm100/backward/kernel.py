@@ -68,7 +68,7 @@ class BackwardKernel(AttentionKernel):
 
     The matrices of its arguments are Q, K, V, dO and the gradients that this side computes. The
     rows side may also have the gradient of an aux operand and, if a side is jagged, the hulls of
-    the query tiles (`backward.stored`).
+    the query tiles (`jagged_biases`).
     """
 
     config: Sm100Config
@@ -78,7 +78,7 @@ class BackwardKernel(AttentionKernel):
         self.keys = config.kernel == "keys"
         self.shapes = Shapes(config, self.keys)
 
-    def launch(self, arguments: KernelArguments, ctas: Int32, stream: Any) -> None:
+    def launch(self, arguments: KernelArguments, ctas: Int32, stream) -> None:
         matrices = self.matrices(arguments)
         copies = [self.atom(name, matrices[name]) for name in NAMES]
         atoms, tensors = zip(*copies, strict=True)
@@ -144,7 +144,7 @@ class BackwardKernel(AttentionKernel):
         if warp == PRODUCT_WARP:
             cute.arch.dealloc_tmem(tmem, TMEM_COLUMNS)
 
-    def signals(self, shared: Any) -> tuple[dict[str, Signal], Any]:
+    def signals(self, shared) -> tuple[dict[str, Signal], Any]:
         # The mbarriers, and the word that receives the address of tensor memory.
         signals, rings = {}, self.shapes.rings
         for name, (stages, arrivals) in SIGNALS.items():
@@ -153,7 +153,7 @@ class BackwardKernel(AttentionKernel):
                 signals[name] = Signal(shared.allocate_array(Int64, slots), slots, arrivals)
         return signals, shared.allocate_array(Int32, 1)
 
-    def buffers(self, shared: Any) -> dict[str, Any]:
+    def buffers(self, shared) -> dict[str, Any]:
         # The tiles in shared memory; those of the streamed operands are rings.
         buffers = {}
         for part in NAMES:
@@ -164,7 +164,7 @@ class BackwardKernel(AttentionKernel):
             )
         return buffers
 
-    def tiles(self, atoms: Any, tensors: Any, buffers: dict[str, Any]) -> dict[str, Tiles]:
+    def tiles(self, atoms, tensors, buffers: dict[str, Any]) -> dict[str, Tiles]:
         c, tiles = self.config, {}
         for part, atom, tensor in zip(NAMES, atoms, tensors, strict=True):
             name, letter = part[1], self.letter(part)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ... import launch
+from ...backward.jagged_biases import StoredTiling
 from ...backward.launch import BackwardCall
 from ...backward.roots import masked
-from ...backward.stored import StoredTiling
 from ...launcher import Launcher
 from ...plan import LaunchPlan
 from ..config import SIDES, Sm100Config

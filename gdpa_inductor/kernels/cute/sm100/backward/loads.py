@@ -17,7 +17,7 @@ class BackwardLoads(Fixed):
     walk: Walk
     signals: dict[str, Any]
     tiles: dict[str, Any]
-    hulls: Any = None  # memory for the key tiles that each query tile meets (`backward.stored`)
+    hulls: Any = None  # memory for the key tiles that each query tile meets (`jagged_biases`)
 
     @cute.jit
     def run(self):
@@ -51,8 +51,6 @@ class BackwardLoads(Fixed):
         head = self.walk.streamed_head(tile, turn)
         self.copy("t" + name, "streamed_" + name, rows, head, tile, step)
 
-    def copy(
-        self, name: str, signal: str, rows: Any, head: Any, tile: ResidentTile, step: Any
-    ) -> None:
+    def copy(self, name: str, signal: str, rows, head, tile: ResidentTile, step) -> None:
         full = self.signals[signal]
         self.tiles[name].load(rows, head, tile.batch, full.index(step), full, step)

@@ -98,7 +98,7 @@ class BackwardProducts(Fixed):
                 self.sum("B", self.column(step), step, part, first & (part == 0))
             arrive_when_multiplied(self.signals["free_B"], step)
 
-    def column(self, step: Any) -> Any:
+    def column(self, step):
         # of S in tensor memory
         return step % self.shapes.buffers * COLS if self.shapes.buffers > 1 else 0
 
@@ -140,7 +140,7 @@ class BackwardProducts(Fixed):
             there = half * (HALF // STEP) + k
             cute.gemm(product, out, left, right[None, None, there, slot], out)
 
-    def weights(self, product: Any, name: str, column: int) -> Any:
+    def weights(self, product, name: str, column: int):
         # P or dS as an operand [128 r, 64 t] of 16 bits, from a column of tensor memory on.
         dtype, tiler = self.shapes.dtype, (ROWS, self.shapes.widths[name], HALF)
         layout = blackwell_helpers.make_smem_layout_a(product, tiler, dtype, 1)

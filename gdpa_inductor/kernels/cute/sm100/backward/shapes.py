@@ -3,8 +3,6 @@
 "A" are the operands of the score product, "B" those of the gradient product (see `kernel`).
 """
 
-from typing import Any
-
 from cutlass import Float32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.utils import blackwell_helpers
@@ -44,16 +42,16 @@ class Shapes:
         stages = min(MOST_STAGES, (SHARED_MEMORY - BARRIERS - 2 * a - b) // (a + b))
         return {"A": stages + 1, "B": stages}
 
-    def score(self, name: str) -> Any:
+    def score(self, name: str):
         # The product rX tXᵀ: both operands are in shared memory, with a contiguous head dim.
         return self._product(OperandMajorMode.K, COLS, tcgen05.OperandSource.SMEM)
 
-    def sum(self, name: str) -> Any:
+    def sum(self, name: str):
         # The product acc += W tX: W is in tensor memory. tX is the same tile, read transposed.
         source = tcgen05.OperandSource.TMEM
         return self._product(OperandMajorMode.MN, self.widths[name], source)
 
-    def _product(self, major: Any, columns: int, source: Any) -> Any:
+    def _product(self, major, columns: int, source):
         k, one = OperandMajorMode.K, tcgen05.CtaGroup.ONE
         return blackwell_helpers.make_trivial_tiled_mma(
             self.dtype, self.dtype, k, major, Float32, one, (ROWS, columns), source
@@ -62,11 +60,11 @@ class Shapes:
     def tiler(self, name: str) -> tuple[int, int, int]:
         return ROWS, COLS, self.widths[name]
 
-    def layout(self, name: str, stages: int) -> Any:
+    def layout(self, name: str, stages: int):
         make = blackwell_helpers.make_smem_layout_b
         return make(self.score(name), self.tiler(name), self.dtype, stages)
 
-    def transposed(self, name: str, stages: int) -> Any:
+    def transposed(self, name: str, stages: int):
         # The layout of the same tiles, as the operand of `sum`.
         tiler = (ROWS, self.widths[name], COLS)
         return blackwell_helpers.make_smem_layout_b(self.sum(name), tiler, self.dtype, stages)

@@ -86,6 +86,6 @@ class GradientSums(Fixed):
                     cute.autovec_copy(part, vector(pointer + place + column + i))
 
 
-def within(half: Any, offset: int, dim: int, width: int) -> Any:
+def within(half, offset: int, dim: int, width: int):
     # Whether the column at `offset` of a half of the padded width exists. half: Its first one.
     return half + offset < dim if width // 2 + offset >= dim else Boolean(True)

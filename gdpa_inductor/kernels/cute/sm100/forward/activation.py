@@ -44,7 +44,7 @@ class Scores(Fixed):
         self.store = tcgen05.make_tmem_copy(store, tP)
         self.tP = self.store.get_slice(thread).partition_D(tP)
 
-    def fetch(self, part: int) -> Any:
+    def fetch(self, part: int):
         # valid after `fence_view_async_tmem_load`
         scores = cute.make_rmem_tensor(((PART, 1),), Float32)
         cute.copy(self.load, self.tS[None, part, 0, 0], scores)
@@ -62,7 +62,7 @@ class Scores(Fixed):
         cute.copy(self.store, packed, self.tP[None, 0, part])
 
 
-def weights_of(scores: Any, row: Row, fetched: Any, column: Any, end: Any) -> list[Any]:
+def weights_of(scores, row: Row, fetched, column, end) -> list[Any]:
     # The weights of `PART` scores from key `column` on.
     weights = []
     for i in range(0, PART, 2):

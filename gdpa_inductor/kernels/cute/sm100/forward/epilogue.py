@@ -30,7 +30,7 @@ class OutputMatrix(Fixed):
     width: int
     dtype: Any
 
-    def row(self, tile: Any, q_idx: Any, jagged: bool) -> Any:
+    def row(self, tile, q_idx, jagged: bool):
         sb, sh, sr = (Int64(s) for s in self.strides)
         place = sh * tile.head + sr * (tile.q_start + q_idx)
         if not jagged:
@@ -39,7 +39,7 @@ class OutputMatrix(Fixed):
             self.dtype, (self.pointer + place).toint(), cute.AddressSpace.gmem, assumed_align=16
         )
 
-    def store(self, row: Any, part: int, sums: Any) -> None:
+    def store(self, row, part: int, sums) -> None:
         # Store 32 columns of a row, from 32·part on. sums: fp32 registers, or None for zeros.
         values = cute.make_rmem_tensor(PART, self.dtype)
         values.fill(0.0) if sums is None else values.store(sums.load().to(self.dtype))
@@ -61,7 +61,7 @@ class OutputSums(Fixed):
         self.load = tcgen05.make_tmem_copy(load, self.tO)
         self.source = self.load.get_slice(self.thread).partition_S(self.tO)
 
-    def fetch(self, part: int) -> Any:
+    def fetch(self, part: int):
         sums = cute.make_rmem_tensor(((PART, 1),), Float32)
         cute.copy(self.load, self.source[None, part, 0, 0], sums)
         cute.arch.fence_view_async_tmem_load()

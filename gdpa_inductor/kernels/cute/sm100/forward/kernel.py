@@ -26,17 +26,15 @@ key blocks.
 """
 
 from dataclasses import replace
-from typing import Any
 
 from cutlass import Float32, Int32, Int64, cute, memory
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.utils import blackwell_helpers
 
 from ...forward.loads import ForwardLoads
-from ...forward.queue import Queue
 from ...forward.ranges import KeyRanges
 from ...forward.scheduler import RECORD, STAGES, Scheduler
-from ...forward.work import Work
+from ...forward.work import Queue, Work
 from ...operands import AttentionKernel, KernelArguments, Tiles, matrices
 from ...program import Program
 from ..config import COLS, ROWS, TMEM_COLUMNS, Sm100Config
@@ -99,7 +97,7 @@ class ForwardKernel(AttentionKernel):
 
         return Memory
 
-    def launch(self, arguments: KernelArguments, ctas: Int32, stream: Any) -> None:
+    def launch(self, arguments: KernelArguments, ctas: Int32, stream) -> None:
         self.products_and_layouts()
         load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
         q, k, v, _ = matrices(self.config, arguments)

@@ -4,8 +4,6 @@ Products need no barriers among themselves, because the tensor core computes in 
 So S_t of the next block overwrites P_t only after O_t += P_t V has read it.
 """
 
-from typing import Any
-
 from cutlass import cute
 
 from ...barriers import Barriers, Ring, initialize
@@ -34,7 +32,7 @@ class Channels(Fixed):
     sums[t]          O_t, the same                  products        epilogue
     """
 
-    def __init__(self, config: Sm100Config, pointer: Any) -> None:
+    def __init__(self, config: Sm100Config, pointer) -> None:
         self.free, self.all = pointer, []  # type: ignore[var-annotated]
         c = config
         self.tiles = self._ring(STAGES, 1, READERS)

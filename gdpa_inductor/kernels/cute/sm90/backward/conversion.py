@@ -8,7 +8,6 @@ to memory.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from cutlass import Boolean, Float32, Int32, Int64, const_expr, cute
 
@@ -51,7 +50,7 @@ class Conversion(Fixed):
                         done += 1
             deal += 1
 
-    def begun(self, count: Any) -> Any:
+    def begun(self, count):
         # Whether a query tile has sums. count: How many key tiles of this launch add to it.
         continues = self.walk.ranges.skips and self.walk.ranges.config.continues
         return Boolean(True) if continues else count > 0
@@ -71,7 +70,7 @@ class ConvertedColumns(Fixed):
     def __post_init__(self) -> None:
         self.walk, self.number = self.counters.walk, self.counters.number
 
-    def read(self, tile: ResidentTile, head: Any, block: Any, count: Any, done: Any) -> None:
+    def read(self, tile: ResidentTile, head, block, count, done) -> None:
         # Load the sums to shared memory, once `count` key tiles have added to them.
         self.counters.watch(self.counters.of(tile, head, block), count)
         self.landed.expect(done, self.tiles.size)
@@ -107,7 +106,7 @@ class ConvertedColumns(Fixed):
                     forget(first + (i * Int64(self.sums.strides[2]) + column))
 
 
-def narrow(sums: Any, pointer: Any, factor: float) -> None:
+def narrow(sums, pointer, factor: float) -> None:
     # Store 8 sums in 16 bits, by a streaming store: they leave the L2 cache first.
     rounded = cute.make_rmem_tensor(VECTOR, pointer.dtype)
     whole = sums.load()
@@ -121,6 +120,6 @@ def narrow(sums: Any, pointer: Any, factor: float) -> None:
     )
 
 
-def forget(pointer: Any) -> None:
+def forget(pointer) -> None:
     # Have the L2 cache discard a line of 128 bytes instead of writing it to memory.
     cute.arch.inline_ptx("discard.global.L2 [{$r0}], 128;", read_only_args=[pointer.toint()])

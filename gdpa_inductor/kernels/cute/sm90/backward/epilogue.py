@@ -11,7 +11,6 @@ A gradient of an operand that all sequences share is stored in fp32, directly fr
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from cutlass import Int64, const_expr, cute, range_constexpr
 
@@ -33,7 +32,7 @@ class KeyGradients(Fixed):
     gradients: dict[str, Matrix]  # dK and dV in global memory
     factor: float  # dK is its sums times this
 
-    def store_values(self, tile: Any, group: Any, thread: Any, fragments: Any) -> None:
+    def store_values(self, tile, group, thread, fragments) -> None:
         self.gradient("gv", "dv alone", tile, group, thread, fragments.dV)
 
     @cute.jit

@@ -67,12 +67,12 @@ class HopperBackward(AttentionKernel):
     - Q, K, V, dO, the sums of dQ in fp32, dK, dV, dQ;
     - the counters, which begin at zero;
     - the gradient of an aux operand [slots, H, M, N], if it is stored;
-    - the hulls of the key tiles, if it is stored and a side is jagged (`backward.stored`).
+    - the hulls of the key tiles, if it is stored and a side is jagged (`jagged_biases`).
     """
 
     config: Sm90Config
 
-    def launch(self, arguments: KernelArguments, ctas: Int32, stream: Any) -> None:
+    def launch(self, arguments: KernelArguments, ctas: Int32, stream) -> None:
         self.shapes = HopperShapes(self.config)
         operands = self.operands(arguments)
         copies = {name: self.load(name, operands[name]) for name in OPERANDS}
@@ -121,7 +121,7 @@ class HopperBackward(AttentionKernel):
             for name, operand, pointer, stride in like
         }
 
-    def load(self, name: str, matrix: Matrix) -> Any:
+    def load(self, name: str, matrix: Matrix):
         # How TMA loads a tile of an operand, and the operand as TMA sees it.
         layout, op = self.shapes.layout(name), cpasync.CopyBulkTensorTileG2SOp()
         return cpasync.make_tiled_tma_atom(op, matrix.tensor(), layout, self.shapes.tiles[name])
@@ -135,7 +135,7 @@ class HopperBackward(AttentionKernel):
             "gv": (shapes.dtype, HALF, shapes.value_width),
         }
 
-        def copy(name: str, op: Any, layout: Any = None) -> Any:
+        def copy(name: str, op, layout=None):
             kind, *tile = tiles[name]
             matrix, layout = gradients[name].tensor(), layout or tile_layout(kind, *tile)
             return cpasync.make_tiled_tma_atom(op, matrix, layout, tuple(tile))
@@ -223,7 +223,7 @@ class HopperBackward(AttentionKernel):
             for name in ("gk", "gv"):
                 Gaps(x.cu_k, batch, cols).clear(gradients[name])
 
-    def views(self, buffers: Any, layouts: dict[str, Any]) -> dict[str, Any]:
+    def views(self, buffers, layouts: dict[str, Any]) -> dict[str, Any]:
         places = {
             "q": buffers.sQ,
             "k": buffers.sK,
@@ -243,7 +243,7 @@ class HopperBackward(AttentionKernel):
             tensors[name] = tensors["s"]
         return {**tensors, "c": buffers.sums.get_tensor(layouts["c"])}
 
-    def tiles(self, name: str, copy: Any, sX: Any, column: Any = 0) -> Tiles:
+    def tiles(self, name: str, copy, sX, column=0) -> Tiles:
         # The tiles of a matrix. column: The number of the tile along the columns.
         c = self.config
         if name in SCORES:
@@ -258,7 +258,7 @@ class HopperBackward(AttentionKernel):
         part = lambda x: cute.domain_offset((0, 0, 0, column, (0, 0)), x)
         return Tiles(copy, sX, part, (rows, width), size, jagged, shared)
 
-    def tiles_of_scores(self, name: str, copy: Any, sX: Any) -> Tiles:
+    def tiles_of_scores(self, name: str, copy, sX) -> Tiles:
         rows, cols = tile = self.shapes.tiles["s"]
         size = rows * cols * self.shapes.dtype.width // 8
         if name == "a":

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ... import launch
+from ...backward.jagged_biases import StoredTiling
 from ...backward.launch import BackwardCall
 from ...backward.roots import adds_all, factor_of, masked
-from ...backward.stored import StoredTiling
 from ...launcher import Launcher
 from ...plan import LaunchPlan
 from ..config import HALF, Sm90Config

@@ -78,7 +78,7 @@ class NextTile(Fixed):
         return block * self.walk.heights.streamed, tile.length, head
 
 
-def fetch_line(pointer: Any) -> None:
+def fetch_line(pointer) -> None:
     cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[pointer.toint()])
 
 
@@ -90,7 +90,7 @@ class HopperBackwardLoads(Fixed):
     signals: HopperSignals
     tiles: dict[str, Tiles]  # of "q", "k", "v", "o" (dO) and, if TMA loads an aux operand, "a"
     matrices: dict[str, Matrix]  # the first four in global memory
-    hulls: Any = None  # memory for the query tiles that each key tile meets (`backward.stored`)
+    hulls: Any = None  # memory for the query tiles that each key tile meets (`jagged_biases`)
 
     def __post_init__(self) -> None:
         self.config, self.next_tile = self.walk.ranges.config, NextTile(self.walk, self.matrices)
@@ -126,31 +126,27 @@ class HopperBackwardLoads(Fixed):
                 tile_step += 1
             deal += 1
 
-    def resident(self, name: str, tile: ResidentTile, step: Any) -> None:
+    def resident(self, name: str, tile: ResidentTile, step) -> None:
         rows = (tile.start, tile.first, tile.rows)
         self.copy(name, rows, tile.head, tile, step, policy=self.unless_shared(name, EVICT_FIRST))
 
-    def streamed(
-        self, name: str, tile: ResidentTile, head: Any, block: Any, step: Any, last: Any
-    ) -> None:
+    def streamed(self, name: str, tile: ResidentTile, head, block, step, last) -> None:
         # Load Q or dO of a query tile. last: No other key tile meets it afterwards.
         rows = (tile.origin, block * self.walk.heights.streamed, tile.length)
         policy = select(last, Int64(EVICT_FIRST), Int64(EVICT_NORMAL))
         self.copy(name, rows, head, tile, step, policy=self.unless_shared(name, policy))
 
-    def unless_shared(self, name: str, policy: Any) -> Any:
+    def unless_shared(self, name: str, policy):
         # A matrix that all batches share is read again.
         return None if name in self.config.shared else policy
 
-    def scores(self, name: str, tile: ResidentTile, head: Any, block: Any, step: Any) -> None:
+    def scores(self, name: str, tile: ResidentTile, head, block, step) -> None:
         # Load the tile of an aux operand: the rows of the query tile, the columns of the keys.
         rows = (Int32(0), block * self.walk.heights.streamed, tile.length)
         column = tile.first // self.walk.heights.resident
         self.copy(name, rows, head, tile, step, column=column)
 
-    def copy(
-        self, name: str, rows: Any, head: Any, tile: ResidentTile, step: Any, **more: Any
-    ) -> None:
+    def copy(self, name: str, rows, head, tile: ResidentTile, step, **more) -> None:
         """Load a tile. step: The number of the load, for the signals."""
         full = self.signals.full[name]
         self.signals.empty[name].wait_before(step)

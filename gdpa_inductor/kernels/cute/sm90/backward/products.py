@@ -80,39 +80,39 @@ class HopperBackwardFragments(Fixed):
         self.dV = cute.make_rmem_tensor(values.partition_shape_C(shapes.dv), Float32)
         self.dK = cute.make_rmem_tensor(keys.partition_shape_C(shapes.dk), Float32)
 
-    def scores(self) -> Any:
+    def scores(self):
         product = self.shapes.products["scores"]
         return cute.make_rmem_tensor(product.partition_shape_C(self.shapes.scores), Float32)
 
-    def multiply_scores(self, query: Any) -> None:
+    def multiply_scores(self, query) -> None:
         k, q = self.tK[None, None, None, 0], self.tQ[None, None, None, query]
         issue(self.shapes.products["scores"], self.S, k, q, True)
 
-    def flow(self, stage: Any) -> Any:
+    def flow(self, stage):
         dP = self.scores()
         v, o = self.tV[None, None, None, 0], self.tdO[None, None, None, stage]
         issue(self.shapes.products["scores"], dP, v, o, True)
         return dP
 
-    def sum_values(self, P: Any, stage: Any) -> None:
+    def sum_values(self, P, stage) -> None:
         issue(self.shapes.products["dv"], self.dV, P, self.tdOt[None, None, None, stage], False)
 
-    def sum_keys(self, dS: Any, stage: Any) -> None:
+    def sum_keys(self, dS, stage) -> None:
         issue(self.shapes.products["dk"], self.dK, dS, self.tQt[None, None, None, stage], False)
 
-    def share(self, dS: Any, stage: Any) -> None:
+    def share(self, dS, stage) -> None:
         cute.copy(self.copy, self.part.retile(dS), self.to_dS[None, None, None, stage])
 
-    def operand(self) -> Any:
+    def operand(self):
         # for the aux operand that `fetched` reads
         return cute.make_rmem_tensor(self.S.layout, self.shapes.dtype)
 
-    def fetched(self, registers: Any, stage: Any, part: int) -> None:
+    def fetched(self, registers, stage, part: int) -> None:
         """Read the aux operand of scores 8·part to 8·part + 7 of the thread from shared memory."""
         source, target = self.from_a[None, None, None, stage], self.own.retile(registers)
         cute.copy(self.fetch, source[None, None, part], target[None, None, part])
 
-    def query_part(self, stage: Any, registers: Any = None) -> Any:
+    def query_part(self, stage, registers=None):
         """Issue dQᵀ = Kᵀ dS, by default into registers of its own."""
         product, dQ = self.shapes.products["dq"], registers
         if dQ is None:
@@ -200,7 +200,7 @@ class HopperBackwardProducts(Fixed):
         for name in "kv":
             empty[name].arrive_once(tile_step)
 
-    def step(self, tile: ResidentTile, entry: Any, i: Any, step: Any, last: bool) -> None:
+    def step(self, tile: ResidentTile, entry, i, step, last: bool) -> None:
         """Step i of the tile. entry: The query tile of step 0. step: The number for the signals."""
         full, empty, x = self.signals.full, self.signals.empty, self.fragments
         count = tile.end - tile.begin
@@ -256,9 +256,7 @@ class HopperBackwardProducts(Fixed):
             warpgroup.wait_group(0)
             empty["q"].arrive_once(step)
 
-    def finish_with_own_part(
-        self, tile: ResidentTile, turn: Any, block: Any, i: Any, step: Any, last: bool
-    ) -> None:
+    def finish_with_own_part(self, tile: ResidentTile, turn, block, i, step, last: bool) -> None:
         """The rest of step i if dQ does not lag: S of the next step, and dQ of this step."""
         self.next_scores(step, last)
         cute.arch.fence_view_async_shared()  # here: earlier it crashed the compiler (4.8.1)
@@ -271,7 +269,7 @@ class HopperBackwardProducts(Fixed):
         self.operand_is_read(step, last)
         self.hand_over(dQ)
 
-    def next_scores(self, step: Any, last: bool) -> None:
+    def next_scores(self, step, last: bool) -> None:
         # The last step of a tile has no next one.
         if not last:
             full = self.signals.full["q"]
@@ -294,7 +292,7 @@ class HopperBackwardProducts(Fixed):
         if whole == 0:
             self.fetch(operand, tile, turn, block)
 
-    def is_first_warp(self) -> Any:
+    def is_first_warp(self):
         return self.group * WARPGROUP + self.own < LANES
 
     @cute.jit
@@ -393,6 +391,6 @@ class HopperBackwardProducts(Fixed):
             (slope[r], slope[r + 1]), (S[r], S[r + 1]) = (_floats(x) for x in roots)
 
 
-def _floats(value: Any) -> tuple[Any, Any]:
+def _floats(value) -> tuple[Any, Any]:
     first, second = pair(value).lanes
     return Float32(first), Float32(second)

@@ -37,13 +37,13 @@ class RegisterOperand(Fixed):
     def bits(self) -> bool:
         return self.node.kind == "b"
 
-    def take(self, lines: Sequence[ProgramLine], first: Any) -> None:
+    def take(self, lines: Sequence[ProgramLine], first) -> None:
         """Fetch the numbers of a query tile. lines: The program for both keys of the thread."""
         # Past the end of the tile they may be any numbers.
         places = ((lines[r // 2 % 2], first + r // 4 * 8 + r % 2) for r in range(self.count))
         self.keep([line.element(self.node, index) for line, index in places])
 
-    def take_whole(self, lines: Sequence[ProgramLine], first: Any) -> None:
+    def take_whole(self, lines: Sequence[ProgramLine], first) -> None:
         # The same for a query tile that ends within its sequence. It needs fewer registers.
         numbers: list[Any] = [None] * self.count
         for half, line in enumerate(lines):

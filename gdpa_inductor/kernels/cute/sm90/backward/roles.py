@@ -1,7 +1,5 @@
 """The roles of the warps in the backward, and the barriers on which they wait for each other."""
 
-from typing import Any
-
 from cutlass import cute
 
 from ...barriers import Signal, initialize
@@ -46,7 +44,7 @@ class HopperSignals(Fixed):
 
     COUNT = 2 * sum(STAGES.values()) + GROUPS
 
-    def __init__(self, pointer: Any, operands: str, columns: int) -> None:
+    def __init__(self, pointer, operands: str, columns: int) -> None:
         self.full: dict[str, Signal] = {}
         self.empty: dict[str, Signal] = {}
         for name in operands:
@@ -63,7 +61,7 @@ class HopperSignals(Fixed):
         cute.arch.sync_threads()
 
 
-def together(group: Any) -> None:
+def together(group) -> None:
     cute.arch.barrier(barrier_id=OWN + group, number_of_threads=WARPGROUP)
 
 

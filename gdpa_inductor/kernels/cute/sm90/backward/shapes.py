@@ -53,10 +53,10 @@ class HopperShapes:
         return layouts
 
     @property
-    def plain(self) -> Any:
+    def plain(self):
         # 64 columns of dQ without a swizzle, as the conversion reads them
         return cute.make_layout((self.rows, HALF), stride=(HALF, 1))
 
-    def layout(self, name: str) -> Any:
+    def layout(self, name: str):
         """The layout of one tile of an operand."""
         return tile_layout(self.dtype, *self.tiles[name])

@@ -38,12 +38,12 @@ class Counters(Fixed):
     number: Any  # which 64 columns these counters are for
     columns: int  # into how many parts of 64 columns dQ is cut
 
-    def of(self, tile: ResidentTile, head: Any, block: Any) -> Any:
+    def of(self, tile: ResidentTile, head, block):
         unit = Int64(tile.batch * self.walk.query_heads + head)
         place = (unit * self.walk.streamed_tiles + block) * self.columns
         return self.pointer + (place + self.number)
 
-    def value(self, counter: Any) -> Any:
+    def value(self, counter):
         # After a fence, TMA sees what was added before.
         return cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
 
@@ -54,7 +54,7 @@ class Counters(Fixed):
             seen = self.value(counter)
         cute.arch.fence_proxy("async.global")
 
-    def advance(self, counter: Any, before: Any) -> None:
+    def advance(self, counter, before) -> None:
         # One thread calls it. It is a release: a thread that reads the new value sees all that this
         # thread saw before.
         if self.walk.ranges.config.ordered:

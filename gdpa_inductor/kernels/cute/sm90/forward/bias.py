@@ -72,7 +72,7 @@ class HopperBias(Fixed):
         zero = cute.arch.inline_ptx(popc, write_only_types=[Int32], read_only_args=[word])
         self.ring.empty.arrive_once(Cursor(at.stages, at.index + zero, at.phase))
 
-    def read(self, at: Cursor, chunk: int) -> Any:
+    def read(self, at: Cursor, chunk: int):
         numbers = cute.make_rmem_tensor((CHUNK, 1), self.dtype)
         stage = at.index * self.tiles + self.t
         cute.copy(self.atom, self.source[(None, chunk), None, 0, stage], numbers)

@@ -25,17 +25,14 @@ Each warpgroup has its own products in flight. While one stores its sums, or wai
 scores, the tensor core works for the others.
 """
 
-from typing import Any
-
 import cutlass
 from cutlass import Int32, Int64, cute, memory
 from cutlass.cute.nvgpu import cpasync
 
 from ...forward.loads import ForwardLoads
-from ...forward.queue import Queue
 from ...forward.ranges import KeyRanges
 from ...forward.scheduler import RECORD, STAGES, Scheduler
-from ...forward.work import Work
+from ...forward.work import Queue, Work
 from ...operands import (
     AttentionKernel,
     KernelArguments,
@@ -120,7 +117,7 @@ class HopperForward(AttentionKernel):
             rings["bias"] = cute.make_layout(c.tiles * c.bias_stages, stride=size["bias"])
         return {name: cute.append(tiles[name], ring) for name, ring in rings.items()}
 
-    def launch(self, arguments: KernelArguments, ctas: Int32, stream: Any) -> None:
+    def launch(self, arguments: KernelArguments, ctas: Int32, stream) -> None:
         c = self.config
         qk = tiled(self.dtype, c.cols, K)
         pv = tiled(self.dtype, c.padded_value_dim, MN, FROM_REGISTERS)
@@ -180,7 +177,7 @@ class HopperForward(AttentionKernel):
                 if warp == roles.gaps:
                     Gaps(x.cu_q, x.sizes[0], x.sizes[4]).clear(matrices(c, x)[3])
 
-    def source(self, name: str, copy: Any, sX: Any) -> Tiles:
+    def source(self, name: str, copy, sX) -> Tiles:
         c, tile, size = self.config, self.tiles[name], self.bytes[name]
         if name == "bias":
             return score_tiles(c, copy, sX, tile, size)

@@ -71,14 +71,14 @@ class HopperFragments(Fixed):
             cute.arch.fence_view_async_shared()
             together(t)
 
-    def score(self, query: Any, key: Any) -> Any:
+    def score(self, query, key):
         # S has new registers, so that old scores do not live on.
         S = cute.make_rmem_tensor(self.shape, Float32)
         q, k = self.tQ[None, None, None, query], self.tK[None, None, None, key]
         issue(self.qk, S, q, k, True)
         return S
 
-    def sum_up(self, value: Any) -> None:
+    def sum_up(self, value) -> None:
         issue(self.pv, self.O, self.P, self.tV[None, None, None, value], False)
 
 

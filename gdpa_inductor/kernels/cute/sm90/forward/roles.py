@@ -1,7 +1,6 @@
 """The roles of the warps in the forward, and the mbarriers on which they wait for each other."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from cutlass import cute
 
@@ -63,7 +62,7 @@ class HopperChannels(Fixed):
     warp for each tile that has keys.
     """
 
-    def __init__(self, config: Sm90Config, pointer: Any) -> None:
+    def __init__(self, config: Sm90Config, pointer) -> None:
         tiles, stages = config.tiles, config.query_stages // config.tiles
         self.roles = Roles(tiles)
         self.tiles = Ring(pointer, STAGES, 1, self.roles.readers)
@@ -76,10 +75,10 @@ class HopperChannels(Fixed):
         self._bias, self._bias_stages = pointer + 2 * config.key_stages, config.bias_stages
         self.bias = [self.bias_of(t) for t in range(tiles if config.bias_stages else 0)]
 
-    def queries_of(self, t: Any) -> Ring:  # t is a Python number or a register, here and below
+    def queries_of(self, t) -> Ring:  # t is a Python number or a register, here and below
         return self._kind(self._queries + 2 * self._stages * t, self._stages, 1, WARPS)
 
-    def bias_of(self, t: Any) -> Ring:
+    def bias_of(self, t) -> Ring:
         first = self._bias + 2 * self._bias_stages * t
         return Ring(first, self._bias_stages, 1, WARPS)
 
@@ -94,6 +93,6 @@ class HopperChannels(Fixed):
         cute.arch.sync_threads()
 
 
-def together(t: Any) -> None:
+def together(t) -> None:
     """The threads of warpgroup t wait for each other."""
     cute.arch.barrier(barrier_id=OWN + t, number_of_threads=WARPGROUP)
