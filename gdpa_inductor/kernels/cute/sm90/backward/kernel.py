@@ -47,18 +47,28 @@ from ...operands import (
 from ...program import Program
 from ...sequences import Gaps
 from ..config import COLS, Sm90Config
-from ..wgmma import tile_layout
 from .conversion import Conversion, ConvertedColumns
 from .epilogue import KeyGradients
 from .loads import HopperBackwardLoads
 from .products import HopperBackwardFragments, HopperBackwardProducts
 from .roles import CONVERSION, LOADS, REGISTERS, SUMS, WARPS, HopperSignals
-from .shapes import HALF, HopperShapes
+from .shapes import HopperShapes
 from .sums import Counters, QuerySums
 from .turns import Turns
 
 OPERANDS, GRADIENTS = "qkvo", ("dq", "gk", "gv", "gq")
-SCORES = "ag"  # matrices in tiles of scores: an aux operand ("a"), and the gradient of one ("g")
+# The fields of shared memory. sX holds dS; at the end of a tile dV, then dK.
+FIELDS = {
+    "q": "sQ",
+    "k": "sK",
+    "v": "sV",
+    "o": "sdO",
+    "s": "sX",
+    "gk": "sX",
+    "gv": "sX",
+    "dq": "sdQ",
+    "kt": "sK",
+}
 
 
 class HopperBackward(AttentionKernel):
@@ -74,11 +84,7 @@ class HopperBackward(AttentionKernel):
 
     def launch(self, arguments: KernelArguments, ctas: Int32, stream) -> None:
         self.shapes = HopperShapes(self.config)
-        operands = self.operands(arguments)
-        copies = {name: self.load(name, operands[name]) for name in OPERANDS}
-        copies |= self.stores(self.gradients(arguments))
-        copies |= self.scores(arguments)
-        layouts = self.shapes.layouts()
+        copies, layouts = self.copies(arguments), self.shapes.layouts()
         self.memory = self.storage(layouts)
         counters, threads = arguments.pointers[8], 32 * WARPS
         self.kernel(copies, layouts, self.shapes.products, counters, arguments).launch(
@@ -90,10 +96,9 @@ class HopperBackward(AttentionKernel):
         )
 
     def storage(self, layouts):
-        # Shared memory: barriers, then tiles. sX holds dS; at the end of a tile dV, then dK.
         sizes = {name: cute.cosize(layout) for name, layout in layouts.items()}
-        k, v, q, o, d, c = (sizes[name] for name in "kvqodc")
-        kind, x = self.shapes.dtype, max(sizes[name] for name in ("s", "gk", "gv"))
+        k, v, q, o, d, c = (sizes[name] for name in ("k", "v", "q", "o", "dq", "c"))
+        kind, x = self.dtype, max(sizes[name] for name in ("s", "gk", "gv"))
 
         @cute.struct
         class Memory:
@@ -121,44 +126,32 @@ class HopperBackward(AttentionKernel):
             for name, operand, pointer, stride in like
         }
 
-    def load(self, name: str, matrix: Matrix):
-        # How TMA loads a tile of an operand, and the operand as TMA sees it.
-        layout, op = self.shapes.layout(name), cpasync.CopyBulkTensorTileG2SOp()
-        return cpasync.make_tiled_tma_atom(op, matrix.tensor(), layout, self.shapes.tiles[name])
+    def copies(self, x: KernelArguments) -> dict[str, Any]:
+        """What TMA copies, as (the copy, the matrix as TMA sees it).
 
-    def stores(self, gradients: dict[str, Matrix]) -> dict[str, Any]:
-        # The TMA copies of gradients: "dq" stores sums of dQ, "add" adds, "read" loads them.
-        shapes, op = self.shapes, cpasync.CopyBulkTensorTileS2GOp()
-        tiles = {
-            "dq": (Float32, shapes.rows, HALF),
-            "gk": (shapes.dtype, HALF, shapes.width),
-            "gv": (shapes.dtype, HALF, shapes.value_width),
-        }
+        "dq" stores sums of dQ, "add" adds, "read" loads them. "a" loads an aux operand in tiles of
+        scores, and "g" stores the gradient of one.
+        """
+        c, shapes, gradients = self.config, self.shapes, self.gradients(x)
+        load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
 
-        def copy(name: str, op, layout=None):
-            kind, *tile = tiles[name]
-            matrix, layout = gradients[name].tensor(), layout or tile_layout(kind, *tile)
-            return cpasync.make_tiled_tma_atom(op, matrix, layout, tuple(tile))
+        def copy(op, matrix: Matrix, name: str, layout=None):
+            layout = layout or shapes.layout(name)
+            return cpasync.make_tiled_tma_atom(op, matrix.tensor(), layout, shapes.tiles[name])
 
-        # Gradients of shared operands are fp32, and are stored without TMA.
-        stored = [x for x in tiles if gradients[x].pointer.dtype is tiles[x][0]]
-        copies = {name: copy(name, op) for name in stored}
-        copies["add"] = copy("dq", cpasync.CopyReduceBulkTensorTileS2GOp())
-        copies["read"] = copy("dq", cpasync.CopyBulkTensorTileG2SOp(), shapes.plain)
-        return copies
-
-    def scores(self, x: KernelArguments) -> dict[str, Any]:
-        # The TMA copies of tiles of scores: "a" loads an aux operand, "g" stores a gradient.
-        c, copies = self.config, {}
-        layout, tile = self.shapes.layout("s"), self.shapes.tiles["s"]
+        copies = {name: copy(load, matrix, name) for name, matrix in self.operands(x).items()}
+        for name in GRADIENTS[:3]:
+            # Gradients of shared operands are fp32, and are stored without TMA.
+            if gradients[name].pointer.dtype is shapes.kind(name):
+                copies[name] = copy(store, gradients[name], name)
+        copies["add"] = copy(cpasync.CopyReduceBulkTensorTileS2GOp(), gradients["dq"], "dq")
+        copies["read"] = copy(load, gradients["dq"], "dq", shapes.plain)
         if c.tiled is not None:
-            op, matrix = cpasync.CopyBulkTensorTileG2SOp(), score_operand(c, x)
-            copies["a"] = cpasync.make_tiled_tma_atom(op, matrix.tensor(), layout, tile)
+            copies["a"] = copy(load, score_operand(c, x), "s")
         if c.stored is not None:
             cols = whole_vectors(x.sizes[5]) if c.jagged else x.sizes[5]
-            places = (x.sizes[8], x.sizes[1], x.sizes[4], cols, x.strides[9], False)
-            op, matrix = cpasync.CopyBulkTensorTileS2GOp(), Matrix(x.pointers[9], *places)
-            copies["g"] = cpasync.make_tiled_tma_atom(op, matrix.tensor(), layout, tile)
+            place = (x.sizes[8], x.sizes[1], x.sizes[4], cols, x.strides[9], False)
+            copies["g"] = copy(store, Matrix(x.pointers[9], *place), "s")
         return copies
 
     @cute.kernel
@@ -180,7 +173,7 @@ class HopperBackward(AttentionKernel):
         if warp < LOADS:
             cute.arch.setmaxregister_increase(REGISTERS["products"])
             tiles = {name: self.tiles(name, copies[name], shared[name]) for name in OPERANDS}
-            tensors = (shared["kt"], shared["s"], shared["d"])
+            tensors = (shared["kt"], shared["s"], shared["dq"])
             fragments = HopperBackwardFragments(self.shapes, tiles, *tensors, thread)
             stores = {y: self.tiles(y, copies[y], shared[y]) for y in copies if y in ("gk", "gv")}
             epilogue = KeyGradients(self.shapes, stores, gradients, factor)
@@ -200,7 +193,7 @@ class HopperBackward(AttentionKernel):
                 HopperBackwardLoads(Turns(x, ranges), signals, tiles, sources, hulls).run()
             if (warp >= SUMS) & (warp < CONVERSION):
                 part = warp - SUMS
-                ways = [self.tiles("dq", copies[y], shared["d"], part) for y in ("dq", "add")]
+                ways = [self.tiles("dq", copies[y], shared["dq"], part) for y in ("dq", "add")]
                 own = Counters(Turns(x, ranges), counters, part, self.shapes.columns)
                 QuerySums(*ways, own).run()
             if warp == CONVERSION:
@@ -224,46 +217,25 @@ class HopperBackward(AttentionKernel):
                 Gaps(x.cu_k, batch, cols).clear(gradients[name])
 
     def views(self, buffers, layouts: dict[str, Any]) -> dict[str, Any]:
-        places = {
-            "q": buffers.sQ,
-            "k": buffers.sK,
-            "kt": buffers.sK,
-            "v": buffers.sV,
-            "o": buffers.sdO,
-            "s": buffers.sX,
-            "gk": buffers.sX,
-            "gv": buffers.sX,
-            "d": buffers.sdQ,
-        }
-        tensors = {
-            name: place.get_tensor(layouts[name].outer, swizzle=layouts[name].inner)
-            for name, place in places.items()
-        }
-        for name in SCORES:
-            tensors[name] = tensors["s"]
-        return {**tensors, "c": buffers.sums.get_tensor(layouts["c"])}
+        tensors = {}
+        for name, field in FIELDS.items():
+            outer, swizzle = layouts[name].outer, layouts[name].inner
+            tensors[name] = getattr(buffers, field).get_tensor(outer, swizzle=swizzle)
+        scores, sums = tensors["s"], buffers.sums.get_tensor(layouts["c"])
+        return {**tensors, "a": scores, "g": scores, "c": sums}
 
     def tiles(self, name: str, copy, sX, column=0) -> Tiles:
-        # The tiles of a matrix. column: The number of the tile along the columns.
-        c = self.config
-        if name in SCORES:
-            return self.tiles_of_scores(name, copy, sX)
-        kind = Float32 if name == "dq" else self.shapes.dtype
-        heights = {"dq": (self.shapes.rows, HALF), "gk": (HALF, self.shapes.width)}
-        heights |= {"gv": (HALF, self.shapes.value_width)} | self.shapes.tiles
-        rows, width = heights[name]
-        size = rows * width * kind.width // 8
-        jagged = c.jagged_q if name in ("q", "o", "dq") else c.jagged_k
-        shared = name in OPERANDS and name in c.shared
-        part = lambda x: cute.domain_offset((0, 0, 0, column, (0, 0)), x)
-        return Tiles(copy, sX, part, (rows, width), size, jagged, shared)
-
-    def tiles_of_scores(self, name: str, copy, sX) -> Tiles:
-        rows, cols = tile = self.shapes.tiles["s"]
-        size = rows * cols * self.shapes.dtype.width // 8
+        """The tiles of a matrix. column: The number of the tile along the columns."""
+        c, scores = self.config, name in ("a", "g")
+        rows, width = tile = self.shapes.tiles["s" if scores else name]
+        size = rows * width * self.shapes.kind(name).width // 8
         if name == "a":
-            return score_tiles(self.config, copy, sX, tile, size)
-        return Tiles(copy, sX, whole_tiles, tile, size, jagged=False, shared=False)
+            return score_tiles(c, copy, sX, tile, size)
+        if scores:
+            return Tiles(copy, sX, whole_tiles, tile, size, jagged=False, shared=False)
+        jagged = c.jagged_q if name in ("q", "o", "dq") else c.jagged_k
+        part = lambda x: cute.domain_offset((0, 0, 0, column, (0, 0)), x)
+        return Tiles(copy, sX, part, tile, size, jagged, name in OPERANDS and name in c.shared)
 
 
 KERNEL = HopperBackward
