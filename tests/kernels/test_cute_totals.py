@@ -10,13 +10,8 @@ import torch
 pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute.backward import biases, summation
-from gdpa_inductor.kernels.cute.backward.jagged_biases import (
-    StoredScores,
-    StoredTiling,
-    add_rows,
-    add_tiles,
-)
-from gdpa_inductor.kernels.cute.config import whole_vectors
+from gdpa_inductor.kernels.cute.backward.jagged_biases import StoredScores, add_rows, add_tiles
+from gdpa_inductor.kernels.cute.config import StoredTiling, whole_vectors
 from gdpa_inductor.kernels.cute.launcher import WordLauncher, word_launcher
 from gdpa_inductor.kernels.cute.runtime import Kernel, exported
 from tests.emulator import recording, run

@@ -31,6 +31,24 @@ LEAST_SLICE = 128  # the fewest channels of V that a launch takes, if it does no
 
 
 @dataclass(frozen=True)
+class StoredTiling:
+    """The tiles of scores. rows, cols: Queries and keys of a tile.
+
+    by_keys: Each key tile has a hull. Otherwise each query tile has one.
+    """
+
+    rows: int
+    cols: int
+    by_keys: bool
+
+    def units(self, key_heads: int, heads: int, rows: int, cols: int) -> tuple[int, int]:
+        # (how many heads have hulls, how many hulls each of them has).
+        if self.by_keys:
+            return key_heads, -(-cols // self.cols)
+        return heads, -(-rows // self.rows)
+
+
+@dataclass(frozen=True)
 class KernelConfig:
     """All that a compiled kernel depends on.
 
@@ -45,6 +63,7 @@ class KernelConfig:
     max_dim: ClassVar[int]  # the largest head dim that a launch of a forward takes
     max_backward_dim: ClassVar[int]  # the largest head dim that a backward takes
     rivalled: ClassVar[bool]  # Triton is faster on some problems, so the lowering compares the two
+    overwrites: ClassVar[bool]  # a backward may store the gradient of a bias in place of the bias
     # Kernels store zeros in rows of a jagged result that no sequence owns. If False, the host
     # clears these rows before the launch.
     clears: ClassVar[bool] = False
@@ -103,6 +122,11 @@ class KernelConfig:
     def tile_rows(self) -> int:
         # The queries of a score tile of this kernel.
         return self.rows
+
+    @property
+    def tiling(self) -> StoredTiling:
+        """The tiles of scores whose gradients a backward stores."""
+        raise NotImplementedError
 
     @property
     def mod(self) -> ScoreMod:

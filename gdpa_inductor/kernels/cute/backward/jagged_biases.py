@@ -24,7 +24,7 @@ from torch import Tensor
 from ...._compat.device import empty
 from ....operands import Operands, aux_from_axes, score_shape
 from ....sequences import Padding, padded_program
-from ..config import VECTOR, whole_vectors
+from ..config import VECTOR, StoredTiling, whole_vectors
 from ..launcher import word_launcher
 from ..plan import name
 from .biases import ROOM
@@ -35,24 +35,6 @@ SUMMED = (torch.bfloat16, torch.float16, torch.float32)  # dtypes in which sums 
 # sums of the chunks. First for an operand with a batch dim, then for one without.
 CHUNKS, SHARED_CHUNKS = 8, 64
 MOST = 65535  # heads or slots: the most CTAs along the second or third dim of a grid
-
-
-@dataclass(frozen=True)
-class StoredTiling:
-    """The tiles of scores. rows, cols: Queries and keys of a tile.
-
-    by_keys: Each key tile has a hull. Otherwise each query tile has one.
-    """
-
-    rows: int
-    cols: int
-    by_keys: bool
-
-    def units(self, key_heads: int, heads: int, rows: int, cols: int) -> tuple[int, int]:
-        # (how many heads have hulls, how many hulls each of them has).
-        if self.by_keys:
-            return key_heads, -(-cols // self.cols)
-        return heads, -(-rows // self.rows)
 
 
 @dataclass(frozen=True)

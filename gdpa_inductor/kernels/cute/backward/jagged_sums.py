@@ -10,12 +10,11 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, const_expr, cute
 
 from ..compiler import compile_kernel, pointer, stream
-from ..config import VECTOR
+from ..config import VECTOR, StoredTiling
 from ..form import ALIGNMENT
 from ..operands import vector
 from ..ranges import LANES
 from ..values import Fixed, larger, smaller
-from .jagged_biases import StoredTiling
 
 THREADS = 256
 WARPS = THREADS // LANES

@@ -15,6 +15,7 @@ from torch import Tensor
 from ...._compat.device import empty
 from ....operands import Operands
 from ....rejection import GDPAError
+from .. import launch
 from ..bounds import Table, table
 from ..config import KernelConfig, TableKey
 from ..launch import longest_first, place
@@ -25,7 +26,7 @@ from ..runtime import cleared, for_gradient
 from . import biases
 from .biases import total
 from .jagged_biases import JaggedDivision, StoredScores
-from .roots import no_such_biases, no_such_dims, no_such_heads
+from .roots import masked, no_such_biases, no_such_dims, no_such_heads
 
 
 def backward(
@@ -89,11 +90,10 @@ def _in_parts(
 ) -> list[Tensor]:  # fmt: skip
     # A dense backward with gradients of biases, part by part. options: See `plan_of`.
     plan, record, scratch = call.plan, call.record, dict[str, Tensor]()
-    kernels = _kernels(plan.config.folder)
     division = plan.once(_division, call.ctas, *_wanted(needs))
     stored = division.sums[0].number
 
-    def launch(
+    def launch_share(
         share: biases.Share, o: Operands[Tensor], grad_out: Tensor, rooms: dict[str, Tensor],
         scores: Tensor,
     ) -> None:  # fmt: skip
@@ -106,15 +106,17 @@ def _in_parts(
             call, plan=own, operands=o, read=read, grad_out=gradient, stored=stored, rooms=rooms,
             launches=[StoredScores(scores)], part=share.part, shared_scratch=scratch, tables={},
         )  # fmt: skip
-        kernels.gradients(part, letters)
+        _kernels(plan.config.folder).gradients(part, letters)
 
     def fast_total(scores: Tensor, own: Tensor, factor: float) -> bool:
         return total(scores, own, factor, plan.config.arch, call.stream, record)
 
-    if division.direct and not kernels.overwrites(plan.config, stored):
+    # Scores that are cleared before the launch may not be those of the bias.
+    kernel = plan.config.backward_kernels(True, stored)[-1]
+    if division.direct and (not kernel.overwrites or masked(kernel)):
         donated = ()
     return biases.gradients(
-        call.grad_out, call.operands, needs, division, launch, fast_total, record, donated
+        call.grad_out, call.operands, needs, division, launch_share, fast_total, record, donated
     )
 
 
@@ -123,7 +125,7 @@ def _at_once(call: "BackwardCall", needs: Sequence[bool], letters: str) -> list[
     plan, o, wanted = call.plan, call.operands, _wanted(needs)
     aux_grads: list[Tensor] = []
     division = None
-    if wanted and call.empty:
+    if wanted and plan.empty:
         aux_grads = [
             torch.zeros_like(o.aux[i], memory_format=torch.contiguous_format) for i in wanted
         ]
@@ -150,7 +152,7 @@ def _division(plan: LaunchPlan, ctas: int, *wanted: int) -> biases.Division:
 
 
 def _jagged_division(plan: LaunchPlan, *wanted: int) -> JaggedDivision:
-    return JaggedDivision(plan.example, wanted, _kernels(plan.config.folder).tiling(plan.config))
+    return JaggedDivision(plan.example, wanted, plan.config.tiling)
 
 
 @functools.cache
@@ -172,6 +174,22 @@ def _unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor
     actual = (grad_out.shape, grad_out.dtype, grad_out.device)
     expected = (plan.output_of(operands), value.dtype, value.device)
     return "" if actual == expected else f"the gradient of the output is {actual}, not {expected}"
+
+
+@dataclass(frozen=True)
+class KernelForm:
+    """What the form of a call decides about one of its kernels. A plan keeps it."""
+
+    config: KernelConfig
+    launcher: Launcher | None  # None if there is nothing to launch
+    masked: bool  # the kernel may skip tiles of scores
+
+
+def kernel_form(
+    plan: LaunchPlan, number: int, stored: int | None, ordered: bool = True, part: str = ""
+) -> KernelForm:
+    config = replace(plan.config.backward_kernels(ordered, stored)[number], part=part)
+    return KernelForm(config, None if plan.empty else launch.launcher(config), masked(config))
 
 
 @dataclass(frozen=True)
@@ -200,10 +218,6 @@ class BackwardCall:
     shared_scratch: dict[str, Tensor] = field(default_factory=dict)
     # the tables of bounds that were made so far
     tables: dict[TableKey, Table] = field(default_factory=dict)
-
-    @property
-    def empty(self) -> bool:
-        return self.plan.empty
 
     def room(self, letter: str) -> Tensor:
         # Memory for dQ, dK or dV.
@@ -249,6 +263,17 @@ class BackwardCall:
         if key not in self.tables:
             self.tables[key] = table(self.plan, self.read, key, self.stream, self.record)
         return self.tables[key]
+
+    def run(
+        self, form: KernelForm, others: Sequence[Tensor], launches: Iterable[StoredScores | None]
+    ) -> None:
+        """Launch a kernel for each of the `launches`."""
+        for stored in launches:
+            # The kernel may not store all scores.
+            if stored is not None and stored.hulls is None and (form.masked or not form.launcher):
+                self.zero(stored.scores)
+            if form.launcher is not None:
+                self.launch(form.launcher, others, stored)
 
     def launch(
         self, launcher: Launcher, others: Sequence[Tensor], stored: StoredScores | None = None

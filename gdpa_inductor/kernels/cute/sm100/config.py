@@ -21,6 +21,7 @@ class Sm100Config(config.KernelConfig):
     rows = ROWS
     max_dim = max_backward_dim = 128
     rivalled = False
+    overwrites = False  # both sides read a bias
 
     def backward_kernels(self, ordered: bool, stored: int | None) -> list[config.KernelConfig]:
         # One kernel for each side. `ordered` has no effect, since each sum has one order.
@@ -35,6 +36,10 @@ class Sm100Config(config.KernelConfig):
         # A backward takes dO, then the gradients of its side and what it stores.
         gradients = self.gradient_dtypes(SIDES.get(self.kernel, ""))
         return [self.dtype, *gradients, *self.stored_dtypes]
+
+    @property
+    def tiling(self) -> config.StoredTiling:
+        return config.StoredTiling(self.rows, self.cols, by_keys=False)
 
     @property
     def output_stages(self) -> int:

@@ -27,6 +27,7 @@ class Sm90Config(config.KernelConfig):
     max_dim = 256
     max_backward_dim = 128
     rivalled = True
+    overwrites = True  # each tile of a bias is read before its gradient is stored
     clears = True
     bare_ends = True
     cuts_keys = True
@@ -42,6 +43,10 @@ class Sm90Config(config.KernelConfig):
             return [self.dtype]
         query, key, value = self.gradient_dtypes("qkv")
         return [self.dtype, "float32", key, value, query, "int32", *self.stored_dtypes]
+
+    @property
+    def tiling(self) -> config.StoredTiling:
+        return config.StoredTiling(self.query_rows, self.cols, by_keys=True)
 
     @property
     def tile_rows(self) -> int:

@@ -12,9 +12,8 @@ import cutlass
 from cutlass import Float32, Int32, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 
-from ...backward.program import ProgramLine
 from ...backward.walk import ResidentTile, Walk
-from ...program import Program
+from ...program import Program, ProgramLine
 from ...values import Fixed, Pair, pair, select
 from ..config import COLS, ROWS
 from ..tensor_memory import scores_done, scores_ready

@@ -47,13 +47,12 @@ from ...operands import (
 from ...program import Program
 from ...sequences import Gaps
 from ..config import COLS, Sm90Config
-from .conversion import Conversion, ConvertedColumns
 from .epilogue import KeyGradients
 from .loads import HopperBackwardLoads
 from .products import HopperBackwardFragments, HopperBackwardProducts
 from .roles import CONVERSION, LOADS, REGISTERS, SUMS, WARPS, HopperSignals
 from .shapes import HopperShapes
-from .sums import Counters, QuerySums
+from .sums import Conversion, ConvertedColumns, Counters, QuerySums
 from .turns import Turns
 
 OPERANDS, GRADIENTS = "qkvo", ("dq", "gk", "gv", "gq")

@@ -27,10 +27,9 @@ import cutlass
 from cutlass import Constexpr, Float32, Int32, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import warp, warpgroup
 
-from ...backward.program import ProgramLine
 from ...backward.walk import ResidentTile
 from ...operands import Tiles
-from ...program import Program
+from ...program import Program, ProgramLine
 from ...ranges import LANES
 from ...values import Fixed, Pair, choose, pair, select
 from ..wgmma import WARPGROUP, IssueTurns, as_operand, first_row, issue, transposed

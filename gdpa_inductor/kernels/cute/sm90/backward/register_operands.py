@@ -12,8 +12,7 @@ from typing import Any
 from cutlass import Int32, cute
 
 from .....program.expr import POSITIONS, Expr
-from ...backward.program import ProgramLine
-from ...program import Program, element
+from ...program import Program, ProgramLine, element
 from ...values import Fixed, Pair
 
 BITS = 16  # truth values in a word

@@ -48,8 +48,7 @@ from ..config import HALF, ROWS, Sm90Config
 from ..wgmma import MN, WARPGROUP, IssueTurns, K, tile_layout, tiled
 from ..wgmma import REGISTERS as FROM_REGISTERS
 from .bias import HopperBias
-from .epilogue import HopperEpilogue
-from .products import HopperFragments, HopperProducts
+from .products import HopperEpilogue, HopperFragments, HopperProducts
 from .roles import OWN, HopperChannels, Roles
 
 PLACES = ("sQ", "sO", "sK", "sV", "sBias")  # fields of shared memory

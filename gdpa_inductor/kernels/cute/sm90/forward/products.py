@@ -22,12 +22,21 @@ from cutlass.cute.nvgpu import warpgroup
 from ...barriers import Cursor, Each, Loan
 from ...config import VECTOR
 from ...forward.ranges import KeyRanges
+from ...operands import Tiles
 from ...program import Program, Row
 from ...values import Fixed, Pair, choose, larger, pair
 from ..config import ROWS, Sm90Config
-from ..wgmma import WARPGROUP, IssueTurns, as_operand, first_row, issue, replace_operand, transposed
+from ..wgmma import (
+    WARPGROUP,
+    IssueTurns,
+    as_operand,
+    first_row,
+    issue,
+    replace_operand,
+    share,
+    transposed,
+)
 from .bias import HopperBias
-from .epilogue import HopperEpilogue
 from .roles import HopperChannels, together
 
 
@@ -80,6 +89,46 @@ class HopperFragments(Fixed):
 
     def sum_up(self, value) -> None:
         issue(self.pv, self.O, self.P, self.tV[None, None, None, value], False)
+
+
+@dataclass
+class HopperEpilogue(Fixed):
+    """The epilogue of all query tiles: warpgroup t stores O_t, by way of shared memory.
+
+    TMA drops rows past the end of the sequence. A tile without key blocks has sums of zero.
+    """
+
+    pv: Any  # the tiled product of the sums
+    o: Tiles  # of O, with a buffer for each query tile
+    dtype: Any
+    factor: float  # O is the sums times this
+
+    @cute.jit
+    def store(self, tile, t, thread, sums):
+        # Store all existing rows of query tile t. The TMA copy is still in flight afterwards.
+        halves = cute.make_rmem_tensor(sums.layout, self.dtype)
+        values = sums.load()
+        if cutlass.const_expr(self.factor != 1.0):
+            values = values * self.factor
+        halves.store(values.to(self.dtype))
+        self.stored(thread)
+        together(t)
+        share(self.pv, halves, self.o.sX, t, thread)
+        together(t)
+        row = tile.row + t * ROWS
+        if (thread < 32) & (row < tile.q_rows):
+            self.o.store((tile.q_start, row, tile.q_rows), tile.head, tile.batch, t)
+            cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def stored(self, thread):
+        if thread < 32:
+            cute.arch.cp_async_bulk_wait_group(0, read=True)  # the copy has read the buffer
+
+    @cute.jit
+    def finish(self, thread):
+        if thread < 32:
+            cute.arch.cp_async_bulk_wait_group(0)
 
 
 @dataclass
