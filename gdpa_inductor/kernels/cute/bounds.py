@@ -62,7 +62,6 @@ class TableForm:
         return TableForm(launcher, words, (*shape, len(ENDS)), getattr(torch, kind))
 
     def build(self, operand: Tensor, number: int, stream: int, record: Record) -> Table:
-        # Make the table on the device. number: that of the aux operand.
         room = record.add_buffer(empty(self.shape, self.dtype, operand.device))
         self.launcher(operand.data_ptr(), room.data_ptr(), *self.words, stream)
         record.add_table(self.launcher, (number, operand), room, *self.words)
@@ -77,7 +76,6 @@ class TableForm:
 def table(
     plan: LaunchPlan, o: Operands[Tensor], key: TableKey, stream: int, record: Record
 ) -> Table:
-    # Make a table that a kernel of this call asks for. key: see `config.TableKey`.
     number, size = key
     form = plan.once(_table_form, number, size)
     return form.build(o.aux[number], number, stream, record)

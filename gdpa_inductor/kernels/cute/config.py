@@ -42,7 +42,7 @@ class StoredTiling:
     by_keys: bool
 
     def units(self, key_heads: int, heads: int, rows: int, cols: int) -> tuple[int, int]:
-        # (how many heads have hulls, how many hulls each of them has).
+        """(how many heads have hulls, how many hulls each of them has)."""
         if self.by_keys:
             return key_heads, -(-cols // self.cols)
         return heads, -(-rows // self.rows)
@@ -109,18 +109,15 @@ class KernelConfig:
         return [self.dtype]
 
     def gradient_dtypes(self, letters: str) -> list[str]:
-        # The dtypes in which the kernel stores gradients of "q", "k" or "v".
         return ["float32" if letter in self.shared else self.dtype for letter in letters]
 
     @property
     def stored_dtypes(self) -> list[str]:
-        # The dtypes of stored gradients of scores and their hulls (`jagged_biases`).
         scores = [] if self.stored is None else [self.dtype]
         return scores + ["int32"] * self.notes
 
     @property
     def tile_rows(self) -> int:
-        # The queries of a score tile of this kernel.
         return self.rows
 
     @property
@@ -138,7 +135,7 @@ class KernelConfig:
 
     @property
     def batch_first(self) -> bool:
-        # CTAs take all batches of a head before the next head.
+        """CTAs take all batches of a head before the next head."""
         # These batches read the same elements of an aux operand that has no batch dim. For all
         # heads together the operand may be larger than the L2 cache.
         shared = [x.axes for x in self.mod.aux if "b" not in x.axes]
@@ -146,12 +143,12 @@ class KernelConfig:
 
     @property
     def notes(self) -> bool:
-        # A backward records which tiles of scores it has stored.
+        """A backward records which tiles of scores it has stored."""
         return self.jagged and self.stored is not None
 
     @property
     def tiled(self) -> int | None:
-        # The aux operand that TMA loads tile by tile, such as a bias of shape [B, H, M, N].
+        """The aux operand that TMA loads tile by tile, such as a bias of shape [B, H, M, N]."""
         # It has one number for each score, in `dtype`. If there are several, this is the first.
         for number in sorted(self.vectors - self.expanded):
             if self.aux[number] == self.dtype and set(self.mod.aux[number].access) >= POSITIONS:
@@ -160,17 +157,16 @@ class KernelConfig:
 
     @property
     def tiles(self) -> int:
-        # The query tiles that a CTA computes at once in the forward.
+        """The query tiles that a CTA computes at once in the forward."""
         return TILES
 
     @property
     def cols(self) -> int:
-        # The keys of a score tile.
         return BOX
 
     @property
     def overlaid(self) -> bool:
-        # O uses the shared memory of the query tiles, because there is no room for both.
+        """O uses the shared memory of the query tiles, because there is no room for both."""
         return False
 
     @property
@@ -204,7 +200,7 @@ def unsupported(
 
 
 def _unfit_dim(kind: type[KernelConfig], head_dim: int, value_dim: int) -> str:
-    # Why the kernels do not take these head dims, or "".
+    """Why the kernels do not take these head dims, or ""."""
     # value_dim: The width of a slice. It is above `max_dim` only if no equal slices fit
     # (`slice_of`).
     most = kind.max_dim

@@ -60,7 +60,7 @@ def kernel_file(module: str, *arguments: Hashable) -> bytes:
 
 
 def described(part: Any) -> str:
-    # A text that is equal in every process. The order of a set is not, so sets are sorted.
+    """A text that is equal in every process. The order of a set is not, so sets are sorted."""
     if dataclasses.is_dataclass(part):
         fields = dataclasses.fields(part)
         pairs = [f"{f.name}={described(getattr(part, f.name))}" for f in fields]
@@ -95,7 +95,7 @@ def _place(parts: tuple[Any, ...]) -> Path | None:
 
 
 def _surroundings() -> list[str]:
-    # What every kernel depends on: the package, the compiler with its settings, and the host.
+    """What every kernel depends on: the package, the compiler with its settings, and the host."""
     # The object file has host code for the launch, compiled for the instructions of this CPU.
     settings = sorted(item for item in os.environ.items() if item[0].startswith(SETTINGS))
     compiler = (_versions(), sys.version_info[:2], settings)
@@ -121,7 +121,7 @@ def _instructions() -> str:
 
 
 def _read(place: Path) -> bytes | None:
-    # The content of the undamaged file in a folder, or None. Damaged files are deleted.
+    """The content of the undamaged file in a folder, or None. Damaged files are deleted."""
     try:
         for path in place.glob("*.o"):
             content = path.read_bytes()
@@ -142,7 +142,7 @@ def _store(place: Path, content: bytes) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    # Write a file in one step, so that no reader sees a part of it.
+    """Write a file in one step, so that no reader sees a part of it."""
     partial = path.with_suffix(f".{os.getpid()}.{uuid.uuid4().hex}")
     try:
         partial.write_bytes(content)

@@ -42,7 +42,8 @@ smallest = each(lambda x, y: cute.arch.fmin(x, y, nan=True))
 
 
 def _extremum(of_floats: Callable, of_integers: Callable) -> Callable:
-    # The larger or the smaller of two. Floats propagate NaN, as in torch; integers have none.
+    """The larger or the smaller of two. Floats propagate NaN, as in torch; integers have none."""
+
     def emit(x, y):
         return (of_floats if _is_float(x) and _is_float(y) else of_integers)(x, y)
 
@@ -56,14 +57,14 @@ def _is_float(value) -> bool:
 
 
 def _arithmetic(of_floats: Callable, of_integers: Callable) -> Callable:
-    # Packed instructions for floats, lane by lane for integers.
+    """Packed instructions for floats, lane by lane for integers."""
     lifted = each(of_integers)
     return lambda *xs: of_floats(*xs) if all(map(_is_float, xs)) else lifted(*xs)
 
 
 @each
 def _floor_divide(x, y):
-    # Division that rounds down, as in Python and torch. The hardware truncates.
+    """Division that rounds down, as in Python and torch. The hardware truncates."""
     quotient, rest = _truncated(x, y)
     wrong = (rest != 0) & ((rest < 0) != (y < 0))
     return select(wrong, quotient - 1, quotient)
@@ -71,7 +72,7 @@ def _floor_divide(x, y):
 
 @each
 def _remainder(x, y):
-    # The remainder with the sign of the divisor, as in Python and torch.
+    """The remainder with the sign of the divisor, as in Python and torch."""
     _, rest = _truncated(x, y)
     wrong = (rest != 0) & ((rest < 0) != (y < 0))
     return select(wrong, rest + y, rest)
@@ -89,7 +90,7 @@ def _through(dtype) -> Callable:
 
 
 def _divide(x, y):
-    # A quotient. Division by a power of two becomes a product, which is exact too.
+    """A quotient. Division by a power of two becomes a product, which is exact too."""
     if is_literal(y) and y and math.log2(abs(y)).is_integer():
         return multiply(x, 1.0 / y)
     return each(lambda a, b: a / b)(x, y)

@@ -82,7 +82,7 @@ def layout_key(
 
 
 def _rows_in_key(counts: Sequence[Any], aux: Sequence[Tensor]) -> list[Any]:
-    # Each number of rows if an aux operand has this size, else the least of its kind.
+    """Each number of rows if an aux operand has this size, else the least of its kind."""
     sizes = {size for x in aux for size in x.shape}
     several = SEVERAL
     while several in sizes:
@@ -100,7 +100,7 @@ def example_of(form: Form) -> Operands[Tensor]:
 
 
 def _on_meta(shape: Any, strides: Any, dtype: torch.dtype | None, aligned: Any) -> Any:
-    # A meta tensor. Its address is its offset: 0, or that of one element if it is not aligned.
+    """A meta tensor. Its address is its offset: 0, or that of one element if it is not aligned."""
     if dtype is None:
         return None
     if aligned:

@@ -101,7 +101,7 @@ def forward(
 
 
 def place(device: torch.device, ctas: int, stream: int | None) -> tuple[int, int]:
-    # (ctas, stream) as given. Defaults: one CTA for each multiprocessor, the current stream.
+    """(ctas, stream) as given. Defaults: one CTA for each multiprocessor, the current stream."""
     if stream is None:
         if torch.cuda.current_device() != device.index:
             raise GDPAError(f"the operands are on {device}, which is not the current device")
@@ -136,5 +136,4 @@ def longest_first(
 
 
 def _is_ranked(device: torch.device, batch: int) -> bool:
-    # Whether the kernel of `ranking` computes the order, not a sort.
     return device.type == "cuda" and 0 < batch <= MOST_RANKED

@@ -76,17 +76,16 @@ class LaunchPlan:
 
     @property
     def in_place(self) -> bool:
-        # Kernels read all operands in place, without a copy.
         return not (any(self.copied) or self.widened or self.gathered)
 
     @property
     def plain(self) -> bool:
-        # A replay is possible: nothing is copied, at any aligned address, and O is not empty.
+        """A replay is possible: nothing is copied, at any aligned address, and O is not empty."""
         return self.aligned and self.in_place and not self.empty
 
     @property
     def leaves_rows(self) -> bool:
-        # The host has to clear O first: it has rows that no sequence owns.
+        """The host has to clear O first: it has rows that no sequence owns."""
         # No tile covers these rows of a jagged query. Kernels with `KernelConfig.clears` store
         # zeros there themselves.
         return self.config.jagged_q and not self.config.clears
@@ -97,7 +96,7 @@ class LaunchPlan:
     def slices(
         self, readable: Operands[Tensor], out: Tensor
     ) -> Iterator[tuple[Operands[Tensor], Tensor]]:
-        # The operands and O of each launch of a forward.
+        """The operands and O of each launch of a forward."""
         # There is one launch if the kernel has room for all channels of V. Otherwise there is one
         # for each slice of V and O (`slice_of`).
         width, channels = self.config.value_dim, out.shape[-1]
@@ -167,14 +166,14 @@ class LaunchPlan:
 
 
 def totals(query: Tensor, key: Tensor) -> tuple[int, int]:
-    # The rows of query and of key: L where jagged, else M and N.
+    """The rows of query and of key: L where jagged, else M and N."""
     return query.shape[0 if query.dim() == JAGGED else 2], key.shape[
         0 if key.dim() == JAGGED else 2
     ]
 
 
 def offsets_of(o: Operands[Tensor]) -> Tensor | None:
-    # The offsets that tell how much work a sequence is: of the keys, if these are jagged.
+    """The offsets that tell how much work a sequence is: of the keys, if these are jagged."""
     return o.cu_seqlens_q if o.cu_seqlens_k is None else o.cu_seqlens_k
 
 
@@ -259,7 +258,6 @@ def config_for(o: Operands[Tensor], kind: Kind, fast: bool, skip: bool) -> Kerne
 
 
 def _complaint(config: KernelConfig, o: Operands[Tensor]) -> str:
-    # Why the kernels do not take these operands, or "". `check` has passed them before.
     batch, heads, rows, cols = score_shape(o)
     if batch * heads * -(-max(rows, cols) // LEAST) >= MOST_TILES:
         return "too many tiles for the CuTe kernel, which numbers them in 32 bits"
@@ -272,7 +270,7 @@ def name(dtype: torch.dtype) -> str:
 
 
 def strides(matrix: Tensor) -> tuple[int, int, int]:
-    # The strides of (batch, head, row), in elements.
+    """The strides of (batch, head, row), in elements."""
     # A dim of size 1 may have any stride. It gets 8 here, because TMA wants multiples of 16 bytes.
     known = matrix.stride()
     if 1 in matrix.shape:
@@ -281,7 +279,7 @@ def strides(matrix: Tensor) -> tuple[int, int, int]:
 
 
 def fits(matrix: Tensor) -> bool:
-    # TMA can read the matrix in place. It cannot read an expanded one, for example.
+    """TMA can read the matrix in place. It cannot read an expanded one, for example."""
     unit = ALIGNMENT // matrix.element_size()
     in_place = matrix.stride(-1) == 1 and matrix.data_ptr() % ALIGNMENT == 0
     return in_place and all(step and step % unit == 0 for step in strides(matrix))
@@ -292,7 +290,8 @@ def aligned(matrix: Tensor) -> Tensor:
 
 
 def _vectors(aux: Sequence[Tensor], program: ScoreMod) -> frozenset[int]:
-    # The aux operands that a thread can read 16 bytes at a time along the keys.
+    """The aux operands that a thread can read 16 bytes at a time along the keys."""
+
     def side_by_side(tensor: Tensor, access: Sequence[str]) -> bool:
         unit = ALIGNMENT // tensor.element_size()
         steps = dict(zip(access, tensor.stride(), strict=True))
@@ -307,6 +306,6 @@ def _vectors(aux: Sequence[Tensor], program: ScoreMod) -> frozenset[int]:
 
 
 def _by_letter(tensor: Tensor, access: Sequence[str]) -> list[int]:
-    # The strides of an aux operand, in the order of `LETTERS`; 0 where it lacks a dim.
+    """The strides of an aux operand, in the order of `LETTERS`; 0 where it lacks a dim."""
     known = dict(zip(access, tensor.stride(), strict=True))
     return [known.get(letter, 0) for letter in LETTERS]

@@ -34,7 +34,7 @@ def forward(config: KernelConfig) -> None:
 
 
 def backward(config: KernelConfig, needs: Sequence[bool], ordered: bool) -> None:
-    # Have the kernels of a backward compiled.
+    """Have the kernels of a backward compiled."""
     # The small kernels that sum gradients over the dims that a bias lacks compile in no time.
     wanted = [number for number, need in enumerate(needs[3:]) if need]
     if wanted and not config.jagged:
@@ -85,6 +85,6 @@ def _likely(item: Any) -> Any:
 
 
 def _hint(size: Any) -> int:
-    # The hint of a size or a stride. An unknown stride is taken as a multiple of 16 bytes.
+    """The hint of a size or a stride. An unknown stride is taken as a multiple of 16 bytes."""
     known = shapes.size_hint(size)
     return 8 if known is None else known

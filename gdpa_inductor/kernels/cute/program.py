@@ -32,7 +32,7 @@ class Program(Fixed):
         self.wide = wide(self.roots)
 
     def index(self, value) -> Pair:
-        # A position as an integer of the program: 64 bits if the program multiplies integers.
+        """A position as an integer of the program: 64 bits if the program multiplies integers."""
         pair = value if isinstance(value, Pair) else Pair(value)
         return each(Int64)(pair) if self.wide else each(Int32)(pair)
 
@@ -82,12 +82,12 @@ def element(place):
 
 
 def widened(value, dtype: str):
-    # A loaded element. CuTe loads uint8 with a sign, so the sign is masked off.
+    """A loaded element. CuTe loads uint8 with a sign, so the sign is masked off."""
     return Int32(value) & 0xFF if dtype == "uint8" else value
 
 
 def of_kind(node: Expr, value, wide: bool = False):
-    # An element as bool, Float32 or an integer. wide: Integers have 64 bits.
+    """An element as bool, Float32 or an integer. wide: Integers have 64 bits."""
     if node.kind == "b":
         return value != 0
     if node.kind == "f":

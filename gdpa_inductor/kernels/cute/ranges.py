@@ -78,15 +78,15 @@ def ends_are_bare(config: KernelConfig, *variants: Sequence[Expr]) -> bool:
 
 
 def span(first, count: int, length) -> Span:
-    # The span of `count` positions from `first` on, cut at the end of the sequence.
+    """The span of `count` positions from `first` on, cut at the end of the sequence."""
     return first, smaller(first + (count - 1), length - 1)
 
 
 def lowest(bits):
-    # The lowest lane whose bit is set in the result of a vote.
+    """The lowest lane whose bit is set in the result of a vote."""
     return cute.arch.popc((bits & -bits) - 1)
 
 
 def past(bits):
-    # The highest lane whose bit is set in the result of a vote, plus one.
+    """The highest lane whose bit is set in the result of a vote, plus one."""
     return LANES - Int32(cute.arch.clz(bits))

@@ -57,7 +57,7 @@ def _word_step(launcher: WordLauncher, places: Sequence[Place], numbers: Sequenc
 
 
 def _clear_step(place: Place, words: int, side: int | None) -> Step:
-    # Sets memory to zero: `words` words of 32 bits, in all or for each row of a side.
+    """Sets memory to zero: `words` words of 32 bits, in all or for each row of a side."""
     number, offset = place
 
     def run(values: Sequence[int], _: Sequence[int], stream: int) -> None:
@@ -129,7 +129,7 @@ class Record:
         self.offsets = [x for x in o.lengths[:2] if x is not None]
 
     def add_buffer(self, room: Tensor, side: int | None = None) -> Tensor:
-        # Record a room, and return it. It lives as long as the record.
+        """Record a room, and return it. It lives as long as the record."""
         # side: 0 if the first dim is the total rows of a jagged query, 1 if of jagged keys.
         if not self.fails:
             jagged = side is not None and self.matrices[side].dim() == JAGGED
@@ -163,7 +163,7 @@ class Record:
     def add_table(
         self, launcher: WordLauncher, operand: tuple[int, Tensor], room: Tensor, *numbers: int
     ) -> None:
-        # Record the launch that makes a table of bounds.
+        """Record the launch that makes a table of bounds."""
         # operand: (number of the aux operand, the part of it that was read). numbers: The arguments
         # after the two addresses.
         if self.fails:
@@ -174,13 +174,13 @@ class Record:
         self._steps.append(_word_step(launcher, places, numbers))
 
     def add_ranking(self, launcher: WordLauncher, room: Tensor, *numbers: int) -> None:
-        # Record the launch that ranks the sequences. It reads the last of the offsets.
+        """Record the launch that ranks the sequences. It reads the last of the offsets."""
         if not self.fails:
             places = ((self._first_room - 1, 0), self._own(room.data_ptr()))
             self._steps.append(_word_step(launcher, places, numbers))
 
     def add_clear(self, room: Tensor) -> None:
-        # Record that a room, or an operand that may be overwritten, was set to zero.
+        """Record that a room, or an operand that may be overwritten, was set to zero."""
         if self.fails:
             return
         place, words, side = self._own(room.data_ptr()), room.nbytes // 4, None

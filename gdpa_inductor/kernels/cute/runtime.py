@@ -26,7 +26,7 @@ PREFIX = "gdpa"  # the prefix of the symbols in an object file
 
 
 def exported(compiled: Any) -> bytes:
-    # Host code calls functions of the library. The compiler finds them only if it is loaded.
+    """Host code calls functions of the library. The compiler finds them only if it is loaded."""
     library()
     content: bytes = compiled.dump_to_object(PREFIX)
     return content
@@ -66,7 +66,7 @@ class Kernel:
 
 
 def library() -> ctypes.CDLL:
-    # The runtime library. Its symbols are visible to all other libraries (RTLD_GLOBAL).
+    """The runtime library. Its symbols are visible to all other libraries (RTLD_GLOBAL)."""
     return _loaded(_path())
 
 
@@ -78,7 +78,7 @@ def _loaded(path: str) -> ctypes.CDLL:
 
 
 def _path() -> str:
-    # The path of the library, chosen as CuTe DSL does: for the newest CUDA of the driver.
+    """The path of the library, chosen as CuTe DSL does: for the newest CUDA of the driver."""
     for path in os.environ.get(SETTING, "").split(os.pathsep):
         if path.endswith(NAME):
             return path
@@ -95,7 +95,7 @@ def _path() -> str:
 
 @functools.cache
 def driver() -> ctypes.CDLL:
-    # The driver's library. Raises OSError if there is no driver.
+    """The driver's library. Raises OSError if there is no driver."""
     loaded = ctypes.CDLL("libcuda.so.1")
     # Address, 32-bit word, number of words, stream.
     types = (ctypes.c_uint64, ctypes.c_uint32, ctypes.c_size_t, ctypes.c_void_p)

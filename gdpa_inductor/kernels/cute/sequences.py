@@ -22,14 +22,14 @@ from .values import Fixed, larger, select, smaller
 
 
 def totals(config: KernelConfig, sizes) -> tuple[Any, Any]:
-    # The total rows of queries and of keys, or (None, None).
+    """The total rows of queries and of keys, or (None, None)."""
     # Kernels that clear rows themselves (`KernelConfig.clears`) must clamp offsets to these. In
     # other kernels TMA clips accesses outside a matrix.
     return (sizes[6], sizes[7]) if config.clears else (None, None)
 
 
 def offset(offsets, number, total=None):
-    # An element of `cu_seqlens`, clamped to [0, total] if the total rows are given.
+    """An element of `cu_seqlens`, clamped to [0, total] if the total rows are given."""
     row = Int32(offsets[number])
     return row if total is None else larger(smaller(row, Int32(total)), Int32(0))
 
@@ -60,7 +60,7 @@ class Gaps(Fixed):
 
     @cute.jit
     def clear(self, matrix: Matrix):
-        # Clear all gaps. One whole warp of each CTA calls it.
+        """Clear all gaps. One whole warp of each CTA calls it."""
         self.fill(matrix, self.cta, offset(self.offsets, 0, matrix.rows), self.ctas)
         self.inside(matrix)
         last = offset(self.offsets, self.batch, matrix.rows)
@@ -68,7 +68,7 @@ class Gaps(Fixed):
 
     @cute.jit
     def inside(self, matrix: Matrix):
-        # Clear the gaps within sequences. The CTAs share these; a lane looks at one of them.
+        """Clear the gaps within sequences. The CTAs share these; a lane looks at one of them."""
         for base in cutlass.range(self.cta, self.batch, LANES * self.ctas, unroll=1):
             number = base + cute.arch.lane_idx() * self.ctas
             begin, end = self.gap(smaller(number, self.batch - 1), matrix.rows)
@@ -80,7 +80,7 @@ class Gaps(Fixed):
                 left = left & (left - 1)
 
     def gap(self, number, total) -> tuple[Any, Any]:
-        # The gap of a sequence, as a half-open range of rows.
+        """The gap of a sequence, as a half-open range of rows."""
         start, rows = sequence_rows(self.offsets, number, self.most, total)
         if self.others is not None:
             _, met = sequence_rows(self.others[0], number, *self.others[1:])
@@ -89,7 +89,7 @@ class Gaps(Fixed):
 
     @cute.jit
     def fill(self, matrix: Matrix, begin, end, step):
-        # Store zeros in every `step`-th row of [begin, end).
+        """Store zeros in every `step`-th row of [begin, end)."""
         zeros = cute.make_rmem_tensor(VECTOR, matrix.pointer.dtype)
         zeros.fill(0)
         width = matrix.width // VECTOR

@@ -64,7 +64,7 @@ class TableSums:
 
     @cute.jit
     def load(self, grad, index, own, end, terms, places):
-        # Load the thread's next rows. For those past the end it loads the first ones.
+        """Load the thread's next rows. For those past the end it loads the first ones."""
         for g in range_constexpr(self.groups):
             row = own + g * (self.threads * self.width)
             row = row if row < end else Int64(0)
@@ -76,7 +76,7 @@ class TableSums:
 
     @cute.jit
     def add(self, terms, places, own, end, tables, thread):
-        # Add rows to the thread's table. Those past the end are left out.
+        """Add rows to the thread's table. Those past the end are left out."""
         for g in range_constexpr(self.groups):
             exists = own + g * (self.threads * self.width) < end
             for i in range_constexpr(self.width):

@@ -57,7 +57,7 @@ def sums(
 
 
 def parts_for(size: int, columns: int, rows: int, device: torch.device) -> int:
-    # Among how many CTAs to divide the rows, so that with all columns they fill the GPU once.
+    """Among how many CTAs to divide the rows, so that with all columns they fill the GPU once."""
     threads = threads_for(size)
     each = (size + 1) * threads * 4 + RESERVED
     resident = max(1, min(SHARED_MEMORY // each, MOST_THREADS // threads))
@@ -85,5 +85,5 @@ def _launcher(
 
 
 def precompile_sums(grad: torch.dtype, index: torch.dtype, size: int, device: torch.device) -> None:
-    # Have a worker compile the kernel for operands that lie as most do.
+    """Have a worker compile the kernel for operands that lie as most do."""
     precompile.table(*_kernel(grad, index, size, VECTOR, device))

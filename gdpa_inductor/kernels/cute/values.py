@@ -111,7 +111,7 @@ _BY_LANE = {
 
 
 def packed(instruction: Callable, *operands: Pair) -> Pair:
-    # One packed instruction, or two plain ones where the GPU has none (before sm_100).
+    """One packed instruction, or two plain ones where the GPU has none (before sm_100)."""
     if BaseDSL._get_dsl().get_arch_enum() < Arch.sm_100:
         return each(_BY_LANE[instruction])(*operands)
     return Pair(*instruction(*(x.lanes for x in operands)))
@@ -171,7 +171,7 @@ def subtract(x, y):
 
 
 def _normal(value: float) -> bool:
-    # Whether two constants may be multiplied while tracing.
+    """Whether two constants may be multiplied while tracing."""
     # The result must not overflow, and must not lose bits that two separate steps would keep.
     return math.isfinite(value) and (value == 0.0 or 2.0**-120 < abs(value) < 2.0**120)
 

@@ -68,7 +68,7 @@ def lower(call: Call) -> Any:
 
 
 def _timed(arguments: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> None:
-    # Run the forward on the tensors of the benchmark, which are in the Triton template's order.
+    """Run the forward on the tensors of the benchmark, which are in the Triton template's order."""
     operands = arguments.operands
     by_name = dict(zip(plan.arguments, tensors, strict=False))
     sides = [None if cu is None else side for side, cu in zip("QK", operands.lengths[:2])]
@@ -100,7 +100,7 @@ def lower_backward(call: Call) -> list[Any]:
 
 
 def _donated(call: Call) -> tuple[int, ...]:
-    # The aux operands whose memory their own gradients may overwrite.
+    """The aux operands whose memory their own gradients may overwrite."""
     pairs = zip(call.needs[3:], lowering.spent(call.fx_operands.aux), strict=True)
     return tuple(number for number, (need, spent) in enumerate(pairs) if need and spent)
 
@@ -121,12 +121,12 @@ def precompile(call: Call) -> None:
 
 
 def _callee(maker: str, call: Call, *more: Any) -> tuple[str, str, str]:
-    # Have the generated code call `maker(static, *more)` instead of the operator.
+    """Have the generated code call `maker(static, *more)` instead of the operator."""
     return __name__, maker, ", ".join(map(repr, (call.static, *more)))
 
 
 def _arguments(call: Call) -> Arguments[Any]:
-    # The arguments with options. Symbolic head dims become constants, as kernels need them.
+    """The arguments with options. Symbolic head dims become constants, as kernels need them."""
     int(call.problem.head_dim), int(call.problem.value_dim)
     options = {"fast": call.options.fast_math, "skip": call.options.skip}
     if call.backward:
@@ -135,7 +135,6 @@ def _arguments(call: Call) -> Arguments[Any]:
 
 
 def _attention(arguments: Arguments[Tensor], **known: Any) -> Tensor:
-    # Run a forward. known: May have a record to fill.
     return forward(arguments.operands, **arguments.options, **known)
 
 
@@ -211,7 +210,8 @@ def backward_site(static: bool, donated: tuple[int, ...] = ()) -> Site:
 
 
 def _on_its_device(run: Callable[..., Any]) -> Callable[[Arguments[Tensor]], Any]:
-    # Run with the operands' device as the current one. Generated code sets it, others may not.
+    """Run with the operands' device as the current one. Generated code sets it, others may not."""
+
     def guarded(arguments: Arguments[Tensor]) -> Any:
         with torch.cuda.device(arguments.operands.query.device):
             return run(arguments)

@@ -118,7 +118,7 @@ def triton_is_faster(problem: Problem) -> str:
 
 
 def _of_each_score(problem: Problem, gpu: str) -> str:
-    # Why Triton is faster with aux operands that have an element for each score, or "".
+    """Why Triton is faster with aux operands that have an element for each score, or ""."""
     aux = problem.program.aux
     own = [number for number, spec in enumerate(aux) if set(spec.access) >= POSITIONS]
     dtypes = [problem.aux_dtypes[number] for number in own if aux[number].kind == "f"]
@@ -183,7 +183,7 @@ def training_is_slower(problem: Problem) -> str:
 
 
 def _no_rival(problem: Problem) -> bool:
-    # Whether Triton refuses the problem because V is too wide. Here such values run in slices.
+    """Whether Triton refuses the problem because V is too wide. Here such values run in slices."""
     return hint(problem.value_dim) > MAX_HEAD_DIM
 
 

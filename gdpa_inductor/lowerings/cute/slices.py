@@ -82,7 +82,7 @@ def _seconds(problem: Problem) -> float:
 
 
 def _slow_reads(problem: Problem) -> float:
-    # Seconds for a score that slow reads and slow functions add to the products.
+    """Seconds for a score that slow reads and slow functions add to the products."""
     operands = zip(problem.program.aux, problem.aux_dtypes, strict=True)
     single = [x for x, dtype in operands if x.axes >= POSITIONS and dtype != problem.dtype]
     return SINGLE * len(single) + long_functions(problem)

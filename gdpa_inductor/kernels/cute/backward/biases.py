@@ -56,7 +56,6 @@ class Share:
     part: str = ""  # Which part of the keys this is: see `KernelConfig.part`.
 
     def matrix(self, matrix: Tensor, letter: str) -> Tensor:
-        # The share of a matrix that has the heads of "q", "k" or "v".
         own = self._narrowed(matrix, self.axis, 1 if letter in "kv" else self.group)
         return own.narrow(2, *self.keys) if self.keys and letter in "kv" else own
 
@@ -76,7 +75,6 @@ class Share:
         return replace(o, query=query, key=key, value=value, aux=aux)
 
     def cut(self, tile: int, tiles: int, cols: int) -> list[Share]:
-        # Cut the share along its `cols` keys, `tiles` key tiles of `tile` keys at a time.
         step = tile * tiles
         ranges = [(i, min(step, cols - i)) for i in range(0, cols, step)]
         parts = ["first", *["middle"] * (len(ranges) - 2), "last"]
@@ -105,7 +103,7 @@ class BiasSum:
         self.shape = on_axes.shape if on_axes.is_contiguous() and shares[0].whole else None
 
     def room(self, operand: Tensor, donated: bool, record: Record) -> Tensor:
-        # Memory for the gradient: fp32 if several parts add to it.
+        """Memory for the gradient: fp32 if several parts add to it."""
         # It may be that of a donated operand, as each part has read its share before.
         if self.adds:
             record.fails = True
@@ -115,7 +113,7 @@ class BiasSum:
         return record.add_buffer(empty(operand.shape, operand.dtype, operand.device))
 
     def on_axes(self, share: Share, total: Tensor) -> Tensor:
-        # What a share adds to, as a view with a dim for each of b, h, q_idx, kv_idx.
+        """What a share adds to, as a view with a dim for each of b, h, q_idx, kv_idx."""
         if self.shape is not None:
             return total.view(self.shape)
         return aux_on_axes(share.operand(total, self.spec), self.spec)
@@ -164,7 +162,7 @@ class Division:
     def scores(
         self, o: Operands[Tensor], first: Tensor, record: Record
     ) -> Iterator[tuple[Share, Tensor]]:
-        # Each share, and the memory for its stored scores. first: The room of the first sum.
+        """Each share, and the memory for its stored scores. first: The room of the first sum."""
         room: Tensor | None = None
         for share in self.shares:
             if self.direct:
@@ -207,7 +205,7 @@ def gradients(
 
 
 def unshared(o: Operands[Tensor]) -> Operands[Tensor]:
-    # Copy matrices with a batch of 1, so that each batch has its own.
+    """Copy matrices with a batch of 1, so that each batch has its own."""
     batch = score_shape(o)[0]
     query, key, value = (
         x if x.shape[0] == batch else x.expand(batch, -1, -1, -1).contiguous()
@@ -217,7 +215,7 @@ def unshared(o: Operands[Tensor]) -> Operands[Tensor]:
 
 
 def like(grad: Tensor, operand: Tensor) -> Tensor:
-    # The gradient of an operand, summed over the batch if all batches share the operand.
+    """The gradient of an operand, summed over the batch if all batches share the operand."""
     # The order of the sum is fixed.
     if grad.shape == operand.shape:
         return grad
@@ -229,7 +227,7 @@ def _on_axes(o: Operands[Tensor], number: int) -> Tensor:
 
 
 def _is_the_scores(o: Operands[Tensor], number: int) -> bool:
-    # Whether the kernel stores exactly the gradient of this operand: the same shape and layout.
+    """Whether the kernel stores exactly the gradient of this operand: the same shape and layout."""
     shape, on_axes = score_shape(o), _on_axes(o, number)
     alike = o.aux[number].dtype == o.query.dtype and on_axes.shape == shape
     return alike and on_axes.is_contiguous() and shape[-1] % ALIGNED == 0
@@ -244,7 +242,7 @@ def _axis(o: Operands[Tensor], wanted: Sequence[int], read: Collection[str]) -> 
 
 
 def _shares(o: Operands[Tensor], axis: int, keys: int, ctas: int, room: int | None) -> list[Share]:
-    # Shares with as many batches or heads as `room` bytes allow, if that keeps the CTAs busy.
+    """Shares with as many batches or heads as `room` bytes allow, if that keeps the CTAs busy."""
     (batch, heads, rows, cols), key_heads = score_shape(o), o.key.shape[1]
     units, group = (batch, key_heads)[axis], heads // max(key_heads, 1)
     tiles = batch * key_heads * -(-cols // keys) // max(units, 1)
@@ -255,7 +253,7 @@ def _shares(o: Operands[Tensor], axis: int, keys: int, ctas: int, room: int | No
 
 
 def _cut(o: Operands[Tensor], shares: list[Share], keys: int, ctas: int) -> list[Share]:
-    # Cut the shares along the keys, if all keys of one batch or head need more than `ROOM`.
+    """Cut the shares along the keys, if all keys of one batch or head need more than `ROOM`."""
     (batch, heads, rows, cols), key_heads, first = score_shape(o), o.key.shape[1], shares[0]
     units = max((batch, key_heads)[first.axis], 1)
     size = batch * heads * first.count // units * rows * cols * o.query.element_size()
@@ -309,7 +307,7 @@ def total(
 
 
 def _step(own: Tensor) -> int:
-    # The stride from row to row, if it is the same for all rows; else 0.
+    """The stride from row to row, if it is the same for all rows; else 0."""
     if own.is_contiguous():
         return own.shape[-1]
     rows, step = 1, own.stride(-2)
@@ -321,7 +319,7 @@ def _step(own: Tensor) -> int:
 
 
 def _divided(whole: torch.Size, own: torch.Size) -> tuple[int, int, int]:
-    # The sizes (outer, summed, inner), or (0, 0, 0) if rows or columns are summed.
+    """The sizes (outer, summed, inner), or (0, 0, 0) if rows or columns are summed."""
     batch, heads, rows, cols = whole
     inner = rows * cols
     if own[2:] != whole[2:]:

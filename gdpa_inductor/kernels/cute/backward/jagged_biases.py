@@ -99,7 +99,6 @@ class JaggedSum:
         return (*own, -(-rows // height), whole_vectors(cols))
 
     def add(self, stored: StoredScores, total: Tensor, later: bool, arch: str, stream: int) -> None:
-        # Sum what a launch has stored into `total`. later: It is not the first launch.
         if self.of_rows:
             add_rows(stored, total, self.factor, arch=arch, stream=stream)
         else:
@@ -138,7 +137,7 @@ class JaggedDivision:
     def launches(
         self, order: Tensor, dtype: torch.dtype, rooms: Sequence[Tensor], arch: str, stream: int
     ) -> Iterator[StoredScores]:
-        # The memory for each launch. Between launches its content is summed into `rooms`.
+        """The memory for each launch. Between launches its content is summed into `rooms`."""
         scores = empty(self.scores, dtype, order.device)
         hulls = empty(self.hulls, torch.int32, order.device)
         for first in range(0, self.most, self.slots):

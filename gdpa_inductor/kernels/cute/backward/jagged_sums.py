@@ -38,28 +38,26 @@ class Hulls(Fixed):
         return hull[0] * height, hull[1] * height
 
     def rows_of(self, slot, head, column, first, end) -> tuple[Any, Any]:
-        # The rows in [first, end) that may have the vector of a column. `has` decides for each.
+        """The rows in [first, end) that may have the vector of a column. `has` decides for each."""
         if self.by_keys:
             low, high = self.of(slot, head, column // self.vectors, self.rows)
             first, end = larger(first, low), smaller(end, high)
         return first, end
 
     def columns_of(self, slot, head, row, count) -> tuple[Any, Any]:
-        # The vectors in [0, count) that a row may have. `holds` decides for each.
+        """The vectors in [0, count) that a row may have. `holds` decides for each."""
         if self.by_keys:
             return Int32(0), count
         low, high = self.of(slot, head, row // self.rows, self.vectors)
         return low, smaller(count, high)
 
     def has(self, slot, head, row, column):
-        # Whether a row from `rows_of` has the vector.
         if self.by_keys:
             return Boolean(True)
         low, high = self.of(slot, head, row // self.rows, self.vectors)
         return (low <= column) & (column < high)
 
     def holds(self, slot, head, row, column):
-        # Whether the row has a vector from `columns_of`.
         if not self.by_keys:
             return Boolean(True)
         low, high = self.of(slot, head, column // self.vectors, self.rows)

@@ -121,7 +121,7 @@ def _in_parts(
 
 
 def _at_once(call: "BackwardCall", needs: Sequence[bool], letters: str) -> list[Tensor]:
-    # A backward that is jagged, or without gradients of biases. One plan serves all launches.
+    """A backward that is jagged, or without gradients of biases. One plan serves all launches."""
     plan, o, wanted = call.plan, call.operands, _wanted(needs)
     aux_grads: list[Tensor] = []
     division = None
@@ -220,7 +220,7 @@ class BackwardCall:
     tables: dict[TableKey, Table] = field(default_factory=dict)
 
     def room(self, letter: str) -> Tensor:
-        # Memory for dQ, dK or dV.
+        """Memory for dQ, dK or dV."""
         # If all sequences share the operand, the kernel stores a gradient for each in fp32
         # (`biases.like`). Rows of a jagged operand that no sequence owns get zeros, from here or
         # from the kernel.
@@ -242,7 +242,7 @@ class BackwardCall:
     def scratch(
         self, name: str, shape: Sequence[int], dtype: torch.dtype, side: int | None = None
     ) -> Tensor:
-        # Scratch memory. Calls that share it get the same memory if they want the same shape.
+        """Scratch memory. Calls that share it get the same memory if they want the same shape."""
         buffer = self.shared_scratch.get(name)
         if buffer is None or buffer.shape != torch.Size(shape):
             buffer = self.record.add_buffer(empty(shape, dtype, self.operands.query.device), side)
@@ -278,7 +278,7 @@ class BackwardCall:
     def launch(
         self, launcher: Launcher, others: Sequence[Tensor], stored: StoredScores | None = None
     ) -> None:
-        # Launch a kernel. others: The matrices beside query, key, value and those of `stored`.
+        """Launch a kernel. others: The matrices beside query, key, value and those of `stored`."""
         matrices, order, count = list(others), self.order, None
         if stored is not None:
             matrices += stored.matrices

@@ -73,7 +73,7 @@ class StreamedRanges(Fixed):
         return self.holds(self.zero, tile, first, head, block) == 0
 
     def needs_no_mask(self, tile: ResidentTile, head, block):
-        # Whether a tile of scores is whole, so that the terms without a mask serve.
+        """Whether a tile of scores is whole, so that the terms without a mask serve."""
         inside = Boolean(True) if self.bare else self.inside(tile, block)
         return both(inside, self.holds(self.full, tile, tile.first, head, block))
 
@@ -84,7 +84,7 @@ class StreamedRanges(Fixed):
 
     @cute.jit
     def hull(self, tile: ResidentTile, head, group, count):
-        # (begin, end) of the streamed tiles that a resident tile meets. A whole warp calls it.
+        """(begin, end) of the streamed tiles that a resident tile meets. A whole warp calls it."""
         # All query heads of a group share this range. So a mask that varies from head to head skips
         # nothing if the group has several heads.
         begin, end = Int32(0), Int32(count)
@@ -97,7 +97,6 @@ class StreamedRanges(Fixed):
 
     @cute.jit
     def classified(self, tile: ResidentTile, head, count):
-        # The hull of the tiles that are not empty. It is empty if all are.
         begin, end = Int32(count), Int32(0)
         for base in cutlass.range(0, count, LANES, unroll=1):
             block = base + cute.arch.lane_idx()
@@ -110,7 +109,7 @@ class StreamedRanges(Fixed):
 
     @cute.jit
     def living(self, tile: ResidentTile, head, block, index, count):
-        # Which resident tiles of a sequence are not empty at streamed tile `block`.
+        """Which resident tiles of a sequence are not empty at streamed tile `block`."""
         # Returns (how many before number `index`, how many after it, whether number `index` is
         # one). A whole warp calls it. count: How many resident tiles the sequence has.
         below, above, here = Int32(0), Int32(0), Boolean(False)
@@ -124,7 +123,6 @@ class StreamedRanges(Fixed):
 
 
 def _flow(roots: Sequence[Expr]) -> tuple[Expr, Expr]:
-    # The terms P and dS, from the roots (slope, P).
     slope, weight = roots
     return weight, call("mul", GRAD, slope)
 

@@ -53,7 +53,7 @@ def factor_of(program: str, number: int | None) -> float:
 
 
 def is_moderate(factor: float, dtype: str) -> bool:
-    # Whether the factor of `factor_of` does not cost dQ and dK their precision.
+    """Whether the factor of `factor_of` does not cost dQ and dK their precision."""
     # dS is rounded to 16 bits before it is multiplied by the factor. fp16 has few exponents, so its
     # bound is small. For bf16 the bound keeps products within the range of fp32.
     bound = 2.0**4 if dtype == "float16" else 2.0**60
@@ -61,12 +61,12 @@ def is_moderate(factor: float, dtype: str) -> bool:
 
 
 def masked(config: KernelConfig) -> bool:
-    # Whether the kernel may skip tiles of scores. Then it may not write some results at all.
+    """Whether the kernel may skip tiles of scores. Then it may not write some results at all."""
     return config.skip and classes(config, terms_of(config)).skips
 
 
 def adds_all(config: KernelConfig) -> bool:
-    # Whether each key tile adds to the sums of dQ, even the first one.
+    """Whether each key tile adds to the sums of dQ, even the first one."""
     # Otherwise the first key tile stores, so that nobody has to clear the sums. A store is
     # impossible in three cases:
     # - The order is not fixed.
@@ -78,14 +78,13 @@ def adds_all(config: KernelConfig) -> bool:
 
 @functools.lru_cache(512)
 def _slopes(program: str) -> tuple[Expr | None, ...]:
-    # The slopes of P by the score and by each aux operand; None where zero.
+    """The slopes of P by the score and by each aux operand; None where zero."""
     mod = ScoreMod.parse(program)
     leaves = [SCORE, *(aux(number, spec.kind) for number, spec in enumerate(mod.aux))]
     return tuple(differentiate(mod.weight, leaves, const(1.0)))
 
 
 def _stripped(term: Expr) -> tuple[Expr, float]:
-    # Split a term into (rest, constant factor).
     factor = 1.0
     while term.op in ("neg", "mul", "div"):
         numbers = [_number(x) for x in term.args]
@@ -107,7 +106,6 @@ def _number(term: Expr) -> float | None:
 
 
 def no_such_heads(key_heads: Any, value_heads: Any, alike: bool) -> str:
-    # Why a backward cannot run with these numbers of heads, which may be symbols, or "".
     if alike:
         return ""
     heads = f"{key_heads} key heads and {value_heads} value heads"
@@ -115,7 +113,6 @@ def no_such_heads(key_heads: Any, value_heads: Any, alike: bool) -> str:
 
 
 def no_such_dims(kind: type[KernelConfig], dims: Sequence[int]) -> str:
-    # Why a backward cannot run at these head dims, or "".
     widest, most = max(dims), kind.max_backward_dim
     if widest <= most:
         return ""
@@ -123,7 +120,6 @@ def no_such_dims(kind: type[KernelConfig], dims: Sequence[int]) -> str:
 
 
 def no_such_biases(program: str, needs: Sequence[bool], dtype: str) -> str:
-    # Why the kernels cannot compute the gradients of the aux operands that need one, or "".
     wanted = [number for number, need in enumerate(needs) if need]
     if not wanted:
         return ""

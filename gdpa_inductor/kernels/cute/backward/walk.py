@@ -89,7 +89,7 @@ class Walk(Fixed):
         return tile
 
     def range(self, tile: ResidentTile) -> tuple[Any, Any]:
-        # (begin, end) of the streamed tiles. There are none if the tile is past its sequence.
+        """(begin, end) of the streamed tiles. There are none if the tile is past its sequence."""
         there = Int32(tile.first < tile.rows)
         count = tiles_of(tile.length, self.heights.streamed) * there
         head = self.streamed_head(tile, 0) if self.keys else tile.head
@@ -101,14 +101,14 @@ class Walk(Fixed):
         return tile.head * self.group + turn if self.keys else tile.head // self.group
 
     def note(self, tile: ResidentTile, hulls) -> None:
-        # Store (begin, end) of a tile in `hulls` (`jagged_biases`). A whole warp calls it.
+        """Store (begin, end) of a tile in `hulls` (`jagged_biases`). A whole warp calls it."""
         unit = Int64(tile.slot * self.heads + tile.head) * self.blocks
         place = hulls + (unit + tile.first // self.heights.resident) * 2
         with cute.arch.elect_one():
             place[0], place[1] = Int32(tile.begin), Int32(tile.end)
 
     def place(self, tile: ResidentTile, turn) -> tuple[Any, Any]:
-        # (batch, query head) of the scores in pass `turn`.
+        """(batch, query head) of the scores in pass `turn`."""
         return tile.batch, self.streamed_head(tile, turn) if self.keys else tile.head
 
 

@@ -65,7 +65,7 @@ class ForwardLoads(Fixed):
 
     @cute.jit
     def fetch_queries(self, tile, q_at: Each):
-        # Load the query tiles that meet keys. q_at: Their places; returns the next ones.
+        """Load the query tiles that meet keys. q_at: Their places; returns the next ones."""
         queries = self.channels.queries
         for t in range_constexpr(self.tiles):
             if tile.first < tile.last(t):
@@ -77,7 +77,7 @@ class ForwardLoads(Fixed):
 
     @cute.jit
     def fetch_bias(self, tile, block, b_at: Each):
-        # Load the bias of a key block, for the query tiles that meet it. Returns next places.
+        """Load the bias of a key block, for the query tiles that meet it. Returns next places."""
         for t in range_constexpr(len(self.rings)):
             if block < tile.last(t):
                 at, rows = b_at[t], (Int32(0), tile.row + t * self.rows, tile.q_rows)

@@ -35,14 +35,14 @@ class KeyRanges(Fixed):
         return condition.holds(tile.batch, tile.head, rows, columns)
 
     def needs_no_mask(self, tile, row, column):
-        # Whether a tile of scores is whole, so that the terms without a mask serve.
+        """Whether a tile of scores is whole, so that the terms without a mask serve."""
         # With bare ends this is always true. A literal made ptxas serialize the products of fp16.
         inside = column < tile.k_rows if self.bare else column + self.cols <= tile.k_rows
         return both(inside, self.holds(self.full, tile, row, column))
 
     @cute.jit
     def blocks(self, tile):
-        # (first, last(0), last(1), ...): query tile t meets the key blocks [first, last(t)).
+        """(first, last(0), last(1), ...): query tile t meets the key blocks [first, last(t))."""
         # A whole warp calls it.
         count = (tile.k_rows + (self.cols - 1)) // self.cols
         first, lasts = Int32(0), Each(count, *self.below(tile, count))
@@ -58,7 +58,7 @@ class KeyRanges(Fixed):
         return first, *lasts.items
 
     def below(self, tile, count):
-        # Without a mask: the ends of the key blocks of query tiles 1, 2, ...
+        """Without a mask: the ends of the key blocks of query tiles 1, 2, ..."""
         rows = (tile.row + t * self.rows for t in range(1, self.tiles))
         return [select(row < tile.q_rows, count, 0) for row in rows]
 
@@ -67,12 +67,12 @@ class KeyRanges(Fixed):
         return [self.live(tile, row, base, count) for row in rows]
 
     def followed(self, lasts: Each, votes, base) -> Each:
-        # The ends of the ranges so far, moved past the blocks that were found.
+        """The ends of the ranges so far, moved past the blocks that were found."""
         pairs = zip(votes, lasts.items, strict=True)
         return Each(*(select(bits != 0, base + past(bits), last) for bits, last in pairs))
 
     def live(self, tile, row, base, count):
-        # A vote over 32 key blocks: which are not empty for the query tile at `row`.
+        """A vote over 32 key blocks: which are not empty for the query tile at `row`."""
         block = base + cute.arch.lane_idx()
         zero = self.holds(self.zero, tile, row, block * self.cols)
         return cute.arch.vote_ballot_sync((block < count) & (row < tile.q_rows) & (zero == 0))

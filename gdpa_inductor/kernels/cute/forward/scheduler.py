@@ -57,11 +57,11 @@ class WorkTile(Carried):
         return self.fields[WorkTile.NAMES.index(name)]
 
     def of_lane(self, lane) -> "WorkTile":
-        # The tile that lane `lane` holds, in all lanes.
+        """The tile that lane `lane` holds, in all lanes."""
         return WorkTile(*(cute.arch.shuffle_sync(x, lane) for x in self.fields))
 
     def last(self, t):
-        # The end of the key blocks of query tile t. t is a Python number or a register.
+        """The end of the key blocks of query tile t. t is a Python number or a register."""
         if isinstance(t, int):
             return self.lasts[t]
         end = self.lasts[-1]
@@ -97,7 +97,6 @@ class Scheduler(Fixed):
 
     @cute.jit
     def publish(self, queue):
-        # The loop of the scheduler's warp. queue: Where jagged tiles come from, or None.
         if const_expr(queue is None):
             self.publish_dealt()
         else:
@@ -155,7 +154,7 @@ class Scheduler(Fixed):
 
     @cute.jit
     def put(self, at: Cursor, tile: WorkTile):
-        # Publish a tile with its key blocks. Returns the next place in the ring.
+        """Publish a tile with its key blocks. Returns the next place in the ring."""
         self.ring.empty.wait_before(at)
         fields = (*tile.fields[: -1 - len(tile.lasts)], *self.ranges.blocks(tile))
         with cute.arch.elect_one():
@@ -166,7 +165,7 @@ class Scheduler(Fixed):
 
     @cute.jit
     def take(self, at: Cursor):
-        # (the tile at `at`, the next place). A whole warp of a role calls it.
+        """(the tile at `at`, the next place). A whole warp of a role calls it."""
         self.ring.full.wait(at)
         tile = WorkTile(*(self.records[at.index, i] for i in range(self.fields)))
         self.ring.empty.arrive_once(at)
@@ -174,7 +173,7 @@ class Scheduler(Fixed):
 
     @cute.jit
     def take_busy(self, at: Cursor):
-        # The next tile that has key blocks, or the end.
+        """The next tile that has key blocks, or the end."""
         tile, looking = self.nothing(), Boolean(True)
         while looking:
             tile, at = self.take(at)

@@ -69,7 +69,7 @@ class Rounds(Fixed):
         return RowRange(unit, first, smaller(end, self.rows))
 
     def _tile(self, number) -> tuple[Any, Any]:
-        # (unit, place in the unit) of a tile. The whole tiles of all units come first.
+        """(unit, place in the unit) of a tile. The whole tiles of all units come first."""
         ends, divisor = number - self.whole * self.units, larger(self.whole, 1)
         unit, end = number // divisor, ends >= 0
         return select(end, ends, unit), select(end, self.whole, number - unit * divisor)
@@ -103,7 +103,7 @@ class Work(Fixed):
         return self.tile(self.sequence(place, end), head, row)
 
     def sequence(self, place, end) -> WorkTile:
-        # A tile at row 0 and head 0 of a sequence. end: The end of the rows, if it is dense.
+        """A tile at row 0 and head 0 of a sequence. end: The end of the rows, if it is dense."""
         cu_q, cu_k, order = self.offsets
         batch = place if order is None else Int32(order[place])
         q_start, q_rows = sequence_rows(cu_q, batch, end, self.totals[0])
@@ -114,7 +114,7 @@ class Work(Fixed):
         return WorkTile(*head, q_start, q_rows, k_start, k_rows, *rest)
 
     def tile(self, sequence: WorkTile, head, row) -> WorkTile:
-        # The tile of a head that begins at a row. sequence: The result of `sequence`.
+        """The tile of a head that begins at a row. sequence: The result of `sequence`."""
         key_head = head // (self.heads // self.key_heads)
         value_head = head // (self.heads // self.value_heads)
         valid, _, batch, _, _, _, *rest = sequence.fields
@@ -129,13 +129,13 @@ class Work(Fixed):
         return RowRange(unit, row * self.height, self.rows)
 
     def _last_rows_first(self, number):
-        # (tile in the unit, unit): in groups if there are few units, otherwise unit by unit.
+        """(tile in the unit, unit): in groups if there are few units, otherwise unit by unit."""
         few, (row, unit) = self.units <= FEW, self._in_groups(number)
         row = select(few, row, number % self.row_tiles)
         return row, select(few, unit, number // self.row_tiles)
 
     def _in_groups(self, number):
-        # (tile in the unit, unit), group by group, with the last rows of each group first.
+        """(tile in the unit, unit), group by group, with the last rows of each group first."""
         # The last group has up to half as many units more than the others. A small group of its own
         # would leave CTAs without work.
         # The fewest units whose tiles are a multiple of the CTAs, as far as powers of two go.
@@ -150,7 +150,7 @@ class Work(Fixed):
 
 
 def _twos(number):
-    # The largest power of two that divides a number.
+    """The largest power of two that divides a number."""
     return number & -number
 
 
@@ -178,7 +178,7 @@ class Queue(Fixed):
 
     @property
     def alike(self):
-        # Whether all sequences have the most rows and keys that a sequence may have.
+        """Whether all sequences have the most rows and keys that a sequence may have."""
         c, work = self.work.config, self.work
         jagged, most = (c.jagged_q, c.jagged_k), (work.rows, work.cols)
         sides = zip(jagged, work.jagged_rows, most, strict=True)
@@ -197,14 +197,14 @@ class Queue(Fixed):
 
     @cute.jit
     def finish(self, number, tiles):
-        # Clear the counter, if `number`, the last one of this CTA, is the last of all.
+        """Clear the counter, if `number`, the last one of this CTA, is the last of all."""
         # Each of the tiles is followed by one atomic addition, so that one is known.
         last = cute.arch.grid_dim()[0] + tiles - 1
         if (number == last) & (cute.arch.lane_idx() == 0):
             cute.arch.store(self.counter, Int32(0))
 
     def at(self, first) -> tuple[WorkTile, Any]:
-        # (the lane's sequence, how many tiles the lanes up to this one have).
+        """(the lane's sequence, how many tiles the lanes up to this one have)."""
         # first: That of lane 0.
         place = first + cute.arch.lane_idx()
         own = self.work.sequence(smaller(place, self.batch - 1), self.work.rows)
@@ -218,7 +218,7 @@ class Queue(Fixed):
         return (sequence.q_rows + (self.work.height - 1)) // self.work.height
 
     def tile(self, own: WorkTile, counts, number) -> WorkTile:
-        # Tile `number` of the sequences that the lanes hold. own, counts: The result of `at`.
+        """Tile `number` of the sequences that the lanes hold. own, counts: The result of `at`."""
         lane = cute.arch.popc(cute.arch.vote_ballot_sync(counts <= number))
         sequence = own.of_lane(lane)
         tiles = self.tiles(sequence)

@@ -24,16 +24,16 @@ class Sm100Config(config.KernelConfig):
     overwrites = False  # both sides read a bias
 
     def backward_kernels(self, ordered: bool, stored: int | None) -> list[config.KernelConfig]:
-        # One kernel for each side. `ordered` has no effect, since each sum has one order.
+        """One kernel for each side. `ordered` has no effect, since each sum has one order."""
         return [self.side(side, stored) for side in SIDES]
 
     def side(self, side: str, stored: int | None) -> "Sm100Config":
-        # The kernel of one side. Only the rows side stores the gradient of a bias.
+        """The kernel of one side. Only the rows side stores the gradient of a bias."""
         return replace(self, kernel=side, stored=stored if side == "rows" else None)
 
     @property
     def matrices(self) -> list[str]:
-        # A backward takes dO, then the gradients of its side and what it stores.
+        """A backward takes dO, then the gradients of its side and what it stores."""
         gradients = self.gradient_dtypes(SIDES.get(self.kernel, ""))
         return [self.dtype, *gradients, *self.stored_dtypes]
 
@@ -43,7 +43,7 @@ class Sm100Config(config.KernelConfig):
 
     @property
     def output_stages(self) -> int:
-        # Accumulators of O in tensor memory, for each query tile: two if they fit.
+        """Accumulators of O in tensor memory, for each query tile: two if they fit."""
         # With two, the next tile does not wait until this one is stored.
         return 2 if self.padded_value_dim <= 64 else 1
 
@@ -53,7 +53,7 @@ class Sm100Config(config.KernelConfig):
 
     @property
     def key_stages(self) -> int:
-        # Buffers of K and V in shared memory: as many as fit beside Q, up to 6.
+        """Buffers of K and V in shared memory: as many as fit beside Q, up to 6."""
         stage = 2 * COLS * max(self.padded_head_dim, self.padded_value_dim)
         room = SHARED_MEMORY - 2048 - 2 * ROWS * self.padded_head_dim * self.query_stages
         return min(6, room // stage)

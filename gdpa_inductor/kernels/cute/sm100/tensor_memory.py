@@ -8,7 +8,7 @@ from ..barriers import Mbarriers
 
 @cute.jit
 def arrive_when_multiplied(barriers: Mbarriers, place):
-    # Arrive when all products issued so far are complete. The product warp calls it.
+    """Arrive when all products issued so far are complete. The product warp calls it."""
     with cute.arch.elect_one():
         tcgen05.commit(barriers.at(place))
 

@@ -38,7 +38,7 @@ class Sm90Config(config.KernelConfig):
 
     @property
     def matrices(self) -> list[str]:
-        # A backward takes dO, sums of dQ, dK, dV, dQ and counters, then what it stores.
+        """A backward takes dO, sums of dQ, dK, dV, dQ and counters, then what it stores."""
         if self.kernel == "forward":
             return [self.dtype]
         query, key, value = self.gradient_dtypes("qkv")
@@ -54,7 +54,7 @@ class Sm90Config(config.KernelConfig):
 
     @property
     def tiles(self) -> int:
-        # Query tiles of a CTA in the forward, one for each warpgroup: three or two.
+        """Query tiles of a CTA in the forward, one for each warpgroup: three or two."""
         # Three at head dims up to 64. There special functions and products bound a step alike, and
         # with two warpgroups both kinds of unit would wait. With three, a thread has fewer
         # registers: too few to read operands that vary along the keys one by one.
@@ -66,13 +66,13 @@ class Sm90Config(config.KernelConfig):
 
     @property
     def overlaid(self) -> bool:
-        # O has no shared memory of its own, because keys and values need it (above 128).
+        """O has no shared memory of its own, because keys and values need it (above 128)."""
         # The next query tile is loaded when O is stored.
         return self._widest > NARROW
 
     @property
     def cols(self) -> int:
-        # The keys of a block: 128, or fewer at head dims above 128.
+        """The keys of a block: 128, or fewer at head dims above 128."""
         # Two blocks of K and V have to fit into shared memory. O leaves fewer registers for scores
         # and weights. With a bias the number is a multiple of 64, the width of its tiles.
         if not self.overlaid:
@@ -82,26 +82,26 @@ class Sm90Config(config.KernelConfig):
 
     @property
     def converts(self) -> bool:
-        # The backward converts dQ to 16 bits.
+        """The backward converts dQ to 16 bits."""
         # Otherwise the sums stay in fp32, because others are added: over the batch, or over the
         # keys of the next launch.
         return self.part in ("", "last") and "q" not in self.shared
 
     @property
     def continues(self) -> bool:
-        # An earlier launch has begun the sums of dQ.
+        """An earlier launch has begun the sums of dQ."""
         return self.part in ("middle", "last")
 
     @property
     def query_rows(self) -> int:
-        # The rows of a query tile in the backward.
+        """The rows of a query tile in the backward."""
         # A step with more rows has more work for its waits. The registers also hold dK and dV: 112
         # rows would spill.
         return 96 if max(self.padded_head_dim, self.padded_value_dim) <= 64 else ROWS
 
     @property
     def lags(self) -> bool:
-        # A step of the backward multiplies dQ of the step before, not its own.
+        """A step of the backward multiplies dQ of the step before, not its own."""
         # Then the warpgroups need not be equally far. There are two exceptions. A bias that is
         # loaded or stored uses the buffers of dS. Aux operands that are read for each score need
         # the registers.
@@ -110,7 +110,7 @@ class Sm90Config(config.KernelConfig):
 
     @property
     def query_stages(self) -> int:
-        # Buffers of Q in the forward: two for each query tile, or one.
+        """Buffers of Q in the forward: two for each query tile, or one."""
         # With two, the next query tile is loaded while this one is multiplied. There is one buffer
         # in these cases:
         # - Keys and values would have fewer than four stages otherwise. With three, a step would
@@ -121,14 +121,14 @@ class Sm90Config(config.KernelConfig):
 
     @property
     def key_stages(self) -> int:
-        # Buffers of K and V in the forward: as many as fit beside Q, O and a bias, up to 6.
+        """Buffers of K and V in the forward: as many as fit beside Q, O and a bias, up to 6."""
         # If K and V have separate memory (`overlaid`), each gets half of them.
         stages = min(6, self._room // self._stage(self.cols))
         return stages - stages % 2 if self.overlaid else stages
 
     @property
     def bias_stages(self) -> int:
-        # Buffers for half tiles of the bias, for each query tile: 2 to 4, as there is room.
+        """Buffers for half tiles of the bias, for each query tile: 2 to 4, as there is room."""
         # Tiles are halved so that the first half of the next key block is loaded while the second
         # half of this one is read.
         if self.tiled is None:
@@ -137,14 +137,14 @@ class Sm90Config(config.KernelConfig):
         return min(4, LEAST_BIAS + room // self._bias_stage)
 
     def _fits(self, cols: int) -> bool:
-        # Whether blocks of `cols` keys fit.
+        """Whether blocks of `cols` keys fit."""
         # Shared memory needs two blocks of K and of V. Registers need O, the scores, the weights
         # and the next weights.
         registers = self.padded_value_dim // 2 + cols // 2 + cols // 4
         return registers <= REGISTERS and 4 * self._stage(cols) <= self._room
 
     def _stage(self, cols: int) -> int:
-        # Bytes of a buffer of K or V: the larger if they share a ring, else the mean.
+        """Bytes of a buffer of K or V: the larger if they share a ring, else the mean."""
         dims = self.padded_head_dim, self.padded_value_dim
         return cols * (sum(dims) if self.overlaid else 2 * max(dims))
 
@@ -160,11 +160,11 @@ class Sm90Config(config.KernelConfig):
 
     @property
     def query_factor(self) -> float:
-        # A power of two by which the forward multiplies the queries, instead of each score.
+        """A power of two by which the forward multiplies the queries, instead of each score."""
         return self._of_queries((self.mod.weight,))[1]
 
     def _of_queries(self, terms: Sequence[Expr]) -> tuple[tuple[Expr, ...], float]:
-        # (terms, factor of the queries), if the activation bounds a step; else a factor of 1.
+        """(terms, factor of the queries), if the activation bounds a step; else a factor of 1."""
         # fp16 has a factor of 1, because small queries would lose bits.
         if self.fast and self.dtype == "bfloat16" and self._widest <= 64:
             return of_queries(terms, self.mod.weight)
@@ -176,7 +176,7 @@ class Sm90Config(config.KernelConfig):
 
     @property
     def _room(self) -> int:
-        # Bytes of shared memory beside Q, O, and the fewest buffers of a bias.
+        """Bytes of shared memory beside Q, O, and the fewest buffers of a bias."""
         queries = 2 * ROWS * self.padded_head_dim * self.query_stages
         output = 2 * ROWS * self.padded_value_dim * self.tiles
         used = max(queries, output) if self.overlaid else queries + output
@@ -185,5 +185,5 @@ class Sm90Config(config.KernelConfig):
 
     @property
     def _bias_stage(self) -> int:
-        # Bytes of one half tile of the bias for every query tile.
+        """Bytes of one half tile of the bias for every query tile."""
         return 2 * ROWS * HALF * self.tiles

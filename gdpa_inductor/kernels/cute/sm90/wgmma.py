@@ -19,7 +19,6 @@ SHARED, REGISTERS = warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM
 
 
 def first_row(thread):
-    # row0 of a thread: see above.
     return thread // 32 * 16 + thread % 32 // 4
 
 
@@ -58,7 +57,7 @@ def as_operand(sums, dtype):
 
 
 def replace_operand(old, new) -> None:
-    # Copy operand `new` to the registers of `old`, once no product in flight reads these.
+    """Copy operand `new` to the registers of `old`, once no product in flight reads these."""
     # The moves are inline PTX, so that the compiler cannot see through them. Otherwise it computes
     # `new` in the registers of `old`, sees that a product reads them, and waits for every product.
     into, out = (cute.recast_tensor(x, Int32) for x in (old, new))
@@ -109,16 +108,13 @@ class IssueTurns(Fixed):
 
     @cute.jit
     def start(self):
-        # Call it before the first step.
         if self.t == self.tiles - 1:
             self.passes()
 
     def wait(self) -> None:
-        # Wait for the turn, before the products of a step are issued.
         cute.arch.barrier(barrier_id=self.first + self.t, number_of_threads=2 * WARPGROUP)
 
     def passes(self) -> None:
-        # Pass the turn on, after they are issued.
         if self.tiles == 2:
             other = self.first + 1 - self.t
         else:

@@ -96,7 +96,7 @@ class BackwardActivation(Fixed):
 
     @cute.jit
     def weigh(self, line: ProgramLine, tile: ResidentTile, block, column, part, fetched, slopes):
-        # Turn S into P and the slope, for 32 columns. Both are 0 past the end of the sequence.
+        """Turn S into P and the slope, for 32 columns. Both are 0 past the end of the sequence."""
         scores = self.pick(fetched, column, part)
         weights = cute.make_rmem_tensor(PART, Float32)
         first = block * COLS + self.left + part * PART
@@ -115,7 +115,7 @@ class BackwardActivation(Fixed):
 
     @cute.jit
     def slope(self, column, part, gradients, slopes):
-        # Turn dP into dS, for 32 columns. Masked scores get 0, even if dP is infinite or NaN.
+        """Turn dP into dS, for 32 columns. Masked scores get 0, even if dP is infinite or NaN."""
         for i in cutlass.range(0, PART, 2, unroll_full=True):
             gradients[i], gradients[i + 1] = cute.arch.mul_packed_f32x2(
                 (gradients[i], gradients[i + 1]), (slopes[i], slopes[i + 1])

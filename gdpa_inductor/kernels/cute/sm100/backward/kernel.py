@@ -88,17 +88,15 @@ class BackwardKernel(AttentionKernel):
         )
 
     def matrices(self, x: KernelArguments) -> dict[str, Matrix]:
-        # The operands in global memory, by the names that they have on this side.
         q, k, v, o = matrices(self.config, x)
         return dict(zip(NAMES, (k, q, v, o) if self.keys else (q, k, o, v), strict=True))
 
     def letter(self, part: str) -> str:
-        # The operand of a name: "q", "k", "v" or "o" (the gradient of O).
         letters = "kqvo" if self.keys else "qkov"
         return letters[NAMES.index(part)]
 
     def atom(self, part: str, matrix: Matrix) -> tuple[Any, Any]:
-        # How TMA loads one tile of an operand, and the operand as TMA sees it.
+        """How TMA loads one tile of an operand, and the operand as TMA sees it."""
         name, shapes = part[1], self.shapes
         layout = cute.select(shapes.layout(name, 1), mode=[0, 1, 2])
         load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
@@ -145,7 +143,6 @@ class BackwardKernel(AttentionKernel):
             cute.arch.dealloc_tmem(tmem, TMEM_COLUMNS)
 
     def signals(self, shared) -> tuple[dict[str, Signal], Any]:
-        # The mbarriers, and the word that receives the address of tensor memory.
         signals, rings = {}, self.shapes.rings
         for name, (stages, arrivals) in SIGNALS.items():
             slots = rings[stages] if isinstance(stages, str) else stages
@@ -154,7 +151,6 @@ class BackwardKernel(AttentionKernel):
         return signals, shared.allocate_array(Int32, 1)
 
     def buffers(self, shared) -> dict[str, Any]:
-        # The tiles in shared memory; those of the streamed operands are rings.
         buffers = {}
         for part in NAMES:
             stages = self.shapes.rings[part[1]] if part[0] == "t" else 1

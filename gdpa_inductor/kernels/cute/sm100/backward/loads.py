@@ -40,7 +40,7 @@ class BackwardLoads(Fixed):
 
     @cute.jit
     def operands(self, name, tile: ResidentTile, turn, block, tile_step, step, new):
-        # Load the streamed operand of a step; before it the resident one, if the tile is new.
+        """Load the streamed operand of a step; before it the resident one, if the tile is new."""
         if new:
             if name == "A":
                 self.signals["spent"].wait_before(tile_step)

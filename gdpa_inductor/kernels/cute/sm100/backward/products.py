@@ -90,7 +90,7 @@ class BackwardProducts(Fixed):
 
     @cute.jit
     def sum_weights(self, step, first):
-        # Issue accB of a step, part by part. The rows side has no accB.
+        """Issue accB of a step, part by part. The rows side has no accB."""
         if const_expr(self.walk.keys):
             for part in range_constexpr(PARTS):
                 self.signals["weights"].wait(step * PARTS + part)
@@ -123,7 +123,7 @@ class BackwardProducts(Fixed):
 
     @cute.jit
     def sum(self, name, column, step, part, first):
-        # Issue acc = W tX (if `first`) or acc += W tX, for one part of each half of the rows.
+        """Issue acc = W tX (if `first`) or acc += W tX, for one part of each half of the rows."""
         # W is P or dS. Each half of W is at the start of the half of the scores that it replaced.
         product, streamed = self.shapes.sum(name), self.signals["streamed_" + name]
         turned = self.shapes.transposed(name, streamed.stages)
@@ -141,7 +141,7 @@ class BackwardProducts(Fixed):
             cute.gemm(product, out, left, right[None, None, there, slot], out)
 
     def weights(self, product, name: str, column: int):
-        # P or dS as an operand [128 r, 64 t] of 16 bits, from a column of tensor memory on.
+        """P or dS as an operand [128 r, 64 t] of 16 bits, from a column of tensor memory on."""
         dtype, tiler = self.shapes.dtype, (ROWS, self.shapes.widths[name], HALF)
         layout = blackwell_helpers.make_smem_layout_a(product, tiler, dtype, 1)
         nowhere = cute.make_ptr(dtype, 0, cute.AddressSpace.tmem)

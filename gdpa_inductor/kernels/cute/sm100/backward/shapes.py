@@ -47,7 +47,7 @@ class Shapes:
         return self._product(OperandMajorMode.K, COLS, tcgen05.OperandSource.SMEM)
 
     def sum(self, name: str):
-        # The product acc += W tX: W is in tensor memory. tX is the same tile, read transposed.
+        """The product acc += W tX: W is in tensor memory. tX is the same tile, read transposed."""
         source = tcgen05.OperandSource.TMEM
         return self._product(OperandMajorMode.MN, self.widths[name], source)
 
@@ -65,6 +65,6 @@ class Shapes:
         return make(self.score(name), self.tiler(name), self.dtype, stages)
 
     def transposed(self, name: str, stages: int):
-        # The layout of the same tiles, as the operand of `sum`.
+        """The layout of the same tiles, as the operand of `sum`."""
         tiler = (ROWS, self.widths[name], COLS)
         return blackwell_helpers.make_smem_layout_b(self.sum(name), tiler, self.dtype, stages)

@@ -24,7 +24,7 @@ class ScoreStores(Fixed):
     sizes: Any  # as kernels take them
 
     def __post_init__(self) -> None:
-        # N is rounded up to a multiple of 8, and the columns in excess are written too.
+        """N is rounded up to a multiple of 8, and the columns in excess are written too."""
         self.rows, self.columns = self.sizes[4], whole_vectors(self.sizes[5])
 
     @cute.jit
@@ -55,7 +55,6 @@ class GradientSums(Fixed):
     factor: float  # a gradient is its sums times this
 
     def write(self, tile: ResidentTile, summed: bool) -> None:
-        # Store the row of this thread, or zeros if the tile met no streamed tile.
         for name in self.outputs:
             self._write(name, tile, summed)
 
@@ -87,5 +86,5 @@ class GradientSums(Fixed):
 
 
 def within(half, offset: int, dim: int, width: int):
-    # Whether the column at `offset` of a half of the padded width exists. half: Its first one.
+    """Whether the column at `offset` of a half of the padded width exists. half: Its first one."""
     return half + offset < dim if width // 2 + offset >= dim else Boolean(True)

@@ -51,7 +51,7 @@ class Scores(Fixed):
         return scores
 
     def give(self, part: int, weights: list[Any]) -> None:
-        # The store is in flight afterwards.
+        """The store is in flight afterwards."""
         packed = cute.make_rmem_tensor(((PART // 2, 1),), Float32)
         narrow = cute.recast_ptr(packed.iterator, dtype=self.dtype)
         halves = cute.make_tensor(narrow, cute.make_layout(PART))
@@ -63,7 +63,7 @@ class Scores(Fixed):
 
 
 def weights_of(scores, row: Row, fetched, column, end) -> list[Any]:
-    # The weights of `PART` scores from key `column` on.
+    """The weights of `PART` scores from key `column` on."""
     weights = []
     for i in range(0, PART, 2):
         kv_idx = Pair(column + i, column + (i + 1))
@@ -106,7 +106,7 @@ class ForwardActivation(Fixed):
 
     @cute.jit
     def weigh(self, scores: Scores, row, t, s: Cursor, column, end):
-        # Compute the weights of one key block, part by part, and hand them to the product warp.
+        """Compute the weights of one key block, part by part, and hand them to the product warp."""
         following = scores.fetch(0)
         for part in range_constexpr(PARTS):
             first = column + part * PART

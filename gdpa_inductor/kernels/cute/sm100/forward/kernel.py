@@ -65,7 +65,7 @@ class ForwardKernel(AttentionKernel):
         self.pv_tiler = (ROWS, config.padded_value_dim, COLS)
 
     def products_and_layouts(self) -> None:
-        # The two tiled products, and the layouts of their operands in shared memory.
+        """The two tiled products, and the layouts of their operands in shared memory."""
         c, dtype, one = self.config, self.dtype, tcgen05.CtaGroup.ONE
         k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
         make, tmem = blackwell_helpers.make_trivial_tiled_mma, tcgen05.OperandSource.TMEM
@@ -83,7 +83,6 @@ class ForwardKernel(AttentionKernel):
         self.k_layout, self.v_layout = cute.append(k_layout, ring), cute.append(v_layout, ring)
 
     def storage(self):
-        # Shared memory: barriers first, then the tiles.
         count = Channels.count(self.config)
         queries, keys = cute.cosize(self.q_layout), self.stage * self.config.key_stages
 
@@ -156,7 +155,6 @@ class ForwardKernel(AttentionKernel):
                 scheduler.publish(Queue(scheduler.work) if c.jagged else None)
 
     def shared(self, buffers, layouts):
-        # sQ, sK and sV. K and V share a ring.
         q, k, v, _ = layouts
         return (
             buffers.sQ.get_tensor(q.outer, swizzle=q.inner),

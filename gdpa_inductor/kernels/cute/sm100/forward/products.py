@@ -86,8 +86,8 @@ class ForwardProducts(Fixed):
 
     @cute.jit
     def left_over(self, tile, block, q: Each):
-        # (pending, closing, places of Q) after `block`. After the last block of a tile Q_t is
-        # freed.
+        """(pending, closing, places of Q) after `block`."""
+        # After the last block of a tile Q_t is freed.
         pending, closing = Each(*[Boolean(False)] * TILES), Each(*[Boolean(False)] * TILES)
         for t in range_constexpr(TILES):
             pending = pending.but(t, block < tile.last(t))
@@ -112,7 +112,7 @@ class ForwardProducts(Fixed):
 
     @cute.jit
     def add(self, t: Constexpr, v: Cursor, p: Cursor, o: Cursor, started):
-        # Issue O_t += P_t V, or O_t = P_t V for the first block of a tile.
+        """Issue O_t += P_t V, or O_t = P_t V for the first block of a tile."""
         if not started:
             self.channels.sums[t].empty.wait_before(o)
         pv, tP, tO = copied(self.pv), self.memory.weights(t), self.memory.sums(t, o.index)

@@ -54,7 +54,6 @@ class Channels(Fixed):
         return ring
 
     def _barriers(self, arrivals: int) -> Barriers:
-        # One for each query tile.
         barriers = Barriers(self.free, TILES, arrivals)
         self.free = self.free + TILES
         self.all.append(barriers)
@@ -62,7 +61,7 @@ class Channels(Fixed):
 
     @cute.jit
     def start(self, warp, tmem):
-        # Initialise barriers and allocate tensor memory. All warps may use both after this.
+        """Initialise barriers and allocate tensor memory. All warps may use both after this."""
         if warp == SCHEDULER:
             initialize(self.all)
         if warp == EPILOGUE:

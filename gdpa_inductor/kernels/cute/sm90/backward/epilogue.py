@@ -68,7 +68,6 @@ class KeyGradients(Fixed):
 
     @cute.jit
     def write(self, name, product, tile, group, thread, sums):
-        # Store one gradient by TMA. The buffer of the other warpgroup is beside this one.
         tiles, alone = self.tiles[name], self.shapes.products[product]
         halves = cute.make_rmem_tensor(sums.layout, self.shapes.dtype)
         halves.store(sums.load().to(self.shapes.dtype))
@@ -85,7 +84,6 @@ class KeyGradients(Fixed):
 
     @cute.jit
     def write_sums(self, name, tile, first, thread, sums):
-        # Store one gradient in fp32 from registers, two neighbouring columns at a time.
         matrix = self.gradients[name]
         sb, sh, sr = (Int64(s) for s in matrix.strides)
         place = tile.batch * sb + tile.head * sh

@@ -113,11 +113,10 @@ class HopperBackward(AttentionKernel):
         return Memory
 
     def operands(self, x: KernelArguments) -> dict[str, Matrix]:
-        # Q, K, V and dO in global memory.
         return dict(zip(OPERANDS, matrices(self.config, x), strict=True))
 
     def gradients(self, x: KernelArguments) -> dict[str, Matrix]:
-        # The sums of dQ, dK, dV and dQ in global memory, with a batch for each sequence.
+        """The sums of dQ, dK, dV and dQ in global memory, with a batch for each sequence."""
         operands = self.operands(x)
         like = zip(GRADIENTS, "qkvq", x.pointers[4:8], x.strides[4:8], strict=True)
         return {
@@ -206,7 +205,7 @@ class HopperBackward(AttentionKernel):
                     Conversion(Turns(x, ranges), parts).run()
 
     def clear(self, x: KernelArguments, gradients: dict[str, Matrix]) -> None:
-        # Store zeros in rows that no sequence owns, except in a dQ that the host has cleared.
+        """Store zeros in rows that no sequence owns, except in a dQ that the host has cleared."""
         batch, rows, cols, total = x.sizes[0], x.sizes[4], x.sizes[5], x.sizes[7]
         if self.config.jagged_q and not masked(self.config):
             others = None if x.cu_k is None else (x.cu_k, cols, total)

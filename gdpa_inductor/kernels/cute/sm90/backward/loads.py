@@ -55,7 +55,7 @@ class NextTile(Fixed):
 
     @cute.jit
     def piece(self, tile: ResidentTile, name: Constexpr, part: Constexpr):
-        # Prefetch a piece. Each lane takes one cache line at a time.
+        """Prefetch a piece. Each lane takes one cache line at a time."""
         matrix, height = self.matrices[name], self.height(name)
         first, rows, head = self.place(tile, name, part)
         batch = Int32(0) if name in self.shared else tile.batch
@@ -70,7 +70,7 @@ class NextTile(Fixed):
         return HALF if name in "kv" else self.walk.heights.streamed
 
     def place(self, tile: ResidentTile, name: str, part: int) -> tuple[Any, Any, Any]:
-        # (first row of a piece, number of rows of its sequence, head).
+        """(first row of a piece, number of rows of its sequence, head)."""
         if name in "kv":
             return tile.first + part * HALF, tile.rows, tile.head
         block = self.walk.block(tile, self.walk.entry(tile), part)
@@ -131,7 +131,7 @@ class HopperBackwardLoads(Fixed):
         self.copy(name, rows, tile.head, tile, step, policy=self.unless_shared(name, EVICT_FIRST))
 
     def streamed(self, name: str, tile: ResidentTile, head, block, step, last) -> None:
-        # Load Q or dO of a query tile. last: No other key tile meets it afterwards.
+        """Load Q or dO of a query tile. last: No other key tile meets it afterwards."""
         rows = (tile.origin, block * self.walk.heights.streamed, tile.length)
         policy = select(last, Int64(EVICT_FIRST), Int64(EVICT_NORMAL))
         self.copy(name, rows, head, tile, step, policy=self.unless_shared(name, policy))
@@ -141,7 +141,6 @@ class HopperBackwardLoads(Fixed):
         return None if name in self.config.shared else policy
 
     def scores(self, name: str, tile: ResidentTile, head, block, step) -> None:
-        # Load the tile of an aux operand: the rows of the query tile, the columns of the keys.
         rows = (Int32(0), block * self.walk.heights.streamed, tile.length)
         column = tile.first // self.walk.heights.resident
         self.copy(name, rows, head, tile, step, column=column)

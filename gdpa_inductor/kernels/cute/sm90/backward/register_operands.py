@@ -43,7 +43,7 @@ class RegisterOperand(Fixed):
         self.keep([line.element(self.node, index) for line, index in places])
 
     def take_whole(self, lines: Sequence[ProgramLine], first) -> None:
-        # The same for a query tile that ends within its sequence. It needs fewer registers.
+        """The same for a query tile that ends within its sequence. It needs fewer registers."""
         numbers: list[Any] = [None] * self.count
         for half, line in enumerate(lines):
             place, step = line.walked(self.node, first)

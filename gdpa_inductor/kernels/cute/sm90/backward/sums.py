@@ -54,7 +54,7 @@ class Counters(Fixed):
 
     @cute.jit
     def wait(self, counter, count: Int32, seen: Int32):
-        # Wait until a counter, which was `seen`, is `count`. Then TMA sees what was added.
+        """Wait until a counter, which was `seen`, is `count`. Then TMA sees what was added."""
         while seen != count:
             seen = self.value(counter)
         cute.arch.fence_proxy("async.global")
@@ -109,7 +109,8 @@ class QuerySums(Fixed):
 
     @cute.jit
     def step(self, tile: ResidentTile, head, block, following, seen):
-        # Add one part of dQ. It is dropped if a mask empties the tile, or if dQ lacks the columns.
+        """Add one part of dQ."""
+        # It is dropped if a mask empties the tile, or if dQ lacks the columns.
         # seen: The counter, as it was read when the step before ended. Returns the same for the
         # next query tile.
         before, adds = Int32(0), Boolean(True)
@@ -134,7 +135,7 @@ class QuerySums(Fixed):
 
     @cute.jit
     def add(self, tile: ResidentTile, head, block, before):
-        # Issue the addition. The buffer is free for the next part before the counter moves on.
+        """Issue the addition. The buffer is free for the next part before the counter moves on."""
         # Rows past the end of the sequence are dropped.
         rows = (tile.origin, block * self.walk.heights.streamed, tile.length)
         place = (rows, head, tile.batch, self.group)
@@ -200,7 +201,6 @@ class Conversion(Fixed):
             deal += 1
 
     def begun(self, count):
-        # Whether a query tile has sums. count: How many key tiles of this launch add to it.
         continues = self.walk.ranges.skips and self.walk.ranges.config.continues
         return Boolean(True) if continues else count > 0
 
@@ -220,7 +220,6 @@ class ConvertedColumns(Fixed):
         self.walk, self.number = self.counters.walk, self.counters.number
 
     def read(self, tile: ResidentTile, head, block, count, done) -> None:
-        # Load the sums to shared memory, once `count` key tiles have added to them.
         self.counters.watch(self.counters.of(tile, head, block), count)
         self.landed.expect(done, self.tiles.size)
         rows = (tile.origin, block * self.walk.heights.streamed, tile.length)
@@ -228,7 +227,7 @@ class ConvertedColumns(Fixed):
 
     @cute.jit
     def write(self, tile: ResidentTile, head, block, done):
-        # Convert and store. A lane takes 8 columns of a row, the warp 4 rows at a time.
+        """Convert and store. A lane takes 8 columns of a row, the warp 4 rows at a time."""
         self.landed.wait(done)
         lane, row = cute.arch.lane_idx(), block * self.walk.heights.streamed
         rows = smaller(tile.length - row, Int32(self.walk.heights.streamed))
@@ -246,7 +245,7 @@ class ConvertedColumns(Fixed):
 
     @cute.jit
     def discard(self, first, rows):
-        # Discard the sums of `rows` rows from a pointer on: two cache lines of each row.
+        """Discard the sums of `rows` rows from a pointer on: two cache lines of each row."""
         lane = cute.arch.lane_idx()
         column = self.number * HALF + lane % 2 * LINE
         if const_expr(self.sums.width % LINE == 0):  # noqa: SIM102 (decided at compile time)
@@ -256,7 +255,7 @@ class ConvertedColumns(Fixed):
 
 
 def narrow(sums, pointer, factor: float) -> None:
-    # Store 8 sums in 16 bits, by a streaming store: they leave the L2 cache first.
+    """Store 8 sums in 16 bits, by a streaming store: they leave the L2 cache first."""
     rounded = cute.make_rmem_tensor(VECTOR, pointer.dtype)
     whole = sums.load()
     if factor != 1.0:
@@ -270,5 +269,5 @@ def narrow(sums, pointer, factor: float) -> None:
 
 
 def forget(pointer) -> None:
-    # Have the L2 cache discard a line of 128 bytes instead of writing it to memory.
+    """Have the L2 cache discard a line of 128 bytes instead of writing it to memory."""
     cute.arch.inline_ptx("discard.global.L2 [{$r0}], 128;", read_only_args=[pointer.toint()])

@@ -78,22 +78,22 @@ class Turns(Walk):
         return tile.first // self.heights.resident
 
     def entry(self, tile: ResidentTile):
-        # The query tile with which each pass of this tile begins.
+        """The query tile with which each pass of this tile begins."""
         if self.ranges.skips:
             return select(tile.descends, tile.end - 1, tile.begin)
         return self.beginning(tile, self.index(tile))
 
     def beginning(self, tile: ResidentTile, index):
-        # Without a mask: the query tile with which key tile `index` of the head begins.
+        """Without a mask: the query tile with which key tile `index` of the head begins."""
         turned = index * self.spread(tile) // larger(self.tiles(tile), 1)
         return select(self.together & (tile.first < tile.rows), turned, 0)
 
     def spread(self, tile: ResidentTile):
-        # Over how many query tiles the starts of the head's key tiles are spread.
+        """Over how many query tiles the starts of the head's key tiles are spread."""
         return smaller(tile.end, APART * self.tiles(tile))
 
     def nearest(self, tile: ResidentTile, block):
-        # The key tile that begins with query tile `block`, or nearest before it.
+        """The key tile that begins with query tile `block`, or nearest before it."""
         tiles = self.tiles(tile)
         return smaller(((block + 1) * tiles - 1) // self.spread(tile), tiles - 1)
 
@@ -104,7 +104,7 @@ class Turns(Walk):
         return select(block < tile.end, block, block - tile.end)
 
     def meets_last(self, tile: ResidentTile, block):
-        # Whether this is the last key tile of the head to meet query tile `block`.
+        """Whether this is the last key tile of the head to meet query tile `block`."""
         # It is exact only if all key tiles are equally far. Then the last one is the tile that
         # begins right after this query tile.
         if self.ranges.skips:
@@ -126,7 +126,7 @@ class Turns(Walk):
         return before, adds
 
     def earlier(self, tile: ResidentTile, block):
-        # Without a mask: how many key tiles add to query tile `block` before this one.
+        """Without a mask: how many key tiles add to query tile `block` before this one."""
         tiles, index = self.tiles(tile), self.index(tile)
         behind = self.nearest(tile, block) - index
         return select(self.together, select(behind < 0, behind + tiles, behind), tiles - 1 - index)
@@ -138,7 +138,7 @@ class Turns(Walk):
 
     @cute.jit
     def adders(self, tile: ResidentTile, head, block):
-        # How many key tiles add to query tile `block`. A whole warp calls it.
+        """How many key tiles add to query tile `block`. A whole warp calls it."""
         tiles = Int32(self.tiles(tile))
         if const_expr(self.ranges.skips):
             below, above, adds = self.ranges.living(tile, head, block, self.index(tile), tiles)
@@ -146,7 +146,7 @@ class Turns(Walk):
         return tiles
 
     def share(self, tile: ResidentTile):
-        # How many query tiles of a pass this key tile converts: see `converted`.
+        """How many query tiles of a pass this key tile converts: see `converted`."""
         # The last round has fewer query tiles than there are key tiles. It is rotated by `each`
         # places, as the other rounds are by theirs.
         count, tiles = tiles_of(tile.length, self.heights.streamed), larger(self.tiles(tile), 1)
@@ -155,7 +155,7 @@ class Turns(Walk):
         return select(tile.first < tile.rows, own, 0)
 
     def converted(self, tile: ResidentTile, number):
-        # The query tile that this key tile converts as its `number`-th.
+        """The query tile that this key tile converts as its `number`-th."""
         # Query tiles are dealt to the key tiles of the head in the order in which they are
         # complete. Each round begins with another key tile, since often every other query tile is
         # complete a step later.

@@ -40,7 +40,6 @@ class HopperBias(Fixed):
         self.source = copy.get_slice(self.thread).partition_S(self.sBias)
 
     def after(self, at: Cursor) -> Cursor:
-        # The place of the next key block.
         for _ in range(self.parts):
             at = at.next()
         return at

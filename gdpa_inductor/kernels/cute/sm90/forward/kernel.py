@@ -73,7 +73,6 @@ class HopperForward(AttentionKernel):
             self.tiles["bias"] = (ROWS, HALF)
 
     def storage(self, stages):
-        # Shared memory: barriers first, then the tiles.
         count, own = HopperChannels.count(self.config), dict.fromkeys(PLACES, 0)
         for name, layout in stages.items():
             own[self.place(name)] = max(own[self.place(name)], cute.cosize(layout))
@@ -92,14 +91,13 @@ class HopperForward(AttentionKernel):
         return Memory
 
     def place(self, name: str) -> str:
-        # The field of shared memory that holds the tiles of a matrix.
+        """The field of shared memory that holds the tiles of a matrix."""
         # Usually K and V share a field. If O shares that of Q (`KernelConfig.overlaid`), K and V
         # have a field each, so that neither takes as much memory as the wider one.
         shared = {"o": "sQ"} if self.config.overlaid else {"v": "sK"}
         return shared.get(name) or dict(zip((*"qokv", "bias"), PLACES, strict=True))[name]
 
     def stages(self, tiles):
-        # The layouts of all buffers of each matrix.
         c = self.config
         size = {name: cute.cosize(tile) for name, tile in tiles.items()}
         if c.overlaid:

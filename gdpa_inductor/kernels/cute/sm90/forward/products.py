@@ -64,7 +64,7 @@ class HopperFragments(Fixed):
 
     @cute.jit
     def scale(self, query, t, thread):
-        # Multiply a buffer of Q by `Sm90Config.query_factor`, in place. Its warpgroup calls it.
+        """Multiply a buffer of Q by `Sm90Config.query_factor`, in place. Its warpgroup calls it."""
         factor = self.config.query_factor
         if cutlass.const_expr(factor != 1.0):
             tile = self.sQ[None, None, query]
@@ -145,7 +145,6 @@ class HopperProducts(Fixed):
 
     @cute.jit
     def run(self, scheduler, t, thread):
-        # The loop of thread `thread` of the warpgroup of query tile t.
         queries = self.channels.queries_of(t)
         at, q_at, k_at = scheduler.start(), queries.start(), self.channels.keys.start()
         b_at = Each() if cutlass.const_expr(self.bias is None) else self.bias.ring.start()
@@ -173,7 +172,7 @@ class HopperProducts(Fixed):
 
     @cute.jit
     def pass_by(self, at: Cursor):
-        # Free a buffer of K or V that only other warpgroups need.
+        """Free a buffer of K or V that only other warpgroups need."""
         self.channels.keys.full.wait(at)
         self.channels.keys.empty.arrive_once(at)
         return at.next()
@@ -253,7 +252,6 @@ class HopperWeights(Fixed):
 
     @cute.jit
     def run(self, S, column, b_at):
-        # Turn S of the key block at `column` into weights, in place. Returns the bias's next place.
         if self.ranges.needs_no_mask(self.tile, self.first, column):
             self.weigh(S, self.plain, column + self.column, None, b_at)
         else:
