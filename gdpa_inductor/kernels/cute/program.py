@@ -125,9 +125,8 @@ class Row(Fixed):
         return loads
 
     def __call__(
-        self, s: Pair, kv_idx: Pair, fetched: dict[Expr, Any] | None = None, at: int = 0,
-        values: Mapping[int | None, Pair] = MappingProxyType({}),
-    ) -> list[Any]:  # fmt: skip
+        self, s: Pair, kv_idx: Pair, fetched=None, at: int = 0, values=MappingProxyType({})
+    ) -> list[Any]:
         """The roots for two scores. fetched, at: The result of `fetch`, and where in it the first
         of the two keys is. values: Those of aux operands for these scores, by number.
         """

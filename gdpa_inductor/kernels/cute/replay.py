@@ -31,6 +31,7 @@ from .launcher import TOTALS, Launcher, WordLauncher
 from .plan import totals
 from .runtime import clear, is_dense
 
+Tensors = Sequence[Tensor]
 Place = tuple[int, int]  # (number of a value, offset)
 Room = tuple[int | None, tuple[int, ...], tuple[int, ...], torch.dtype]  # see `Replay.rooms`
 ROWS, NOTHING = (-3, -2), -1  # the numbers of the last values: rows of queries, of keys, and 0
@@ -81,9 +82,8 @@ class Replay:
     device: int  # The index of the device. It has to be the current one.
 
     def __call__(
-        self, matrices: Sequence[Tensor], aux: Sequence[Tensor], scalars: Sequence[int],
-        offsets: Sequence[Tensor] = (),
-    ) -> list[Tensor] | None:  # fmt: skip
+        self, matrices: Tensors, aux: Tensors, scalars: Sequence[int], offsets: Tensors = ()
+    ) -> list[Tensor] | None:
         """Run the call, and return its results. matrices: As in `Record.begin`.
 
         The result is None, and nothing has run, if an address is not a multiple of 16 bytes. Then

@@ -138,12 +138,8 @@ class Division:
     """The parts of a call, and the sums.
 
     `direct` says that the stored numbers are the gradient itself, so there is one part and no sum.
-
-    Args:
-        wanted: The numbers of the aux operands that need a gradient.
-        keys: The keys of a tile.
-        ctas: How many CTAs a launch has.
-        cuts: Whether a launch may have some of the keys only.
+    Of the arguments, `wanted` are the aux operands that need a gradient, `keys` the keys of a tile,
+    and `cuts` says whether a launch may have some of the keys only.
     """
 
     def __init__(
@@ -207,11 +203,11 @@ def gradients(
 def unshared(o: Operands[Tensor]) -> Operands[Tensor]:
     """Copy matrices with a batch of 1, so that each batch has its own."""
     batch = score_shape(o)[0]
-    query, key, value = (
-        x if x.shape[0] == batch else x.expand(batch, -1, -1, -1).contiguous()
-        for x in (o.query, o.key, o.value)
-    )  # fmt: skip
-    return replace(o, query=query, key=key, value=value)
+
+    def own(x: Tensor) -> Tensor:
+        return x if x.shape[0] == batch else x.expand(batch, -1, -1, -1).contiguous()
+
+    return replace(o, query=own(o.query), key=own(o.key), value=own(o.value))
 
 
 def like(grad: Tensor, operand: Tensor) -> Tensor:

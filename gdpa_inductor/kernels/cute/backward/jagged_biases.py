@@ -56,14 +56,10 @@ class StoredScores:
         return [self.scores] if self.hulls is None else [self.scores, self.hulls]
 
     @property
-    def vectors(self) -> int:
-        return self.scores.stride(2) // VECTOR
-
-    @property
     def sizes(self) -> tuple[int, ...]:
         _, heads, rows, _ = self.scores.shape
         assert self.count is not None
-        return (self.count, heads, *self.hulls.shape[1:3], rows, self.vectors)
+        return (self.count, heads, *self.hulls.shape[1:3], rows, self.scores.stride(2) // VECTOR)
 
 
 class JaggedSum:
@@ -155,36 +151,34 @@ class JaggedDivision:
 
 
 def add_tiles(
-    stored: StoredScores, total: Tensor, axes: frozenset[str], factor: float, adds: bool, arch: str,
+    stored: StoredScores,
+    total: Tensor,
+    axes: frozenset[str],
+    factor: float,
+    adds: bool,
+    arch: str,
     stream: int,
-) -> None:  # fmt: skip
+) -> None:
     """total [B or 1, H or 1, C, N'] = factor · the sum of each of C chunks of rows.
 
-    N' is N rounded up to a multiple of 8.
-
-    Args:
-        axes: Has "b" if `total` has a batch dim, and "h" if it has a head dim.
-        adds: Add to what `total` holds. It is fp32 then.
+    N' is N rounded up to a multiple of 8. The axes have "b" if `total` has a batch dim, and "h" if
+    it has a head dim. adds: Add to what `total` holds. It is fp32 then.
     """
     arguments = (factor, "b" in axes, "h" in axes, stored.tiling)
     chunks, rows = total.shape[2], stored.scores.shape[2]
-    shares = (chunks, -(-rows // chunks), int(adds))
-    words = (*_addresses(stored, total), *stored.sizes, *shares, stream)
-    form = (name(stored.scores.dtype), name(total.dtype), arch)
-    _launch("tiles", arguments, form, words)
+    numbers = (chunks, -(-rows // chunks), int(adds), stream)
+    _launch("tiles", arguments, stored, total, arch, *numbers)
 
 
 def add_rows(stored: StoredScores, total: Tensor, factor: float, arch: str, stream: int) -> None:
     """total [B, H, M] = factor · the sum of each row, in fp32, for the stored sequences."""
-    arguments = (factor, stored.tiling)
-    words = (*_addresses(stored, total), *stored.sizes, stream)
-    form = (name(stored.scores.dtype), "float32", arch)
-    _launch("rows", arguments, form, words)
+    _launch("rows", (factor, stored.tiling), stored, total, arch, stream)
 
 
-def _launch(kind: str, arguments: Any, form: Any, words: Sequence[int]) -> None:
-    word_launcher("backward.jagged_sums", len(words), kind, arguments, *form)(*words)
-
-
-def _addresses(stored: StoredScores, total: Tensor) -> list[int]:
-    return [x.data_ptr() for x in (stored.scores, total, stored.hulls, stored.order)]
+def _launch(
+    kind: str, arguments: Any, stored: StoredScores, total: Tensor, arch: str, *numbers: int
+) -> None:
+    words = [x.data_ptr() for x in (stored.scores, total, stored.hulls, stored.order)]
+    words += (*stored.sizes, *numbers)
+    form = (kind, arguments, name(stored.scores.dtype), name(total.dtype), arch)
+    word_launcher("backward.jagged_sums", len(words), *form)(*words)

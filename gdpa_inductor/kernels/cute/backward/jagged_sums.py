@@ -4,6 +4,7 @@ In both, "a vector" is 8 neighbouring columns of scores. Only tiles that the bac
 read; `Hulls` says which.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -20,17 +21,19 @@ THREADS = 256
 WARPS = THREADS // LANES
 
 
+@dataclass
 class Hulls(Fixed):
-    """Which rows and vectors of scores were stored.
+    """Which rows and vectors of scores were stored."""
 
-    hulls:         As in `jagged_biases`: (begin, end) tiles for each slot, head and tile.
-    heads, tiles:  How many heads, and tiles of each, have hulls.
-    group:         How many heads of scores share a hull.
-    """
+    hulls: Any  # (begin, end) tiles for each slot, head and tile, as in `jagged_biases`
+    heads: Any  # how many heads, and tiles of each, have hulls
+    tiles: Any
+    group: Any  # how many heads of scores share a hull
+    tiling: StoredTiling
 
-    def __init__(self, hulls, heads, tiles, group, tiling: StoredTiling) -> None:
-        self.hulls, self.heads, self.tiles, self.group = hulls, heads, tiles, group
-        self.rows, self.vectors, self.by_keys = tiling.rows, tiling.cols // VECTOR, tiling.by_keys
+    def __post_init__(self) -> None:
+        self.rows, self.vectors = self.tiling.rows, self.tiling.cols // VECTOR
+        self.by_keys = self.tiling.by_keys
 
     def of(self, slot, head, tile, height: int) -> tuple[Any, Any]:
         unit = Int64(slot * self.heads + head // self.group) * self.tiles

@@ -28,6 +28,8 @@ from .biases import total
 from .jagged_biases import JaggedDivision, StoredScores
 from .roots import masked, no_such_biases, no_such_dims, no_such_heads
 
+Rooms = dict[str, Tensor]
+
 
 def backward(
     grad_out: Tensor,
@@ -85,27 +87,34 @@ def backward(
 
 
 def _in_parts(
-    call: "BackwardCall", needs: Sequence[bool], letters: str, options: tuple[Any, ...],
-    donated: Sequence[int],
-) -> list[Tensor]:  # fmt: skip
+    call: "BackwardCall", needs: Sequence[bool], letters: str, options: Any, donated: Sequence[int]
+) -> list[Tensor]:
     # A dense backward with gradients of biases, part by part. options: See `plan_of`.
     plan, record, scratch = call.plan, call.record, dict[str, Tensor]()
     division = plan.once(_division, call.ctas, *_wanted(needs))
     stored = division.sums[0].number
 
     def launch_share(
-        share: biases.Share, o: Operands[Tensor], grad_out: Tensor, rooms: dict[str, Tensor],
-        scores: Tensor,
-    ) -> None:  # fmt: skip
+        share: biases.Share, o: Operands[Tensor], grad_out: Tensor, rooms: Rooms, scores: Tensor
+    ) -> None:
         own, read, gradient = plan, call.read, call.grad_out
         if not share.whole or division.shared:
             own, gradient = plan_of(o, *options), aligned(grad_out)
             read = own.readable(o)
             record.fails |= not own.plain or gradient is not grad_out
         part = replace(
-            call, plan=own, operands=o, read=read, grad_out=gradient, stored=stored, rooms=rooms,
-            launches=[StoredScores(scores)], part=share.part, shared_scratch=scratch, tables={},
-        )  # fmt: skip
+            call,
+            plan=own,
+            operands=o,
+            read=read,
+            grad_out=gradient,
+            stored=stored,
+            rooms=rooms,
+            launches=[StoredScores(scores)],
+            part=share.part,
+            shared_scratch=scratch,
+            tables={},
+        )
         _kernels(plan.config.folder).gradients(part, letters)
 
     def fast_total(scores: Tensor, own: Tensor, factor: float) -> bool:

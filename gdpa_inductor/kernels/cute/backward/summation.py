@@ -22,10 +22,7 @@ class Summation:
         self.factor, self.apart = factor, apart
 
     @cute.jit
-    def __call__(
-        self, source, target, inner: Int64, count: Int32, outer: Int32, width: Int32, step: Int64,
-        stream,
-    ):  # fmt: skip
+    def __call__(self, source, target, inner, count, outer, width, step, stream):
         ctas = Int32((inner + (THREADS - 1)) // THREADS)
         self.kernel(source, target, inner, count, width, step).launch(
             grid=(ctas, outer, 1), block=(THREADS, 1, 1), stream=stream

@@ -7,6 +7,9 @@ from col0 = 2·(i % 4) on. Its register r is the element
     row0 + 8·(r // 2 % 2),  col0 + 8·(r // 4) + r % 2
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import OperandMajorMode, warp, warpgroup
 from cutlass.utils import hopper_helpers
@@ -93,6 +96,7 @@ def transposed(x):
     return cute.make_tensor(x.iterator, cute.select(x.layout, mode=[1, 0, 2]))
 
 
+@dataclass
 class IssueTurns(Fixed):
     """Turns: in each step the warpgroups issue their products one after the other, from t = 0 on.
 
@@ -103,8 +107,9 @@ class IssueTurns(Fixed):
     before it arrives there to pass the turn on.
     """
 
-    def __init__(self, t, tiles: int, first: int) -> None:
-        self.t, self.tiles, self.first = t, tiles, first
+    t: Any
+    tiles: int
+    first: int
 
     @cute.jit
     def start(self):
