@@ -120,9 +120,7 @@ def _in_parts(
     def fast_total(scores: Tensor, own: Tensor, factor: float) -> bool:
         return total(scores, own, factor, plan.config.arch, call.stream, record)
 
-    # Scores that are cleared before the launch may not be those of the bias.
-    kernel = plan.config.backward_kernels(True, stored)[-1]
-    if division.direct and (not kernel.overwrites or masked(kernel)):
+    if division.direct and not plan.once(_overwrites, stored):
         donated = ()
     return biases.gradients(
         call.grad_out, call.operands, needs, division, launch_share, fast_total, record, donated
@@ -158,6 +156,13 @@ def _wanted(needs: Sequence[bool]) -> list[int]:
 def _division(plan: LaunchPlan, ctas: int, *wanted: int) -> biases.Division:
     config = plan.config
     return biases.Division(plan.example, wanted, config.cols, ctas, config.cuts_keys)
+
+
+def _overwrites(plan: LaunchPlan, stored: int) -> bool:
+    """Whether the gradient of an aux operand may overwrite the operand."""
+    # Scores that are cleared before the launch may not be those of the operand.
+    kernel = plan.config.backward_kernels(True, stored)[-1]
+    return kernel.overwrites and not masked(kernel)
 
 
 def _jagged_division(plan: LaunchPlan, *wanted: int) -> JaggedDivision:
