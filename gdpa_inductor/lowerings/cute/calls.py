@@ -142,7 +142,7 @@ def _attention_backward(arguments: Arguments[Tensor], **known: Any) -> list[Tens
     return backward(a.grad_out, a.operands, a.needs, **a.options, **known)
 
 
-@dataclass
+@dataclass(eq=False)
 class Site:
     """One call in the generated code. It takes the arguments of the operator.
 
