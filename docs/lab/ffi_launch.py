@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gdpa_inductor.kernels.cute import launch, plan
 from gdpa_inductor.kernels.cute.compiler import example
-from gdpa_inductor.kernels.cute.order import longest_first
+from gdpa_inductor.kernels.cute.launch import longest_first
 from gdpa_inductor.kernels.cute.replay import Record
 from gdpa_inductor.operands import Operands
 from gdpa_inductor.program.score_mod import ScoreMod

@@ -11,7 +11,7 @@ from gdpa_inductor._compat import inductor
 from gdpa_inductor._compat.device import current_stream
 from gdpa_inductor.kernels.cute import disk, launch
 from gdpa_inductor.kernels.cute.architectures import config_of
-from gdpa_inductor.kernels.cute.backward import totals
+from gdpa_inductor.kernels.cute.backward import biases
 from gdpa_inductor.kernels.cute.backward.launch import backward
 from gdpa_inductor.kernels.cute.runtime import Kernel
 from tests.gpu.checks import on_card
@@ -59,7 +59,7 @@ def total() -> torch.Tensor:
     own = scores.new_empty(1, 2, 8, 64)
     kind = config_of(scores.device)
     assert kind is not None
-    assert totals.total(scores, own, 0.5, kind.arch, current_stream(0))
+    assert biases.total(scores, own, 0.5, kind.arch, current_stream(0))
     return own
 
 

@@ -18,7 +18,7 @@ from triton.language.extra import cuda as extra
 from gdpa_inductor._compat.device import current_stream
 from gdpa_inductor.kernels.cute import launch
 from gdpa_inductor.kernels.cute.architectures import config_of
-from gdpa_inductor.kernels.cute.backward import totals
+from gdpa_inductor.kernels.cute.backward import biases
 from gdpa_inductor.kernels.cute.backward.launch import backward
 from tests.gpu.checks import on_card
 from tests.kernels.cute_backward_cases import CAUSAL, SILU, Case, Problem, make_call
@@ -90,7 +90,7 @@ def kernels() -> dict:
     kind = config_of(scores.device)
     assert kind is not None
     own = scores.new_empty(1, 2, 8, 64)
-    assert totals.total(scores, own, 0.5, kind.arch, current_stream(0))
+    assert biases.total(scores, own, 0.5, kind.arch, current_stream(0))
     torch.cuda.synchronize()
     return {"done": True}
 

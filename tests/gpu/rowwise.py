@@ -12,29 +12,23 @@ from gdpa_inductor.kernels.cute.config import KernelConfig
 from gdpa_inductor.kernels.cute.forward.ranges import KeyRanges
 from gdpa_inductor.kernels.cute.forward.scheduler import WorkTile
 from gdpa_inductor.kernels.cute.forward.work import Work
+from gdpa_inductor.kernels.cute.operands import AttentionKernel, KernelArguments
 from gdpa_inductor.kernels.cute.program import Program, Row
 from gdpa_inductor.kernels.cute.values import Pair, choose, pair, smaller
 
 
-class Rowwise:
+class Rowwise(AttentionKernel):
     """Takes what `launch` hands to the Blackwell kernel."""
 
-    def __init__(self, config: KernelConfig) -> None:
-        self.config = config
-
-    @cute.jit
-    def __call__(
-        self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
-    ):
-        self.kernel(pointers, sizes, strides, cu_q, cu_k, order, aux, scalars).launch(
-            grid=(ctas, 1, 1), block=(self.config.tiles * self.config.rows, 1, 1), stream=stream
-        )
+    def launch(self, arguments: KernelArguments, ctas: Int32, stream):
+        threads = self.config.tiles * self.config.rows
+        self.kernel(arguments).launch(grid=(ctas, 1, 1), block=(threads, 1, 1), stream=stream)
 
     @cute.kernel
-    def kernel(self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars):
-        ranges = KeyRanges(self.config, aux, scalars)
-        work = Work(self.config, sizes, (cu_q, cu_k, order), ranges.skips)
-        program = Program(self.config, aux, scalars)
+    def kernel(self, x: KernelArguments):
+        ranges = KeyRanges(self.config, x)
+        work = Work(self.config, x, ranges.skips)
+        program = Program(self.config, x)
         cta, _, _ = cute.arch.block_idx()
         grid, _, _ = cute.arch.grid_dim()
         thread, _, _ = cute.arch.thread_idx()
@@ -48,7 +42,7 @@ class Rowwise:
                 )
                 n = tile.row + thread
                 if n < tile.q_rows:
-                    self.row(program, tile, n, pointers, strides, first, last)
+                    self.row(program, tile, n, x.pointers, x.strides, first, last)
             number += grid
 
     def line(self, pointers, strides, matrix, tile, head, row):

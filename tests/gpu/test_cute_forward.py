@@ -14,7 +14,7 @@ from gdpa_inductor import gdpa_backend  # noqa: E402
 from gdpa_inductor._compat import dynamo  # noqa: E402
 from gdpa_inductor._compat.device import current_stream  # noqa: E402
 from gdpa_inductor.kernels.cute import launch  # noqa: E402
-from gdpa_inductor.kernels.cute.order import longest_first  # noqa: E402
+from gdpa_inductor.kernels.cute.launch import longest_first  # noqa: E402
 from gdpa_inductor.kernels.cute.plan import plan_of  # noqa: E402
 from gdpa_inductor.kernels.cute.replay import Record  # noqa: E402
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config  # noqa: E402

@@ -10,7 +10,7 @@ import torch
 from gdpa_inductor._compat import inductor
 from gdpa_inductor.kernels.cute import disk, launch
 from gdpa_inductor.kernels.cute.backward.launch import backward
-from gdpa_inductor.kernels.cute.backward.stored import StoredTiling
+from gdpa_inductor.kernels.cute.config import StoredTiling
 from gdpa_inductor.kernels.cute.launcher import word_launcher
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.ops import operands_of

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from gdpa_inductor.kernels.cute.backward import biases
-from gdpa_inductor.kernels.cute.backward.limits import no_such_biases, no_such_heads
-from gdpa_inductor.kernels.cute.backward.roots import factor_of
+from gdpa_inductor.kernels.cute.backward.roots import factor_of, no_such_biases, no_such_heads
 from gdpa_inductor.operands import Operands
 from gdpa_inductor.program.expr import fold, postorder, torch_apply
 from gdpa_inductor.program.score_mod import ScoreMod

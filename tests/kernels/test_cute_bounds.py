@@ -1,6 +1,7 @@
 """Tables of bounds of operands on tiles, by the kernel, on the emulator."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,8 +9,7 @@ import torch
 pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute import bounds
-from gdpa_inductor.kernels.cute.bounds import TableForm
-from gdpa_inductor.kernels.cute.classes import TileSize, table_dtype
+from gdpa_inductor.kernels.cute.config import TileSize, table_dtype
 from gdpa_inductor.kernels.cute.replay import Record
 from gdpa_inductor.program.expr import AXES
 from gdpa_inductor.program.score_mod import Aux
@@ -38,12 +38,15 @@ def table_of(operand: torch.Tensor, access: tuple[str, ...], size: TileSize = SI
     """The table, in memory that begins as something else."""
     results = []
     with recording(), tables() as room:
-        spec = Aux(KINDS[operand.dtype], access)
-        form = TableForm.of(operand, spec, size, ARCH)
+        program = SimpleNamespace(aux=[Aux(KINDS[operand.dtype], access)])
+        o = SimpleNamespace(aux=[operand], program=program)
+        plan = SimpleNamespace(example=o, config=SimpleNamespace(arch=ARCH))
+        form = bounds._table_form(plan, 0, size)
+        plan.once = lambda *_: form
 
         def start() -> None:
             room.used = 0
-            results.append(form.build(operand, 0, 0, Record(fails=True)))
+            results.append(bounds.table(plan, o, (0, size), 0, Record(fails=True)))
 
         run(start, [operand, room.bytes])
     assert results[-1].room.dtype == getattr(

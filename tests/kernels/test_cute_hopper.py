@@ -14,8 +14,7 @@ from cutlass import BFloat16, cute
 from gdpa_inductor.kernels.cute import launch
 from gdpa_inductor.kernels.cute.backward import jagged_sums
 from gdpa_inductor.kernels.cute.backward.roots import masked
-from gdpa_inductor.kernels.cute.backward.stored import StoredTiling
-from gdpa_inductor.kernels.cute.config import SHARED_MEMORY
+from gdpa_inductor.kernels.cute.config import SHARED_MEMORY, StoredTiling
 from gdpa_inductor.kernels.cute.sm90 import wgmma
 from gdpa_inductor.kernels.cute.sm90.config import COLS, HALF, ROWS, Sm90Config
 from gdpa_inductor.kernels.cute.sm90.forward.bias import CHUNK, CHUNKS, HopperBias

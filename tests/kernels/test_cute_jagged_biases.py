@@ -19,9 +19,10 @@ pytest.importorskip("cutlass")
 from gdpa_inductor.kernels.cute import launch, plan
 from gdpa_inductor.kernels.cute.backward import jagged_biases
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
+from gdpa_inductor.kernels.cute.backward.jagged_biases import StoredScores
 from gdpa_inductor.kernels.cute.backward.launch import BackwardCall, backward
 from gdpa_inductor.kernels.cute.backward.roots import factor_of
-from gdpa_inductor.kernels.cute.backward.stored import StoredScores, StoredTiling
+from gdpa_inductor.kernels.cute.config import StoredTiling
 from gdpa_inductor.kernels.cute.launcher import SIZES, TOTALS
 from gdpa_inductor.kernels.cute.sm90.config import COLS, Sm90Config
 from gdpa_inductor.operands import Operands, score_shape
@@ -90,9 +91,6 @@ class Formula:
 
     def __init__(self) -> None:
         self.deals: list[list[int]] = []
-
-    def tiling(self, config: Sm90Config) -> StoredTiling:
-        return StoredTiling(16, COLS, by_keys=True)
 
     def gradients(self, call: BackwardCall, asked: str) -> dict[str, Tensor]:
         o = call.operands
@@ -167,6 +165,7 @@ def stored_scores(stored: StoredScores) -> Tensor:
 def formula(monkeypatch: pytest.MonkeyPatch) -> Formula:
     result = Formula()
     monkeypatch.setattr(plan, "PLANS", {})
+    monkeypatch.setattr(Sm90Config, "tiling", StoredTiling(16, COLS, by_keys=True))
     monkeypatch.setattr(backward_launch, "_kernels", lambda _: result)
     monkeypatch.setattr(jagged_biases, "add_tiles", tiles)
     monkeypatch.setattr(jagged_biases, "add_rows", rows)

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from gdpa_inductor.kernels.cute.classes import classes
+from gdpa_inductor.kernels.cute.config import classes
 from gdpa_inductor.kernels.cute.plan import plan_of
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from gdpa_inductor.kernels.cute import form, launch, plan
+from gdpa_inductor.kernels.cute.launch import longest_first
 from gdpa_inductor.kernels.cute.launcher import Launcher
-from gdpa_inductor.kernels.cute.order import longest_first
 from gdpa_inductor.kernels.cute.replay import Record
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config

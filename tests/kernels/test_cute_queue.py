@@ -13,9 +13,9 @@ from cutlass import Int32, cute
 
 from gdpa_inductor.kernels.cute.barriers import Cursor
 from gdpa_inductor.kernels.cute.compiler import pointer
-from gdpa_inductor.kernels.cute.forward.queue import Queue
 from gdpa_inductor.kernels.cute.forward.scheduler import Scheduler
-from gdpa_inductor.kernels.cute.forward.work import Work
+from gdpa_inductor.kernels.cute.forward.work import Queue, Work
+from gdpa_inductor.kernels.cute.operands import KernelArguments
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from tests.emulator import recording, run
 
@@ -74,8 +74,12 @@ class Deal:
     @cute.kernel
     def kernel(self, out, cu_q, cu_k, order, sizes):
         cta, _, _ = cute.arch.block_idx()
-        work = Work(self.config, sizes, (cu_q, cu_k, order), False)
+        work = Work(self.config, shape(cu_q, cu_k, order, sizes), False)
         Noted(out + cta * (MOST * len(FIELDS)), work).publish(Queue(work))
+
+
+def shape(cu_q, cu_k, order, sizes) -> KernelArguments:
+    return KernelArguments((), (), sizes, cu_q, cu_k, order, None, None)
 
 
 def arguments(out, cu_q, cu_k, order, sizes, ctas):
@@ -118,7 +122,7 @@ class Place(Deal):
 
     @cute.kernel
     def kernel(self, out, cu_q, cu_k, order, sizes):
-        work = Work(self.config, sizes, (cu_q, cu_k, order), False)
+        work = Work(self.config, shape(cu_q, cu_k, order, sizes), False)
         with cute.arch.elect_one():
             out[0] = Int32((Queue(work).counter.toint() - order.toint()) // 8)
 

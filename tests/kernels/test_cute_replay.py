@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gdpa_inductor.kernels.cute import bounds, launch, plan, replay
-from gdpa_inductor.kernels.cute.backward import biases, totals
+from gdpa_inductor.kernels.cute.backward import biases
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.launcher import SIZES, TOTALS, Launcher, WordLauncher
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
@@ -257,7 +257,7 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """In place of the kernel that sums what is stored."""
     recorder = Recorder()
     launcher = WordLauncher(recorder, 8)
-    monkeypatch.setattr(totals, "word_launcher", lambda *_: launcher)
+    monkeypatch.setattr(biases, "word_launcher", lambda *_: launcher)
     return recorder
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gdpa_inductor.kernels.cute import launch, order, plan, replay
+from gdpa_inductor.kernels.cute import launch, plan, replay
 from gdpa_inductor.kernels.cute.backward import jagged_biases
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.launcher import Launcher, WordLauncher
@@ -46,8 +46,8 @@ def ranked(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """In place of the kernel that ranks sequences."""
     recorder = Recorder()
     ranking = functools.cache(lambda *_: WordLauncher(recorder, 4))
-    monkeypatch.setattr(order, "word_launcher", ranking)
-    monkeypatch.setattr(order, "_is_ranked", lambda *_: True)
+    monkeypatch.setattr(launch, "word_launcher", ranking)
+    monkeypatch.setattr(launch, "_is_ranked", lambda *_: True)
     return recorder
 
 
@@ -341,7 +341,7 @@ COPIED = {
 @pytest.mark.parametrize("name", COPIED)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 def test_what_torch_does_is_not_recorded(name: str, backward: bool, monkeypatch):
-    monkeypatch.setattr(order, "_is_ranked", lambda *_: name != "an order by torch")
+    monkeypatch.setattr(launch, "_is_ranked", lambda *_: name != "an order by torch")
     site = (calls.backward_site if backward else calls.forward_site)(False)
     args = with_(jagged(50), COPIED[name])
     for _ in range(2):

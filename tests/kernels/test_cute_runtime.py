@@ -12,9 +12,8 @@ import pytest
 from gdpa_inductor.kernels.cute import runtime
 
 MODULES = (
-    "form", "launch", "launcher", "memory", "order", "plan", "precompile", "replay",
-    "backward.launch", "backward.totals", "backward.jagged_totals", "sm90.backward.launch",
-    "sm100.backward.launch",
+    "form", "launch", "launcher", "plan", "precompile", "replay", "runtime", "backward.biases",
+    "backward.jagged_biases", "backward.launch", "sm90.backward.launch", "sm100.backward.launch",
 )  # fmt: skip
 
 

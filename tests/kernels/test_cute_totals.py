@@ -9,10 +9,9 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from gdpa_inductor.kernels.cute.backward import summation, totals
-from gdpa_inductor.kernels.cute.backward.jagged_totals import add_rows, add_tiles
-from gdpa_inductor.kernels.cute.backward.stored import StoredScores, StoredTiling
-from gdpa_inductor.kernels.cute.config import whole_vectors
+from gdpa_inductor.kernels.cute.backward import biases, summation
+from gdpa_inductor.kernels.cute.backward.jagged_biases import StoredScores, add_rows, add_tiles
+from gdpa_inductor.kernels.cute.config import StoredTiling, whole_vectors
 from gdpa_inductor.kernels.cute.launcher import WordLauncher, word_launcher
 from gdpa_inductor.kernels.cute.runtime import Kernel, exported
 from tests.emulator import recording, run
@@ -55,8 +54,8 @@ def test_sums_over_batches_and_heads(own, target, factor, apart, monkeypatch):
     kinds = (str(x.dtype).removeprefix("torch.") for x in (scores, sums))
     served = []
     kernel = launcher(*kinds, factor, ARCH, apart)
-    monkeypatch.setattr(totals, "word_launcher", lambda *_: kernel)
-    run(lambda: served.append(totals.total(scores, sums, factor, ARCH, 0)), [scores, room])
+    monkeypatch.setattr(biases, "word_launcher", lambda *_: kernel)
+    run(lambda: served.append(biases.total(scores, sums, factor, ARCH, 0)), [scores, room])
     assert served and all(served)
     dims = [d for d in range(4) if own[d] != WHOLE[d]]
     exact = scores.double().sum(dims, keepdim=True) if dims else scores.double()
@@ -76,7 +75,7 @@ LEFT = {  # the scores, and what their sums would be written to
 
 @pytest.mark.parametrize("name", LEFT)
 def test_other_sums_are_left_to_torch(name):
-    assert not totals.total(*LEFT[name], 1.0, ARCH, 0)
+    assert not biases.total(*LEFT[name], 1.0, ARCH, 0)
 
 
 # Of jagged sequences.

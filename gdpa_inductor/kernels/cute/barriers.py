@@ -11,6 +11,7 @@ There are two ways to name a place:
     a number    The number of a step. `Signal` computes stage and parity from it.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +19,13 @@ import cutlass
 from cutlass import Constexpr, Int32, Uint32, cute
 from cutlass.cutlass_dsl import extract_mlir_values, new_from_mlir_values
 
-from .values import Fixed, select
+from .values import Carried, Fixed, select
 
 
-class Cursor:
-    """A place in a ring: stage and parity, carried through loops. `next()` is the next place."""
+class Cursor(Carried):
+    """A place in a ring: stage and parity. `next()` is the next place."""
 
-    def __init__(self, stages: int, index: Any = None, phase: Any = None) -> None:
+    def __init__(self, stages: int, index=None, phase=None) -> None:
         self.stages = stages
         self.index = Int32(0) if index is None else index
         self.phase = Int32(0) if phase is None else phase
@@ -41,22 +42,19 @@ class Cursor:
         return [self.index.ir_value(), self.phase.ir_value()]
 
     def __new_from_mlir_values__(self, values: list[Any]) -> "Cursor":
-        return Cursor(self.stages, Int32(values[0]), Int32(values[1]))
-
-    def __get_mlir_types__(self) -> list[Any]:
-        return [x.type for x in self.__extract_mlir_values__()]
+        return Cursor(self.stages, *map(Int32, values))
 
 
-class Each:
-    """A value for each query tile, carried through loops: cursors, or truth values. Immutable."""
+class Each(Carried):
+    """A value for each query tile: cursors, or truth values. Immutable."""
 
-    def __init__(self, *items: Any) -> None:
+    def __init__(self, *items) -> None:
         self.items = items
 
-    def __getitem__(self, t: int) -> Any:
+    def __getitem__(self, t: int):
         return self.items[t]
 
-    def but(self, t: int, item: Any) -> "Each":
+    def but(self, t: int, item) -> "Each":
         """The same with another item for t."""
         return Each(*self.items[:t], item, *self.items[t + 1 :])
 
@@ -69,35 +67,29 @@ class Each:
         parts = [[remaining.pop(0) for _ in range(count)] for count in counts]
         return Each(*(new_from_mlir_values(*pair) for pair in zip(self.items, parts, strict=True)))
 
-    def __get_mlir_types__(self) -> list[Any]:
-        return [x.type for x in self.__extract_mlir_values__()]
-
 
 @dataclass(frozen=True)
 class Mbarriers(Fixed):
-    """One mbarrier for each stage, in shared memory. arrivals: how many complete a phase."""
+    """One mbarrier for each stage, in shared memory."""
 
     pointer: Any
     stages: int
-    arrivals: int
+    arrivals: int  # how many complete a phase
 
     def init(self) -> None:
-        """Initialise the barriers. One thread does it, before any use."""
         for stage in range(self.stages):
             cute.arch.mbarrier_init(self.pointer + stage, self.arrivals)
 
-    def at(self, place: Any) -> Any:
-        """The barrier of a place."""
+    def at(self, place):
         raise NotImplementedError
 
-    def phase(self, place: Any) -> Any:
-        """The parity of its round."""
+    def phase(self, place):
         raise NotImplementedError
 
-    def wait(self, place: Any) -> None:
+    def wait(self, place) -> None:
         cute.arch.mbarrier_wait(self.at(place), self.phase(place))
 
-    def wait_before(self, place: Any) -> None:
+    def wait_before(self, place) -> None:
         """Wait for the round before this one, as a producer does."""
         cute.arch.mbarrier_wait(self.at(place), self.phase(place) ^ 1)
 
@@ -118,18 +110,18 @@ class Mbarriers(Fixed):
 class Barriers(Mbarriers):
     """mbarriers whose places are cursors."""
 
-    def at(self, place: Cursor) -> Any:
+    def at(self, place: Cursor):
         return self.pointer + place.index
 
-    def phase(self, place: Cursor) -> Any:
+    def phase(self, place: Cursor):
         return place.phase
 
-    def of(self, number: Any) -> "Barriers":
+    def of(self, number) -> "Barriers":
         """The barrier with this number, if `pointer` begins an array of single barriers."""
         return Barriers(self.pointer + number, 1, self.arrivals)
 
     def arrive(self, place: Cursor) -> None:
-        """One arrival of each lane that calls it."""
+        # Each lane that calls it arrives.
         cute.arch.mbarrier_arrive(self.at(place))
 
 
@@ -139,27 +131,23 @@ class Signal(Mbarriers):
     Step i uses stage i % stages, in round i // stages. So no role carries a parity.
     """
 
-    def index(self, step: Any) -> Any:
+    def index(self, step):
         """The stage. Steps are never negative, and an unsigned remainder is cheaper."""
         return Int32(Uint32(step) % self.stages) if self.stages > 1 else 0
 
-    def at(self, step: Any) -> Any:
+    def at(self, step):
         return self.pointer + self.index(step)
 
-    def phase(self, step: Any) -> Any:
+    def phase(self, step):
         return Int32(Uint32(step) // self.stages & 1 if self.stages > 1 else step & 1)
 
 
 class Ring(Fixed):
-    """A ring of buffers that producers fill and consumers free.
+    """A ring of buffers that producers fill and consumers free."""
 
-    Args:
-        barriers: A pointer to shared memory for 2 mbarriers per stage.
-        producers, consumers: How many arrivals complete a phase of `full` and of `empty`.
-    """
-
-    def __init__(self, barriers: Any, stages: int, producers: int, consumers: int) -> None:
+    def __init__(self, barriers, stages: int, producers: int, consumers: int) -> None:
         self.stages = stages
+        # `barriers` points to 2 mbarriers per stage. The numbers are those of a phase's arrivals.
         self.full = Barriers(barriers, stages, producers)
         self.empty = Barriers(barriers + stages, stages, consumers)
 
@@ -171,7 +159,6 @@ class Ring(Fixed):
         return Cursor(self.stages)
 
     def wait_for_room(self, at: Cursor) -> None:
-        """Wait until the buffer may be filled."""
         self.empty.wait_before(at)
 
     @cute.jit
@@ -194,3 +181,11 @@ class Loan(Ring):
 
     def wait_all(self, cursor: Cursor) -> None:
         """Nothing to do: the producer has waited for every arrival."""
+
+
+def initialize(channels: Iterable[Any]) -> None:
+    """Initialise rings and barriers. One warp does it, and the others wait for it."""
+    with cute.arch.elect_one():
+        for channel in channels:
+            channel.init()
+    cute.arch.mbarrier_init_fence()

@@ -1,12 +1,10 @@
 """The kernel that makes a table of tile bounds (see `bounds`). A CTA reads one tile."""
 
-from typing import Any
-
 import cutlass
 from cutlass import Float32, Int32, Int64, cute, range_constexpr
 
-from .classes import ENDS
 from .compiler import compile_kernel, pointer, stream
+from .config import ENDS
 from .program import element, widened
 from .ranges import LANES
 from .values import larger, smaller
@@ -55,7 +53,6 @@ class Bounding:
 
     @cute.jit
     def store(self, place, thread, lo, hi):
-        """Reduce over the threads of the CTA, and store the two results."""
         layout = cute.make_layout((WARPS, len(ENDS)), stride=(APART, 1))
         buffer = cutlass.memory.SmemAllocator().allocate_tensor(self.kind, layout, 16)
         for distance in (1, 2, 4, 8, 16):
@@ -70,19 +67,18 @@ class Bounding:
                 hi = self.most(hi, buffer[warp, 1])
             place[0], place[1] = place.dtype(lo), place.dtype(hi)
 
-    def element(self, place: Any) -> Any:
+    def element(self, place):
         value = widened(element(place), self.source)
         return Int32(value != 0) if self.source == "bool" else self.kind(value)
 
-    def least(self, x: Any, y: Any) -> Any:
+    def least(self, x, y):
         return cute.arch.fmin(x, y, nan=True) if self.kind is Float32 else smaller(x, y)
 
-    def most(self, x: Any, y: Any) -> Any:
+    def most(self, x, y):
         return cute.arch.fmax(x, y, nan=True) if self.kind is Float32 else larger(x, y)
 
 
-def compiled(source: str, table: str, rows: int, cols: int, arch: str) -> Any:
-    """The compiled kernel, for these dtypes of operand and table, and this tile size."""
+def compiled(source: str, table: str, rows: int, cols: int, arch: str):
     extents, strides = (tuple(kind(1) for _ in range(4)) for kind in (Int32, Int64))
     arguments = (pointer(source), pointer(table), extents, strides, stream())
     return compile_kernel(Bounding(source, table, rows, cols), arguments, arch)

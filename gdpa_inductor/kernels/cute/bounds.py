@@ -17,9 +17,7 @@ from torch import Tensor
 from ..._compat.device import empty
 from ...operands import Operands
 from ...program.expr import AXES
-from ...program.score_mod import Aux
-from .classes import ENDS, TableKey, TileSize, table_dtype
-from .config import LETTERS
+from .config import ENDS, LETTERS, TableKey, TileSize, table_dtype
 from .launcher import WordLauncher, word_launcher
 from .plan import LaunchPlan, name
 from .replay import Record
@@ -42,48 +40,38 @@ class TableForm:
     launcher: WordLauncher  # launches the kernel that makes the table
     # The arguments of this launch after the two addresses: sizes and strides.
     words: tuple[int, ...]
-    # shape, dtype: those of the table
     shape: tuple[int, ...]
     dtype: torch.dtype
-
-    @staticmethod
-    def of(operand: Tensor, spec: Aux, size: TileSize, arch: str) -> "TableForm":
-        steps, sizes = (
-            dict(zip(spec.access, x, strict=True)) for x in (operand.stride(), operand.shape)
-        )
-        strides = [steps.get(x, 0) for x in AXES]
-        extents = [sizes[x] if steps.get(x) else 1 for x in AXES]
-        heights = [1, 1, size.rows, size.cols]
-        heights = [height if step else 1 for height, step in zip(heights, strides, strict=True)]
-        shape = [-(-extent // height) for extent, height in zip(extents, heights, strict=True)]
-        kind = table_dtype(spec.kind, name(operand.dtype))
-        source = name(operand.dtype)
-        launcher = word_launcher("bounding", WORDS, source, kind, *heights[2:], arch)
-        words = (*extents, *strides)
-        return TableForm(launcher, words, (*shape, len(ENDS)), getattr(torch, kind))
-
-    def build(self, operand: Tensor, number: int, stream: int, record: Record) -> Table:
-        """Make the table on the device. number: that of the aux operand."""
-        room = record.add_buffer(empty(self.shape, self.dtype, operand.device))
-        self.launcher(operand.data_ptr(), room.data_ptr(), *self.words, stream)
-        record.add_table(self.launcher, (number, operand), room, *self.words)
-        steps = [
-            step if extent > 1 else 0
-            for step, extent in zip(room.stride(), self.shape, strict=True)
-        ]
-        known = dict(zip(AXES, steps, strict=False))
-        return Table(room, tuple(known.get(x, 0) for x in LETTERS))
+    strides: tuple[int, ...]  # in the order of `LETTERS`
 
 
 def table(
     plan: LaunchPlan, o: Operands[Tensor], key: TableKey, stream: int, record: Record
 ) -> Table:
-    """Make a table that a kernel of this call asks for. key: see `classes.TableKey`."""
+    """Make a table that a kernel of this call asks for. The device does it."""
     number, size = key
-    form = plan.once(_table_form, number, size)
-    return form.build(o.aux[number], number, stream, record)
+    form, operand = plan.once(_table_form, number, size), o.aux[number]
+    room = record.add_buffer(empty(form.shape, form.dtype, operand.device))
+    form.launcher(operand.data_ptr(), room.data_ptr(), *form.words, stream)
+    record.add_table(form.launcher, (number, operand), room, *form.words)
+    return Table(room, form.strides)
 
 
 def _table_form(plan: LaunchPlan, number: int, size: TileSize) -> TableForm:
-    o = plan.example
-    return TableForm.of(o.aux[number], o.program.aux[number], size, plan.config.arch)
+    operand, spec = plan.example.aux[number], plan.example.program.aux[number]
+    steps, sizes = (
+        dict(zip(spec.access, x, strict=True)) for x in (operand.stride(), operand.shape)
+    )
+    strides = [steps.get(x, 0) for x in AXES]
+    extents = [sizes[x] if steps.get(x) else 1 for x in AXES]
+    heights = [1, 1, size.rows, size.cols]
+    heights = [height if step else 1 for height, step in zip(heights, strides, strict=True)]
+    shape = [-(-extent // height) for extent, height in zip(extents, heights, strict=True)]
+    shape.append(len(ENDS))
+    own = zip(torch.empty(shape, device="meta").stride(), shape, strict=True)
+    known = dict(zip(AXES, [step if extent > 1 else 0 for step, extent in own], strict=False))
+    source, kind = name(operand.dtype), table_dtype(spec.kind, name(operand.dtype))
+    launcher = word_launcher("bounding", WORDS, source, kind, *heights[2:], plan.config.arch)
+    by_letter = tuple(known.get(x, 0) for x in LETTERS)
+    words, dtype = (*extents, *strides), getattr(torch, kind)
+    return TableForm(launcher, words, tuple(shape), dtype, by_letter)

@@ -8,14 +8,13 @@ import torch
 from cutlass import Int32, Int64, cute
 
 from .backward.roots import terms_of
-from .classes import classes, table_dtype
-from .config import LETTERS, KernelConfig
+from .config import LETTERS, KernelConfig, classes, table_dtype
 from .form import ALIGNMENT
 from .launcher import SIZES, TOTALS
-from .program import DTYPES
+from .values import DTYPES
 
 
-def compile_kernel(kernel: Any, arguments: Sequence[Any], arch: str, more: str = "") -> Any:
+def compile_kernel(kernel, arguments: Sequence[Any], arch: str, more: str = ""):
     """The compiled kernel.
 
     Compiling needs no GPU, and reads nothing of the arguments but their types. more: Further
@@ -24,28 +23,18 @@ def compile_kernel(kernel: Any, arguments: Sequence[Any], arch: str, more: str =
     return cute.compile(kernel, *arguments, options=f"--gpu-arch={arch} {more}".rstrip())
 
 
-def pointer(dtype: str, align: int = 0, address: int = 16) -> Any:
+def pointer(dtype: str, align: int = 0, address: int = 16):
     """A pointer to global memory, for tracing. align: In bytes, by default that of the dtype."""
     align, gmem = align or getattr(torch, dtype).itemsize, cute.AddressSpace.gmem
     return cute.runtime.make_ptr(DTYPES[dtype], address, gmem, assumed_align=align)
 
 
-def stream() -> Any:
+def stream():
     return cuda.CUstream(0)
 
 
 def example(config: KernelConfig) -> tuple[Any, ...]:
-    """The arguments of an attention kernel for tracing: the right types, but no data.
-
-    pointers:  Query, key, value and `KernelConfig.matrices`.
-    sizes:     B, H, Hk, Hv, M, N (the most, if jagged), total rows of Q and of K, and how many
-               sequences the launch computes.
-    strides:   (batch, head, row) of the matrices.
-    cu_q, cu_k, order: `cu_seqlens` of jagged sides, and the order of the sequences, or None.
-    aux:       (pointer, strides in the order of `LETTERS`) of aux operands, then of their tables.
-    scalars:   The integers of the program.
-    ctas, stream: How many CTAs to launch, and where.
-    """
+    """The arguments of `AttentionKernel` for tracing: the right types, but no data."""
     dtypes = [config.dtype] * 3 + config.matrices
     jagged = (config.jagged_q, config.jagged_k)
     bounded = classes(config, terms_of(config)).bounds

@@ -5,14 +5,16 @@ batch, heads and strides. Each architecture has a subclass (`sm90/config.py`, `s
 cutlass is not imported here.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 
-from ...program.expr import AXES, POSITIONS
+from ...program.expr import AXES, POSITIONS, Expr
 from ...program.score_mod import ScoreMod
+from ...program.tile_classes import TileClasses, classify, classify_by_tables
 
 BOX = 128  # rows of a matrix that one TMA copy brings
 TILES = 2  # query tiles of a CTA in the forward; a subclass may change it (`KernelConfig.tiles`)
@@ -26,6 +28,24 @@ VERSIONS = ((4, 8), (4, 9))  # of the package: the first that is tested, and the
 LETTERS = (*AXES, "q", "k")
 VECTOR = 8  # 16-bit numbers that a thread moves at a time; every head dim is a multiple of it
 LEAST_SLICE = 128  # the fewest channels of V that a launch takes, if it does not take them all
+
+
+@dataclass(frozen=True)
+class StoredTiling:
+    """The tiles of scores. rows, cols: Queries and keys of a tile.
+
+    by_keys: Each key tile has a hull. Otherwise each query tile has one.
+    """
+
+    rows: int
+    cols: int
+    by_keys: bool
+
+    def units(self, key_heads: int, heads: int, rows: int, cols: int) -> tuple[int, int]:
+        """(how many heads have hulls, how many hulls each of them has)."""
+        if self.by_keys:
+            return key_heads, -(-cols // self.cols)
+        return heads, -(-rows // self.rows)
 
 
 @dataclass(frozen=True)
@@ -43,6 +63,7 @@ class KernelConfig:
     max_dim: ClassVar[int]  # the largest head dim that a launch of a forward takes
     max_backward_dim: ClassVar[int]  # the largest head dim that a backward takes
     rivalled: ClassVar[bool]  # Triton is faster on some problems, so the lowering compares the two
+    overwrites: ClassVar[bool]  # a backward may store the gradient of a bias in place of the bias
     # Kernels store zeros in rows of a jagged result that no sequence owns. If False, the host
     # clears these rows before the launch.
     clears: ClassVar[bool] = False
@@ -75,7 +96,7 @@ class KernelConfig:
     # "first", "middle" or "last" if each launch of a backward takes some of the keys, else "". Each
     # launch adds to the sums of dQ. The last one converts them to `dtype`.
     part: str = ""
-    bounded: frozenset[int] = frozenset()  # those that may get a table of tile bounds (classes.py)
+    bounded: frozenset[int] = frozenset()  # those that may get a table of tile bounds (`classes`)
     kernel: str = "forward"  # which kernel: "forward", or one of `backward_kernels`
 
     def backward_kernels(self, ordered: bool, stored: int | None) -> list["KernelConfig"]:
@@ -88,19 +109,21 @@ class KernelConfig:
         return [self.dtype]
 
     def gradient_dtypes(self, letters: str) -> list[str]:
-        """The dtypes in which the kernel stores gradients of "q", "k" or "v"."""
         return ["float32" if letter in self.shared else self.dtype for letter in letters]
 
     @property
     def stored_dtypes(self) -> list[str]:
-        """The dtypes of stored gradients of scores and their hulls (`backward.stored`)."""
         scores = [] if self.stored is None else [self.dtype]
         return scores + ["int32"] * self.notes
 
     @property
     def tile_rows(self) -> int:
-        """The queries of a score tile of this kernel."""
         return self.rows
+
+    @property
+    def tiling(self) -> StoredTiling:
+        """The tiles of scores whose gradients a backward stores."""
+        raise NotImplementedError
 
     @property
     def mod(self) -> ScoreMod:
@@ -112,11 +135,9 @@ class KernelConfig:
 
     @property
     def batch_first(self) -> bool:
-        """CTAs take all batches of a head before the next head.
-
-        These batches read the same elements of an aux operand that has no batch dim. For all heads
-        together the operand may be larger than the L2 cache.
-        """
+        """CTAs take all batches of a head before the next head."""
+        # These batches read the same elements of an aux operand that has no batch dim. For all
+        # heads together the operand may be larger than the L2 cache.
         shared = [x.axes for x in self.mod.aux if "b" not in x.axes]
         return not self.jagged and any(axes >= {"h", *POSITIONS} for axes in shared)
 
@@ -127,10 +148,8 @@ class KernelConfig:
 
     @property
     def tiled(self) -> int | None:
-        """The aux operand that TMA loads tile by tile, such as a bias of shape [B, H, M, N].
-
-        It has one number for each score, in `dtype`. If there are several, this is the first.
-        """
+        """The aux operand that TMA loads tile by tile, such as a bias of shape [B, H, M, N]."""
+        # It has one number for each score, in `dtype`. If there are several, this is the first.
         for number in sorted(self.vectors - self.expanded):
             if self.aux[number] == self.dtype and set(self.mod.aux[number].access) >= POSITIONS:
                 return number
@@ -143,7 +162,6 @@ class KernelConfig:
 
     @property
     def cols(self) -> int:
-        """The keys of a score tile."""
         return BOX
 
     @property
@@ -182,10 +200,9 @@ def unsupported(
 
 
 def _unfit_dim(kind: type[KernelConfig], head_dim: int, value_dim: int) -> str:
-    """Why the kernels do not take these head dims, or "".
-
-    value_dim: The width of a slice. It is above `max_dim` only if no equal slices fit (`slice_of`).
-    """
+    """Why the kernels do not take these head dims, or ""."""
+    # value_dim: The width of a slice. It is above `max_dim` only if no equal slices fit
+    # (`slice_of`).
     most = kind.max_dim
     takes = f"the CuTe kernel takes multiples of {VECTOR} up to {most}"
     fits = [VECTOR <= size <= most and size % VECTOR == 0 for size in (head_dim, value_dim)]
@@ -217,10 +234,42 @@ def slice_of(kind: type[KernelConfig], value_dim: int) -> int:
 
 
 def _padded(size: int) -> int:
-    """The head dim rounded up to whole swizzle atoms of 32 elements."""
-    return -(-size // 32) * 32
+    return -(-size // 32) * 32  # whole swizzle atoms
 
 
 def whole_vectors(count: Any) -> Any:
     """A count of numbers, rounded up to whole vectors of 8."""
     return (count + (VECTOR - 1)) // VECTOR * VECTOR
+
+
+@dataclass(frozen=True)
+class TileSize:
+    """The queries and keys of a tile of scores."""
+
+    rows: int
+    cols: int
+
+
+ENDS = ("aux_lo", "aux_hi")  # the smallest and the largest element, in the order of a table
+TableKey = tuple[int, TileSize]  # the number of the aux operand, and the tile size of the kernel
+
+
+def classes(config: KernelConfig, roots: Sequence[Expr] = ()) -> TileClasses:
+    """The tile classes of a kernel that evaluates `roots`, by default the weight."""
+    return _classes(config.program, tuple(roots), config.bounded)
+
+
+@functools.lru_cache(512)
+def _classes(program: str, roots: tuple[Expr, ...], bounded: frozenset[int]) -> TileClasses:
+    """Classes with tables, if tables let the kernel skip tiles. Otherwise classes without."""
+    mod = ScoreMod.parse(program)
+    roots = roots or (mod.weight,)
+    by_tables = classify_by_tables(roots, mod.aux, sorted(bounded))
+    return by_tables if by_tables.skips else classify(roots, mod.aux)
+
+
+def table_dtype(kind: str, dtype: str) -> str:
+    """The dtype of a table: the one in which the program computes with an operand of this kind."""
+    if kind == "i":
+        return "int64" if dtype == "int64" else "int32"
+    return "bool" if kind == "b" else "float32"

@@ -69,18 +69,15 @@ def described(part: Any) -> str:
 
 
 def keeps() -> bool:
-    """Whether the cache is enabled."""
     return _folder() is not None
 
 
 def has(*parts: Any) -> bool:
-    """Whether there is a file for this kernel. It may be damaged."""
     place = _place(parts)
     return place is not None and any(place.glob("*.o"))
 
 
 def _folder() -> Path | None:
-    """The folder of all kernels, or None if the cache is disabled."""
     folder = inductor.cache_folder()
     if folder is None or os.environ.get(OFF, "0").lower() not in ("0", "false", ""):
         return None
@@ -88,7 +85,6 @@ def _folder() -> Path | None:
 
 
 def _place(parts: tuple[Any, ...]) -> Path | None:
-    """The folder of one kernel, or None if the cache is disabled."""
     folder = _folder()
     if folder is None:
         return None
@@ -99,10 +95,8 @@ def _place(parts: tuple[Any, ...]) -> Path | None:
 
 
 def _surroundings() -> list[str]:
-    """What every kernel depends on: the package, the compiler with its settings, and the host.
-
-    The object file has host code for the launch, compiled for the instructions of this CPU.
-    """
+    """What every kernel depends on: the package, the compiler with its settings, and the host."""
+    # The object file has host code for the launch, compiled for the instructions of this CPU.
     settings = sorted(item for item in os.environ.items() if item[0].startswith(SETTINGS))
     compiler = (_versions(), sys.version_info[:2], settings)
     return [source_hash(), repr(compiler), platform.machine(), _instructions()]
@@ -110,7 +104,6 @@ def _surroundings() -> list[str]:
 
 @functools.cache
 def _versions() -> tuple[str, ...]:
-    """The versions of the compiler's packages. One package tells which CUDA it is for."""
     versions = []
     for part in PARTS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -120,7 +113,6 @@ def _versions() -> tuple[str, ...]:
 
 @functools.cache
 def _instructions() -> str:
-    """The instruction sets of the CPU, as text."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -86,7 +86,6 @@ def _truncated(x, y):
 
 
 def _through(dtype) -> Callable:
-    """Round to a narrower float and back."""
     return each(lambda x: x.to(dtype).to(Float32))
 
 

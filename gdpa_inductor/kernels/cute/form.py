@@ -41,7 +41,6 @@ class Form(NamedTuple):
 
     @property
     def devices(self) -> list[torch.device]:
-        """The devices of all tensors, that of the query first."""
         return [device for device in self.tensors[1::3] if device is not None]
 
 
@@ -64,11 +63,8 @@ def layout_key(
 
     The total rows of a jagged side vary from batch to batch. A plan depends only on whether there
     are 0, 1 or several, and on which other sizes equal them. So in the key other rows stand for
-    them, for which the answers are the same.
-
-    Args:
-        matrices: Query, key, value and, in a backward, the gradient of O.
-        lengths: `Operands.lengths`.
+    them, for which the answers are the same. The matrices are query, key, value and, in a backward,
+    the gradient of O.
     """
     counts: list[Any] = [x.shape[0] if x.dim() == JAGGED else None for x in matrices[:2]]
     rows: list[Any] = counts if counts == [None, None] else _rows_in_key(counts, aux)
@@ -95,7 +91,6 @@ def _rows_in_key(counts: Sequence[Any], aux: Sequence[Tensor]) -> list[Any]:
 
 
 def example_of(form: Form) -> Operands[Tensor]:
-    """Operands of this form on the meta device."""
     longest_q, longest_k, *layouts = form.layout
     dtypes, aligned = form.tensors[::3], form.tensors[2::3]
     tensors = map(_on_meta, layouts[::2], layouts[1::2], dtypes, aligned)
@@ -116,5 +111,4 @@ def _on_meta(shape: Any, strides: Any, dtype: torch.dtype | None, aligned: Any) 
 
 
 def off_alignment(addresses: Iterable[int]) -> bool:
-    """Some address is not a multiple of 16 bytes."""
     return functools.reduce(operator.or_, addresses, 0) % ALIGNMENT != 0

@@ -17,10 +17,11 @@ from ...operands import Operands
 from ...rejection import GDPAError
 from .bounds import table
 from .config import KernelConfig
-from .launcher import Launcher, load
-from .order import longest_first
-from .plan import LaunchPlan, plan_of
+from .launcher import Launcher, load, word_launcher
+from .plan import LaunchPlan, name, offsets_of, plan_of
 from .replay import Record
+
+MOST_RANKED = 8192  # sequences; for more, a sort is faster
 
 
 @functools.cache
@@ -33,19 +34,16 @@ def compiled(config: KernelConfig, more: str = "") -> Any:
 
 @functools.cache
 def launcher(config: KernelConfig) -> Launcher:
-    """The launcher of a kernel, loaded or compiled once."""
     return Launcher(load("launch", config), config)
 
 
 def kernel_of(config: KernelConfig) -> Any:
-    """The kernel of a configuration, not compiled."""
     direction = "forward" if config.kernel == "forward" else "backward"
     module = importlib.import_module(f".{config.folder}.{direction}.kernel", __package__)
     return module.KERNEL(config)
 
 
 def launcher_in(plan: LaunchPlan) -> Launcher:
-    """The launcher of the forward of a plan."""
     return launcher(plan.config)
 
 
@@ -114,3 +112,28 @@ def place(device: torch.device, ctas: int, stream: int | None) -> tuple[int, int
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def longest_first(
+    operands: Operands[Tensor], config: KernelConfig, stream: int, record: Record
+) -> Tensor | None:
+    """The numbers of the sequences, longest first, as int64 [B + 1]. None if both sides are dense.
+
+    The last element is 0. It is the counter of the tiles that CTAs have taken (`forward/work.py`).
+    """
+    offsets = offsets_of(operands)
+    if offsets is None:
+        return None
+    batch = offsets.shape[0] - 1
+    if not _is_ranked(offsets.device, batch):
+        order = torch.argsort(offsets[1:] - offsets[:-1], descending=True, stable=True)
+        return torch.nn.functional.pad(order, (0, 1))
+    order = record.add_buffer(empty((batch + 1,), torch.int64, offsets.device))
+    ranking = word_launcher("ranking", 4, name(offsets.dtype), config.arch)
+    ranking(offsets.data_ptr(), order.data_ptr(), batch, stream)
+    record.add_ranking(ranking, order, batch)
+    return order
+
+
+def _is_ranked(device: torch.device, batch: int) -> bool:
+    return device.type == "cuda" and 0 < batch <= MOST_RANKED

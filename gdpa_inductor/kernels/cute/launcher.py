@@ -19,8 +19,7 @@ from collections.abc import Hashable, Sequence
 
 from . import disk, precompile
 from .backward.roots import terms_of
-from .classes import TableKey, TileSize, classes
-from .config import LETTERS, KernelConfig
+from .config import LETTERS, KernelConfig, TableKey, TileSize, classes
 from .runtime import Kernel
 
 SIZES = 6  # words of a form that come first: B, H, Hk, Hv, M, N
@@ -35,7 +34,6 @@ class WordBlock:
         self.dealt = 0
 
     def deal(self, count: int) -> list[int]:
-        """The addresses of the next `count` words."""
         first = ctypes.addressof(self.words) + 8 * self.dealt
         self.dealt += count
         return [first + 8 * i for i in range(count)]
@@ -98,12 +96,11 @@ class WordLauncher:
 
 
 def load(module: str, *arguments: Hashable) -> Kernel:
-    """The kernel of `disk.kernel_file`, once a worker that compiles it has ended."""
     precompile.finish(module, *arguments)
     return Kernel(disk.kernel_file(module, *arguments))
 
 
 @functools.cache
 def word_launcher(module: str, count: int, *arguments: Hashable) -> WordLauncher:
-    """The launcher of a small kernel: see `load`. count: How many arguments a launch has."""
+    """The launcher of a small kernel. count: How many arguments a launch has."""
     return WordLauncher(load(module, *arguments), count)

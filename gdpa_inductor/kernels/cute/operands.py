@@ -24,10 +24,44 @@ from cutlass import Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync
 
 from .config import BOX, LETTERS, VECTOR, KernelConfig
-from .values import Fixed, smaller
+from .values import DTYPES, Fixed, smaller
 
 # Eviction policies of the L2 cache, as the PTX instruction `createpolicy` encodes them.
 EVICT_NORMAL, EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000
+
+
+@dataclass(frozen=True)
+class KernelArguments:
+    """What every attention kernel takes. `compiler.example` has one of the right types."""
+
+    pointers: Any  # query, key, value and `KernelConfig.matrices`
+    strides: Any  # (batch, head, row) of each, in elements
+    # B, H, Hk, Hv, M, N (the most, if jagged), total rows of Q and of K, and how many sequences the
+    # launch computes.
+    sizes: Any
+    # `cu_seqlens` of jagged sides, and the order of the sequences, or None
+    cu_q: Any
+    cu_k: Any
+    order: Any
+    aux: Any  # (pointer, strides in the order of `LETTERS`) of aux operands, then of their tables
+    scalars: Any  # the integers of the program
+
+
+class AttentionKernel:
+    """One configuration. `launch` is the host's side of a subclass, `kernel` the device's."""
+
+    def __init__(self, config) -> None:
+        self.config, self.dtype = config, DTYPES[config.dtype]
+
+    @cute.jit
+    def __call__(
+        self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
+    ):
+        arguments = KernelArguments(pointers, strides, sizes, cu_q, cu_k, order, aux, scalars)
+        self.launch(arguments, ctas, stream)
+
+    def launch(self, arguments: KernelArguments, ctas: Int32, stream) -> None:
+        raise NotImplementedError
 
 
 @dataclass
@@ -44,36 +78,30 @@ class Matrix:
     jagged: bool
 
     def tensor(self, transposed: bool = False):
-        """The TMA tensor, with modes (row, column, (head, batch)).
-
-        A jagged matrix has the end of the rows, e, in place of the batch. transposed: The first two
-        modes are swapped.
+        """The TMA tensor, with modes (row, column, (head, batch)). transposed: The first two are
+        swapped.
         """
         sb, sh, sr = (cute.assume(Int64(s), divby=8) for s in self.strides)
         pointer, rows, outer, so = self.pointer, self.rows, self.batch, sb
         if self.jagged:
             pointer, rows, outer, so = pointer - sr * BOX, BOX, self.rows + 1, sr
+        shape, stride = (rows, self.width), (sr, 1)
         if transposed:
-            layout = cute.make_layout(
-                (self.width, rows, (self.heads, outer)), stride=(1, sr, (sh, so))
-            )
-        else:
-            layout = cute.make_layout(
-                (rows, self.width, (self.heads, outer)), stride=(sr, 1, (sh, so))
-            )
+            shape, stride = shape[::-1], stride[::-1]
+        layout = cute.make_layout((*shape, (self.heads, outer)), stride=(*stride, (sh, so)))
         return cute.make_tensor(pointer, layout)
 
-    def row(self, start: Any, row: Any, head: Any, batch: Any) -> Any:
+    def row(self, start, row, head, batch):
         """A pointer to row `row` of a sequence that begins at row `start` of a jagged matrix."""
         sb, sh, sr = (Int64(s) for s in self.strides)
         place = self.pointer + ((Int64(start) + row) * sr + head * sh)
         return place if self.jagged else place + batch * sb
 
 
-def matrices(config: KernelConfig, pointers: Any, sizes: Any, strides: Any) -> list[Matrix]:
-    """Q, K, V and O (dO in a backward). pointers, sizes, strides: As the kernels take them."""
+def matrices(config: KernelConfig, x: KernelArguments) -> list[Matrix]:
+    """Q, K, V and O (dO in a backward)."""
     c = config
-    batch, heads, key_heads, value_heads, _, _, q_rows, k_rows = sizes[:8]
+    batch, heads, key_heads, value_heads, _, _, q_rows, k_rows = x.sizes[:8]
     rows = {
         "q": (heads, q_rows, c.head_dim, c.jagged_q),
         "k": (key_heads, k_rows, c.head_dim, c.jagged_k),
@@ -82,32 +110,31 @@ def matrices(config: KernelConfig, pointers: Any, sizes: Any, strides: Any) -> l
     }
     return [
         Matrix(pointer, 1 if name in c.shared else batch, *row[:3], stride, row[3])
-        for (name, row), pointer, stride in zip(rows.items(), pointers, strides, strict=False)
+        for (name, row), pointer, stride in zip(rows.items(), x.pointers, x.strides, strict=False)
     ]
 
 
-def score_operand(config: KernelConfig, aux: Any, sizes: Any) -> Matrix:
+def score_operand(config: KernelConfig, x: KernelArguments) -> Matrix:
     """The aux operand that TMA loads in tiles (`KernelConfig.tiled`), as a matrix [.., M, N].
 
-    Its batch and heads are 1 where it lacks these dims. aux: As the kernels take it.
+    Its batch and heads are 1 where it lacks these dims.
     """
     number = config.tiled
     assert number is not None
-    access, (pointer, strides) = config.mod.aux[number].access, aux[number]
+    access, (pointer, strides) = config.mod.aux[number].access, x.aux[number]
     known = dict(zip(LETTERS, strides, strict=True))
-    batch, heads = (size if x in access else 1 for x, size in zip("bh", sizes[:2]))
+    batch, heads = (n if letter in access else 1 for letter, n in zip("bh", x.sizes))
     address = cute.make_ptr(pointer.dtype, pointer.toint(), pointer.memspace, assumed_align=16)
     # A dim of size 1 may have any stride but 0, as in `fits` of plan.py.
-    steps = tuple(known[x] if x in access else Int64(VECTOR) for x in ("b", "h", "q_idx"))
-    return Matrix(address, batch, heads, sizes[4], sizes[5], steps, False)
+    steps = tuple(known[a] if a in access else Int64(VECTOR) for a in ("b", "h", "q_idx"))
+    return Matrix(address, batch, heads, x.sizes[4], x.sizes[5], steps, False)
 
 
 @dataclass
 class Tiles(Fixed):
     """The tiles of one matrix, and their copies between global and shared memory."""
 
-    atom: Any  # the TMA copy
-    mX: Any  # the TMA tensor in global memory
+    tma: Any  # (the TMA copy, the TMA tensor in global memory)
     sX: Any  # The buffers in shared memory. The last mode is the stage.
     partition: Any  # A function from tiles of mX to the modes of sX, which a product may define
     tiler: tuple[int, int]  # (rows, columns) of a tile
@@ -117,54 +144,60 @@ class Tiles(Fixed):
     transposed: bool = False  # mX has its first two modes swapped
     single: bool = False  # All heads read the same matrix: it has 1 head.
 
-    def copy(self, start, row, rows, head, batch, stage, barrier, column=0, policy=None) -> None:
-        """Load a tile, from row `row` of a sequence on, with zeros past the end of the sequence.
+    def load(self, rows, head, batch, stage, full, at, column=0, policy=None) -> None:
+        """Load a tile, with zeros past the end of the sequence. One warp calls this.
 
-        One warp calls this. The sequence has `rows` rows, and begins at row `start` of a jagged
-        matrix. column: The number of the tile along the columns. policy: A policy of the L2 cache.
+        rows: (first row of the sequence in a jagged matrix, row of the tile in it, rows of the
+        sequence). full, at: The barriers that say that the tile has landed, and the place in them.
+        column: The number of the tile along the columns. policy: Of the L2 cache.
         """
-        source, shared = self._ends(start, row, rows, head, batch, stage, column)
-        cute.copy(self.atom, source, shared, tma_bar_ptr=barrier, **_hint(policy))
+        full.expect(at, self.size)
+        self.copy(rows, head, batch, stage, full.at(at), column, policy)
 
-    def store(self, start, row, rows, head, batch, stage, column=0, policy=None) -> None:
+    def copy(self, rows, head, batch, stage, barrier, column=0, policy=None) -> None:
+        source, shared = self._ends(rows, head, batch, stage, column)
+        cute.copy(self.tma[0], source, shared, tma_bar_ptr=barrier, **_hint(policy))
+
+    def store(self, rows, head, batch, stage, column=0, policy=None) -> None:
         """Store a buffer to global memory. Rows past the end of the sequence are dropped."""
-        target, shared = self._ends(start, row, rows, head, batch, stage, column)
-        cute.copy(self.atom, shared, target, **_hint(policy))
+        target, shared = self._ends(rows, head, batch, stage, column)
+        cute.copy(self.tma[0], shared, target, **_hint(policy))
 
-    def _ends(self, start, row, rows, head, batch, stage, column) -> tuple[Any, Any]:
-        """A tile in global memory, and its buffer."""
+    def _ends(self, rows, head, batch, stage, column) -> tuple[Any, Any]:
+        start, row, end = rows
         if self.jagged:
-            height = smaller(rows - row, Int32(BOX))
+            height = smaller(end - row, Int32(BOX))
             first, outer = BOX - height, start + row + height
         else:
             first, outer = row, Int32(0) if self.shared else batch
+        atom, mX = self.tma
         offset = (0, first, (0, 0)) if self.transposed else (first, 0, (0, 0))
-        parts = self.partition(cute.flat_divide(cute.domain_offset(offset, self.mX), self.tiler))
+        parts = self.partition(cute.flat_divide(cute.domain_offset(offset, mX), self.tiler))
         modes = cute.rank(self.sX) - 1
-        shared, matrix = cpasync.tma_partition(
-            self.atom, 0, cute.make_layout(1),
-            cute.group_modes(self.sX, 0, modes), cute.group_modes(parts, 0, modes),
-        )  # fmt: skip
+        groups = [cute.group_modes(x, 0, modes) for x in (self.sX, parts)]
+        shared, matrix = cpasync.tma_partition(atom, 0, cute.make_layout(1), *groups)
         head = Int32(0) if self.single else head
         return matrix[None, 0, column, (head, outer)], shared[None, stage]
 
 
-def _hint(policy: Any) -> dict[str, Any]:
+def _hint(policy) -> dict[str, Any]:
     return {} if policy is None else {"cache_policy": Int64(policy)}
 
 
-def score_tiles(config: KernelConfig, copy: Any, sX: Any, tiler: Any, size: int) -> Tiles:
+def score_tiles(config: KernelConfig, copy, sX, tiler, size: int) -> Tiles:
     """The `Tiles` of `score_operand`. copy: (atom, mX)."""
-    number, (atom, mX) = config.tiled, copy
-    assert number is not None
-    axes = config.mod.aux[number].axes
-    return Tiles(
-        atom, mX, sX, lambda tiles: tiles, tiler, size, jagged=False,
-        shared="b" not in axes, single="h" not in axes,
-    )  # fmt: skip
+    assert config.tiled is not None
+    axes = config.mod.aux[config.tiled].axes
+    shared, single = "b" not in axes, "h" not in axes
+    return Tiles(copy, sX, whole_tiles, tiler, size, False, shared, single=single)
 
 
-def vector(pointer: Any) -> Any:
+def whole_tiles(tiles):
+    """The partition of a matrix whose tiles are taken as they are."""
+    return tiles
+
+
+def vector(pointer):
     """The 8 numbers from a pointer on, which is aligned so that 16 bytes move at once."""
     aligned = cute.make_ptr(pointer.dtype, pointer.toint(), pointer.memspace, assumed_align=16)
     return cute.make_tensor(aligned, cute.make_layout(VECTOR))

@@ -76,7 +76,6 @@ class LaunchPlan:
 
     @property
     def in_place(self) -> bool:
-        """Kernels read all operands in place, without a copy."""
         return not (any(self.copied) or self.widened or self.gathered)
 
     @property
@@ -86,25 +85,20 @@ class LaunchPlan:
 
     @property
     def leaves_rows(self) -> bool:
-        """The host has to clear O first: it has rows that no sequence owns.
-
-        No tile covers these rows of a jagged query. Kernels with `KernelConfig.clears` store zeros
-        there themselves.
-        """
+        """The host has to clear O first: it has rows that no sequence owns."""
+        # No tile covers these rows of a jagged query. Kernels with `KernelConfig.clears` store
+        # zeros there themselves.
         return self.config.jagged_q and not self.config.clears
 
     def output_of(self, o: Operands[Tensor]) -> tuple[int, ...]:
-        """The shape of O."""
         return (o.query.shape[0] if self.config.jagged_q else self.batch, *self.output)
 
     def slices(
         self, readable: Operands[Tensor], out: Tensor
     ) -> Iterator[tuple[Operands[Tensor], Tensor]]:
-        """The operands and O of each launch of a forward.
-
-        There is one launch if the kernel has room for all channels of V. Otherwise there is one
-        for each slice of V and O (`slice_of`).
-        """
+        """The operands and O of each launch of a forward."""
+        # There is one launch if the kernel has room for all channels of V. Otherwise there is one
+        # for each slice of V and O (`slice_of`).
         width, channels = self.config.value_dim, out.shape[-1]
         if width == channels:
             yield readable, out
@@ -132,9 +126,9 @@ class LaunchPlan:
     ) -> bytes:
         """The arguments of a `Launcher` that do not change from call to call, as bytes.
 
-        others: The matrices beside query, key and value, such as O. Their shapes follow from the
-        form, so the cache needs their strides only. dealt: How many sequences the launch computes,
-        by default all.
+        others: The matrices beside query, key and value. Their shapes follow from the form, so the
+        cache needs their strides only. dealt: How many sequences the launch computes, by default
+        all.
         """
         known = (dealt, *[x.stride() for x in others], *[x.strides for x in tables])
         packed = self.words.get(known)
@@ -157,11 +151,7 @@ class LaunchPlan:
         stream: int,
         tables: Sequence[Any] = (),
     ) -> list[int]:
-        """The arguments of a `Launcher` that change from call to call, in its order.
-
-        They are addresses, total rows, scalars, the number of CTAs and the stream. The arguments
-        are those of `form_words`; `order` is the order of the sequences (`order.longest_first`).
-        """
+        """The arguments of a `Launcher` that change from call to call, in its order."""
         o = readable
         words = [x.data_ptr() for x in (o.query, o.key, o.value, *others)]
         words += totals(o.query, o.key)
@@ -192,14 +182,7 @@ _LOCK = threading.Lock()
 
 
 def plan_of(operands: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> LaunchPlan:
-    """The plan of a call, from the cache if a call of this form came before.
-
-    Args:
-        fast, skip, kind: As in `launch.forward`.
-
-    Raises:
-        GDPAError: The kernels do not take the operands. The message says why.
-    """
+    """The plan of a call, from the cache if a call of this form came before. Raises a GDPAError."""
     key = key_of(operands, fast, skip, kind)
     plan = PLANS.get(key)
     if plan is None:
@@ -216,7 +199,6 @@ def plan_of(operands: Operands[Tensor], fast: bool, skip: bool, kind: Kind | Non
 
 
 def build_plan(form: Form) -> LaunchPlan:
-    """Check a form, and build its plan."""
     o = example_of(form)
     check(o)
     devices = form.devices
@@ -253,7 +235,6 @@ def build_plan(form: Form) -> LaunchPlan:
 
 
 def config_for(o: Operands[Tensor], kind: Kind, fast: bool, skip: bool) -> KernelConfig:
-    """The configuration of the kernels that serve a call."""
     batch, offsets = score_shape(o)[0], offsets_of(o)
     matrices = {"q": o.query, "k": o.key, "v": o.value}
     return kind(
@@ -277,7 +258,6 @@ def config_for(o: Operands[Tensor], kind: Kind, fast: bool, skip: bool) -> Kerne
 
 
 def _complaint(config: KernelConfig, o: Operands[Tensor]) -> str:
-    """Why the kernels do not take these operands, or "". `check` has passed them before."""
     batch, heads, rows, cols = score_shape(o)
     if batch * heads * -(-max(rows, cols) // LEAST) >= MOST_TILES:
         return "too many tiles for the CuTe kernel, which numbers them in 32 bits"
@@ -290,10 +270,8 @@ def name(dtype: torch.dtype) -> str:
 
 
 def strides(matrix: Tensor) -> tuple[int, int, int]:
-    """The strides of (batch, head, row), in elements.
-
-    A dim of size 1 may have any stride. It gets 8 here, because TMA wants multiples of 16 bytes.
-    """
+    """The strides of (batch, head, row), in elements."""
+    # A dim of size 1 may have any stride. It gets 8 here, because TMA wants multiples of 16 bytes.
     known = matrix.stride()
     if 1 in matrix.shape:
         known = tuple(8 if n == 1 else s for n, s in zip(matrix.shape, known, strict=True))
@@ -308,7 +286,6 @@ def fits(matrix: Tensor) -> bool:
 
 
 def aligned(matrix: Tensor) -> Tensor:
-    """The matrix, or a copy of it that TMA can read."""
     return matrix if fits(matrix) else matrix.clone(memory_format=torch.contiguous_format)
 
 

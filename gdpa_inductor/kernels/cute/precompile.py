@@ -30,15 +30,12 @@ _FUTURES: dict[Hashable, "Future[Any] | None"] = {}
 
 
 def forward(config: KernelConfig) -> None:
-    """Have the kernel of a forward compiled."""
     _request("launch", config)
 
 
 def backward(config: KernelConfig, needs: Sequence[bool], ordered: bool) -> None:
-    """Have the kernels of a backward compiled.
-
-    The small kernels that sum gradients over the dims that a bias lacks compile in no time.
-    """
+    """Have the kernels of a backward compiled."""
+    # The small kernels that sum gradients over the dims that a bias lacks compile in no time.
     wanted = [number for number, need in enumerate(needs[3:]) if need]
     if wanted and not config.jagged:
         config = replace(config, shared=frozenset())  # see `biases.unshared`
@@ -47,20 +44,18 @@ def backward(config: KernelConfig, needs: Sequence[bool], ordered: bool) -> None
 
 
 def table(*arguments: Hashable) -> None:
-    """Have the kernel compiled that sums the gradient of a learned table (`table_sums`)."""
     _request("table_sums", *arguments)
 
 
 def _request(module: str, *arguments: Hashable) -> None:
-    """Have a worker compile a kernel (`disk.kernel_file`), once, unless it is on disk."""
     key = (module, *arguments)
     if key not in _FUTURES and disk.keeps() and not disk.has(*key):
         _FUTURES[key] = inductor.in_background(_keep, *key)
 
 
 def _keep(module: str, *arguments: Hashable) -> None:
-    """The worker's part. Objects that it holds already are no garbage, so they are frozen:
-    collections that look through them take a tenth of the time."""
+    # The worker's part. Objects that it holds already are no garbage, so they are frozen:
+    # collections that look through them take a tenth of the time.
     gc.freeze()
     disk.kernel_file(module, *arguments)
 
@@ -83,7 +78,6 @@ def guess(
 
 
 def _likely(item: Any) -> Any:
-    """A meta tensor with the hinted sizes and strides. Its address, 0, counts as aligned."""
     if not isinstance(item, torch.Tensor):
         return _hint(item)
     size, strides = ([_hint(x) for x in numbers] for numbers in (item.shape, item.stride()))

@@ -9,39 +9,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
 from ...program.expr import Expr, postorder
 from ...program.integers import wide
 from .config import LETTERS, KernelConfig
 from .emit import emit
+from .operands import KernelArguments
 from .values import Fixed, Pair, each, smaller
-
-DTYPES = {
-    "float32": cutlass.Float32, "float16": cutlass.Float16, "bfloat16": cutlass.BFloat16,
-    "float64": cutlass.Float64, "bool": cutlass.Uint8, "uint8": cutlass.Uint8,
-    "int8": cutlass.Int8, "int16": cutlass.Int16, "int32": cutlass.Int32, "int64": cutlass.Int64,
-}  # fmt: skip
 
 
 class Program(Fixed):
-    """The terms `roots` of a score program, by default the weight, for any score.
-
-    aux: (pointer, strides in the order of `LETTERS`) of each aux operand. scalars: The integers
-    that the program reads.
-    """
+    """The terms `roots` of a score program, by default the weight, for any score."""
 
     def __init__(
-        self, config: KernelConfig, aux: Any, scalars: Any, roots: Sequence[Expr] | None = None
+        self, config: KernelConfig, x: KernelArguments, roots: Sequence[Expr] = ()
     ) -> None:
-        self.mod, self.fast, self.aux, self.scalars = config.mod, config.fast, aux, scalars
+        self.mod, self.fast, self.aux, self.scalars = config.mod, config.fast, x.aux, x.scalars
         self.vectors, self.dtypes = config.vectors, config.aux
         self.roots = tuple(roots or (self.mod.weight,))
         self.nodes = list(postorder(self.roots))
         self.wide = wide(self.roots)
 
-    def index(self, value: Any) -> Pair:
+    def index(self, value) -> Pair:
         """A position as an integer of the program: 64 bits if the program multiplies integers."""
         pair = value if isinstance(value, Pair) else Pair(value)
         return each(Int64)(pair) if self.wide else each(Int32)(pair)
@@ -49,25 +39,23 @@ class Program(Fixed):
     def access(self, node: Expr) -> tuple[str, ...]:
         return self.mod.aux[int(node.value or 0)].access
 
-    def place(self, node: Expr, places: dict[str, Any]) -> Any:
-        """A pointer to an element of an aux operand. places: The position for each letter."""
+    def place(self, node: Expr, places: dict[str, Any]):
         return address(self.aux[int(node.value or 0)], self.access(node), places)
 
-    def read(self, node: Expr, places: dict[str, Any]) -> Any:
-        """An element of an aux operand, in the type that the node has."""
+    def read(self, node: Expr, places: dict[str, Any]):
         return self.of_kind(node, element(self.place(node, places)))
 
-    def of_kind(self, node: Expr, value: Any) -> Any:
+    def of_kind(self, node: Expr, value):
         """A loaded element, in the type that the node has."""
         return of_kind(node, widened(value, self.dtypes[int(node.value or 0)]), self.wide)
 
-    def evaluate(self, leaves: dict[str, Any], operand: Any) -> list[Any]:
+    def evaluate(self, leaves: dict[str, Any], operand) -> list[Any]:
         """The values of the roots, from those of s, g and the indices, by name.
 
         operand: Gives the value of an aux node, or of a node of its bounds.
         """
 
-        def leaf(node: Expr) -> Any:
+        def leaf(node: Expr):
             if node.op.startswith("aux"):
                 return operand(node)
             if node.op == "scalar":
@@ -77,10 +65,9 @@ class Program(Fixed):
         return emit(self.roots, self.mod.weight, leaf, self.fast)
 
 
-def address(operand: Any, access: Iterable[str], places: Mapping[str, Any]) -> Any:
-    """A pointer to an element of an operand, which is (pointer, strides in the order of `LETTERS`).
-
-    The letters in `access` index it.
+def address(operand, access: Iterable[str], places: Mapping[str, Any]):
+    """A pointer to the element of an operand, (pointer, strides), that the letters in `access`
+    index.
     """
     pointer, strides = operand
     place = Int64(0)
@@ -90,17 +77,16 @@ def address(operand: Any, access: Iterable[str], places: Mapping[str, Any]) -> A
     return pointer + place
 
 
-def element(place: Any) -> Any:
-    """The number that a pointer points to."""
+def element(place):
     return cute.make_tensor(place, cute.make_layout(1))[0]
 
 
-def widened(value: Any, dtype: str) -> Any:
+def widened(value, dtype: str):
     """A loaded element. CuTe loads uint8 with a sign, so the sign is masked off."""
     return Int32(value) & 0xFF if dtype == "uint8" else value
 
 
-def of_kind(node: Expr, value: Any, wide: bool = False) -> Any:
+def of_kind(node: Expr, value, wide: bool = False):
     """An element as bool, Float32 or an integer. wide: Integers have 64 bits."""
     if node.kind == "b":
         return value != 0
@@ -112,7 +98,7 @@ def of_kind(node: Expr, value: Any, wide: bool = False) -> Any:
 class Row(Fixed):
     """A program for one query, `q_idx` of a tile's sequence. Calling it gives the roots."""
 
-    def __init__(self, program: Program, tile: Any, q_idx: Any) -> None:
+    def __init__(self, program: Program, tile, q_idx) -> None:
         self.program, self.tile = program, tile
         self.fixed = {"b": tile.batch, "h": tile.head, "q_idx": q_idx}
         row = smaller(q_idx, tile.q_rows - 1)  # past the end it only has to be a readable address
@@ -123,9 +109,7 @@ class Row(Fixed):
             if node.op == "aux" and not {"kv_idx", "k"} & set(program.access(node))
         }
 
-    def fetch(
-        self, column: Any, count: int, excluded: Iterable[int | None] = ()
-    ) -> dict[Expr, Any]:
+    def fetch(self, column, count: int, excluded: Iterable[int | None] = ()) -> dict[Expr, Any]:
         """Load operands whose keys are contiguous, for `count` existing keys from `column` on."""
         loads = {}
         wanted = self.program.vectors - set(excluded)
@@ -141,16 +125,13 @@ class Row(Fixed):
         return loads
 
     def __call__(
-        self, s: Pair, kv_idx: Pair, fetched: dict[Expr, Any] | None = None, at: int = 0,
-        values: Mapping[int | None, Pair] = MappingProxyType({}),
-    ) -> list[Any]:  # fmt: skip
-        """The roots for two scores.
-
-        fetched, at: The result of `fetch`, and where in it the first of the two keys is. values:
-        Those of aux operands for these scores, by number.
+        self, s: Pair, kv_idx: Pair, fetched=None, at: int = 0, values=MappingProxyType({})
+    ) -> list[Any]:
+        """The roots for two scores. fetched, at: The result of `fetch`, and where in it the first
+        of the two keys is. values: Those of aux operands for these scores, by number.
         """
 
-        def one(node: Expr, kv_idx: Any) -> Any:
+        def one(node: Expr, kv_idx):
             column = smaller(kv_idx, self.tile.k_rows - 1)
             return self.program.read(
                 node, {**self.places, "kv_idx": column, "k": self.tile.k_start + column}
@@ -167,3 +148,65 @@ class Row(Fixed):
             return self.loaded.get(node) or Pair(*(one(node, x) for x in kv_idx.lanes))
 
         return self.program.evaluate({**self.fixed, "s": s, "kv_idx": kv_idx}, operand)
+
+
+class ProgramLine(Fixed):
+    """The program in a backward, for resident row `row` of a tile and query head `turn`.
+
+    A thread has one resident row, and streamed rows pass by. The roots are the slope ∂P/∂S and, on
+    the keys side, the weight P. Both are evaluated in one pass, so that common terms are computed
+    once. The slope does not depend on dP, which may still be in the making: dS = dP · slope is
+    computed later.
+    """
+
+    def __init__(self, program: Program, walk, tile, turn, row) -> None:
+        self.program, self.tile = program, tile
+        batch, head = walk.place(tile, turn)
+        fixed, self.runs, self.jagged = (
+            ("kv_idx", "q_idx", "q") if walk.keys else ("q_idx", "kv_idx", "k")
+        )
+        self.fixed = {"b": batch, "h": head, fixed: row}
+        there = smaller(row, tile.rows - 1)  # past the end any readable address will do
+        places = {**self.fixed, fixed: there, "k" if walk.keys else "q": tile.start + there}
+        self.loaded: dict[Expr, Pair] = {}
+        self.lines: dict[Expr, Any] = {}
+        for node in program.nodes:
+            if node.op == "aux" and {self.runs, self.jagged} & set(program.access(node)):
+                self.lines[node] = program.place(node, places)
+            elif node.op == "aux":
+                self.loaded[node] = Pair(program.read(node, places))
+
+    def read(self, node: Expr, index):
+        """The element of an aux operand at streamed row `index`, in the type of the node."""
+        return self.program.of_kind(node, self.element(node, index))
+
+    def element(self, node: Expr, index):
+        # The element as it is stored. All threads of a warp have the same offset, so a thread needs
+        # one addition for its address.
+        place, _ = self.walked(node, smaller(index, self.tile.length - 1))
+        return element(place)
+
+    def walked(self, node: Expr, index) -> tuple[Any, Any]:
+        """(pointer to the element at streamed row `index`, stride to the next). The row exists."""
+        strides = dict(zip(LETTERS, self.program.aux[int(node.value or 0)][1], strict=True))
+        offset = step = Int64(0)
+        for letter, place in ((self.runs, index), (self.jagged, self.tile.origin + index)):
+            if letter in self.program.access(node):
+                offset += Int64(place) * Int64(strides[letter])
+                step += Int64(strides[letter])
+        return self.lines[node] + offset, step
+
+    def __call__(
+        self, scores: Pair, indices: Pair, values: Mapping[int | None, Pair] = MappingProxyType({})
+    ) -> list[Any]:
+        """The roots for two scores, at the streamed rows `indices`. values: Aux operands that were
+        read.
+        """
+
+        def operand(node: Expr) -> Pair:
+            number = int(node.value or 0)
+            if number in values:
+                return values[number]
+            return self.loaded.get(node) or Pair(*(self.read(node, x) for x in indices.lanes))
+
+        return self.program.evaluate({**self.fixed, self.runs: indices, "s": scores}, operand)

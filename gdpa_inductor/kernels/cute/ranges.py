@@ -11,8 +11,8 @@ from cutlass import Boolean, Int32, cute
 
 from ...program.expr import Expr
 from ...program.tails import still
-from .classes import ENDS, TileSize
-from .config import KernelConfig
+from .config import ENDS, KernelConfig, TileSize
+from .operands import KernelArguments
 from .program import Program, address, element, of_kind
 from .values import Fixed, Pair, is_literal, larger, smaller
 
@@ -22,32 +22,28 @@ Span = tuple[Any, Any]  # the first and the last position of a tile along one si
 
 
 class TileClass(Fixed):
-    """A condition on tiles, such as "this tile is empty".
-
-    term:    The condition as a term, from `classify`.
-    aux:     As kernels take it: the aux operands, then tables of bounds.
-    tables:  The numbers of the aux operands that have tables.
-    size:    The size of a tile.
-    """
+    """A condition on tiles, such as "this tile is empty". tables: The operands that have tables."""
 
     def __init__(
-        self, term: Expr, config: KernelConfig, aux: Any, scalars: Any, tables: Sequence[int],
+        self,
+        term: Expr,
+        config: KernelConfig,
+        x: KernelArguments,
+        tables: Sequence[int],
         size: TileSize,
-    ) -> None:  # fmt: skip
-        self.program, self.size = Program(config, aux, scalars, [term]), size
-        own = aux[len(config.aux) :] if tables else ()
+    ) -> None:
+        self.program, self.size = Program(config, x, [term]), size
+        own = x.aux[len(config.aux) :] if tables else ()
         self.tables = dict(zip(tables, own, strict=True))
 
-    def holds(self, batch: Any, head: Any, q_idx: Span, kv_idx: Span) -> Any:
+    def holds(self, batch, head, q_idx: Span, kv_idx: Span):
         """Whether the condition holds for the tile at these positions.
 
         The result is a Python bool if it is the same for all tiles.
         """
         places = {"b": batch, "h": head}
-        bounds = {
-            "q_idx_lo": q_idx[0], "q_idx_hi": q_idx[1],
-            "kv_idx_lo": kv_idx[0], "kv_idx_hi": kv_idx[1],
-        }  # fmt: skip
+        names = ("q_idx_lo", "q_idx_hi", "kv_idx_lo", "kv_idx_hi")
+        bounds = dict(zip(names, (*q_idx, *kv_idx), strict=True))
         # Each existing tile has one cell of a table. Other tiles may read any cell.
         cells = {
             "q_idx": larger(q_idx[1], 0) // self.size.rows,
@@ -66,34 +62,31 @@ class TileClass(Fixed):
         return value if is_literal(value) else value.lanes[0]
 
 
-def both(inside: Any, full: Any) -> Any:
-    """inside & full, where `full` may be a Python bool."""
+def both(inside, full):
+    # inside & full, where `full` may be a Python bool.
     if is_literal(full):
         return inside if full else Boolean(False)
     return inside & full
 
 
 def ends_are_bare(config: KernelConfig, *variants: Sequence[Expr]) -> bool:
-    """Whether the kernel may omit the mask past the end of a sequence (`KernelConfig.bare_ends`).
-
-    Programs with aux operands keep the mask, because operands must not be read past their ends.
-
-    variants: The terms that the kernel evaluates on different tiles. Each is (P,) or (P, dS).
-    """
+    # Whether the kernel may omit the mask past the end of a sequence (`KernelConfig.bare_ends`).
+    # variants: The terms that the kernel evaluates on different tiles. Each is (P,) or (P, dS).
+    # Programs with aux operands keep the mask, because operands must not be read past their ends.
     names = NAMES[: len(variants[0])]
     return config.bare_ends and not config.aux and still(names, variants) == set(names)
 
 
-def span(first: Any, count: int, length: Any) -> Span:
+def span(first, count: int, length) -> Span:
     """The span of `count` positions from `first` on, cut at the end of the sequence."""
     return first, smaller(first + (count - 1), length - 1)
 
 
-def lowest(bits: Any) -> Any:
+def lowest(bits):
     """The lowest lane whose bit is set in the result of a vote."""
     return cute.arch.popc((bits & -bits) - 1)
 
 
-def past(bits: Any) -> Any:
+def past(bits):
     """The highest lane whose bit is set in the result of a vote, plus one."""
     return LANES - Int32(cute.arch.clz(bits))

@@ -1,6 +1,4 @@
-"""The kernel that ranks sequences by their lengths: see `order`."""
-
-from typing import Any
+"""The kernel that ranks sequences by their lengths: see `launch.longest_first`."""
 
 import cutlass
 from cutlass import Int32, Int64, cute
@@ -13,7 +11,7 @@ WARPS = 8  # of a CTA
 
 
 class Ranking:
-    """order[rank(i)] = i for each sequence i, and order[B] = 0 (`forward/queue.py`).
+    """order[rank(i)] = i for each sequence i, and order[B] = 0 (`forward/work.py`).
 
     rank(i) is the number of sequences that are longer than i, or as long and before i.
     """
@@ -41,11 +39,10 @@ class Ranking:
         if (own == 0) & (cute.arch.lane_idx() == 0):
             order[batch] = Int64(0)
 
-    def length(self, offsets: Any, number: Any) -> Any:
+    def length(self, offsets, number):
         return offsets[number + 1] - offsets[number]
 
 
-def compiled(dtype: str, arch: str) -> Any:
-    """The compiled kernel for offsets of this dtype. Compiling needs no GPU."""
+def compiled(dtype: str, arch: str):
     arguments = (pointer(dtype), pointer("int64"), Int32(1), stream())
     return compile_kernel(Ranking(), arguments, arch)

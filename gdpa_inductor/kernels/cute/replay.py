@@ -28,9 +28,10 @@ from ..._compat.device import current_stream, empty_strided
 from ...operands import Operands
 from .form import JAGGED, off_alignment
 from .launcher import TOTALS, Launcher, WordLauncher
-from .memory import clear, is_dense
 from .plan import totals
+from .runtime import clear, is_dense
 
+Tensors = Sequence[Tensor]
 Place = tuple[int, int]  # (number of a value, offset)
 Room = tuple[int | None, tuple[int, ...], tuple[int, ...], torch.dtype]  # see `Replay.rooms`
 ROWS, NOTHING = (-3, -2), -1  # the numbers of the last values: rows of queries, of keys, and 0
@@ -41,8 +42,6 @@ Step = Callable[[Sequence[int], Sequence[int], int], None]
 def _kernel_step(
     launcher: Launcher, form: bytes, places: Sequence[Place], count: int, ctas: int
 ) -> Step:
-    """Launches an attention kernel. count: How many integers the score program reads."""
-
     def launch(values: Sequence[int], scalars: Sequence[int], stream: int) -> None:
         words = [values[number] + offset for number, offset in places]
         launcher((*words, *scalars[:count], ctas, stream), form)
@@ -51,8 +50,6 @@ def _kernel_step(
 
 
 def _word_step(launcher: WordLauncher, places: Sequence[Place], numbers: Sequence[int]) -> Step:
-    """Launches a small kernel. Its arguments are addresses (`places`), `numbers` and the stream."""
-
     def launch(values: Sequence[int], _: Sequence[int], stream: int) -> None:
         words = [values[number] + offset for number, offset in places]
         launcher(*words, *numbers, stream)
@@ -85,9 +82,8 @@ class Replay:
     device: int  # The index of the device. It has to be the current one.
 
     def __call__(
-        self, matrices: Sequence[Tensor], aux: Sequence[Tensor], scalars: Sequence[int],
-        offsets: Sequence[Tensor] = (),
-    ) -> list[Tensor] | None:  # fmt: skip
+        self, matrices: Tensors, aux: Tensors, scalars: Sequence[int], offsets: Tensors = ()
+    ) -> list[Tensor] | None:
         """Run the call, and return its results. matrices: As in `Record.begin`.
 
         The result is None, and nothing has run, if an address is not a multiple of 16 bytes. Then
@@ -133,10 +129,8 @@ class Record:
         self.offsets = [x for x in o.lengths[:2] if x is not None]
 
     def add_buffer(self, room: Tensor, side: int | None = None) -> Tensor:
-        """Record a room, and return it. It lives as long as the record.
-
-        side: 0 if the first dim is the total rows of a jagged query, 1 if of jagged keys.
-        """
+        """Record a room, and return it. It lives as long as the record."""
+        # side: 0 if the first dim is the total rows of a jagged query, 1 if of jagged keys.
         if not self.fails:
             jagged = side is not None and self.matrices[side].dim() == JAGGED
             self._rooms.append((side if jagged else None, room))
@@ -145,9 +139,8 @@ class Record:
     def add_kernel(
         self, launcher: Launcher, words: Sequence[int], form: bytes, count: int, scalars: int
     ) -> None:
-        """Record a launch of an attention kernel with the results of `LaunchPlan.call_words` and
-        `form_words`. It takes `count` matrices, of which the caller's come first.
-        """
+        # Record a launch of an attention kernel with the results of `LaunchPlan.call_words` and
+        # `form_words`. It takes `count` matrices, of which the caller's come first.
         if self.fails:
             return
         own, behind = len(self.matrices), count + TOTALS
@@ -164,18 +157,15 @@ class Record:
         self._steps.append(_kernel_step(launcher, form, places, scalars, words[-2]))
 
     def add_sum(self, launcher: WordLauncher, addresses: Sequence[int], *numbers: int) -> None:
-        """Record a launch that sums rooms. numbers: The arguments after the addresses."""
         if not self.fails:
             self._steps.append(_word_step(launcher, tuple(map(self._own, addresses)), numbers))
 
     def add_table(
         self, launcher: WordLauncher, operand: tuple[int, Tensor], room: Tensor, *numbers: int
     ) -> None:
-        """Record the launch that makes a table of bounds.
-
-        operand: (number of the aux operand, the part of it that was read). numbers: The arguments
-        after the two addresses.
-        """
+        """Record the launch that makes a table of bounds."""
+        # operand: (number of the aux operand, the part of it that was read). numbers: The arguments
+        # after the two addresses.
         if self.fails:
             return
         number, part = operand
@@ -217,11 +207,9 @@ class Record:
 
     @property
     def _first_room(self) -> int:
-        """How many tensors come before the rooms."""
         return len(self.matrices) + len(self.aux) + len(self.offsets)
 
     def _of(self, tensors: Sequence[Tensor], addresses: Sequence[int], first: int) -> list[Place]:
-        """The places of addresses in tensors, which are numbered from `first`."""
         pairs = enumerate(zip(tensors, addresses, strict=False), first)
         return [(number, address - x.data_ptr()) for number, (x, address) in pairs]
 
@@ -229,7 +217,6 @@ class Record:
         return (ROWS[side], 0) if self.matrices[side].dim() == JAGGED else (NOTHING, count)
 
     def _own(self, address: int) -> Place:
-        """The place of an address in a room, or in an operand that the call may overwrite."""
         for number, x in self._writable():
             offset = address - x.data_ptr()
             if 0 <= offset < max(x.nbytes, 1) and is_dense(x):
@@ -245,6 +232,5 @@ class Record:
         return None
 
     def _writable(self) -> Iterator[tuple[int, Tensor]]:
-        """The aux operands and the rooms, with their numbers."""
         yield from enumerate(self.aux, len(self.matrices))
         yield from enumerate((room for _, room in self._rooms), self._first_room)

@@ -2,6 +2,9 @@
 
 A compiled kernel is an object file. The library has a C interface (CuteDSLRuntime.h), so a process
 that compiles nothing does not import cutlass. That import takes about a second.
+
+Where a kernel adds to memory, the CUDA driver writes the zeros. A launch of torch's own kernel
+takes the CPU several times as long.
 """
 
 import ctypes
@@ -12,14 +15,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from ..._compat.shapes import dense_strides
+
 NAME = "libcute_dsl_runtime.so"
 SETTING = "CUTE_DSL_LIBS"  # environment variable: paths that replace the package's library
 PREFIX = "gdpa"  # the prefix of the symbols in an object file
 
 
 def exported(compiled: Any) -> bytes:
-    """The object file of a kernel that `cute.compile` returned."""
-    # Host code calls functions of the library. The compiler finds them only if it is loaded.
+    """Host code calls functions of the library. The compiler finds them only if it is loaded."""
     library()
     content: bytes = compiled.dump_to_object(PREFIX)
     return content
@@ -104,3 +111,35 @@ def newest_cuda() -> int | None:
     except OSError:
         return None
     return version.value // 1000
+
+
+def for_gradient(operand: Tensor, empty: Callable[..., Tensor]) -> Tensor:
+    """Memory for the gradient of query, key or value, with its dims in the operand's order."""
+    size, dims = _memory_order(tuple(operand.shape), operand.stride())
+    return empty(size, operand.dtype, operand.device).permute(dims)
+
+
+@functools.lru_cache(1024)
+def _memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    dense = dense_strides(torch.empty_strided(shape, strides, device="meta"))
+    order = sorted(range(len(shape)), key=lambda d: (-dense[d], d))
+    return tuple(shape[d] for d in order), tuple(map(order.index, range(len(order))))
+
+
+def is_dense(room: Tensor) -> bool:
+    """The tensor owns all bytes from its first element to its last."""
+    steps = sum((size - 1) * step for size, step in zip(room.shape, room.stride(), strict=True))
+    return room.numel() == 0 or steps + 1 == room.numel()
+
+
+def cleared(room: Tensor, stream: int) -> Tensor:
+    if room.device.type != "cuda" or not is_dense(room):
+        return room.zero_()
+    clear(room.data_ptr(), room.numel(), stream)
+    return room
+
+
+def clear(address: int, words: int, stream: int) -> None:
+    """Set `words` words of 32 bits to zero, from an address on, in stream order."""
+    if error := driver().cuMemsetD32Async(address, 0, words, stream):
+        raise RuntimeError(f"cuMemsetD32Async: CUDA error {error}")

@@ -21,22 +21,20 @@ from .ranges import LANES, lowest
 from .values import Fixed, larger, select, smaller
 
 
-def totals(config: KernelConfig, sizes: Any) -> tuple[Any, Any]:
-    """The total rows of queries and of keys, or (None, None).
-
-    Kernels that clear rows themselves (`KernelConfig.clears`) must clamp offsets to these. In other
-    kernels TMA clips accesses outside a matrix.
-    """
+def totals(config: KernelConfig, sizes) -> tuple[Any, Any]:
+    """The total rows of queries and of keys, or (None, None)."""
+    # Kernels that clear rows themselves (`KernelConfig.clears`) must clamp offsets to these. In
+    # other kernels TMA clips accesses outside a matrix.
     return (sizes[6], sizes[7]) if config.clears else (None, None)
 
 
-def offset(offsets: Any, number: Any, total: Any = None) -> Any:
+def offset(offsets, number, total=None):
     """An element of `cu_seqlens`, clamped to [0, total] if the total rows are given."""
     row = Int32(offsets[number])
     return row if total is None else larger(smaller(row, Int32(total)), Int32(0))
 
 
-def sequence_rows(offsets: Any, batch: Any, most: Any, total: Any = None) -> tuple[Any, Any]:
+def sequence_rows(offsets, batch, most, total=None) -> tuple[Any, Any]:
     """(first row, number of rows) of one side of a sequence. If offsets decrease there are no rows.
 
     offsets: `cu_seqlens`, or None if the side is dense. most: The rows of a dense side, or
@@ -50,16 +48,13 @@ def sequence_rows(offsets: Any, batch: Any, most: Any, total: Any = None) -> tup
 
 
 class Gaps(Fixed):
-    """The gaps of one side.
+    """The gaps of one side, of which sequences have `most` rows that the kernel computes.
 
-    offsets:  `cu_seqlens` of the side.
-    batch:    The number of sequences.
-    most:     `max_seqlen`, the most rows of a sequence that the kernel computes.
-    others:   (`cu_seqlens`, `max_seqlen`, total rows) of the other side, or None. If given, a
-              sequence without rows on the other side is a gap as a whole.
+    others: (`cu_seqlens`, `max_seqlen`, total rows) of the other side, or None. If given, a
+    sequence without rows on the other side is a gap as a whole.
     """
 
-    def __init__(self, offsets: Any, batch: Any, most: Any, others: Any = None) -> None:
+    def __init__(self, offsets, batch, most, others=None) -> None:
         self.offsets, self.batch, self.most, self.others = offsets, batch, most, others
         self.cta, self.ctas = (Int32(x()[0]) for x in (cute.arch.block_idx, cute.arch.grid_dim))
 
@@ -84,7 +79,7 @@ class Gaps(Fixed):
                 self.fill(matrix, *ends, Int32(1))
                 left = left & (left - 1)
 
-    def gap(self, number: Any, total: Any) -> tuple[Any, Any]:
+    def gap(self, number, total) -> tuple[Any, Any]:
         """The gap of a sequence, as a half-open range of rows."""
         start, rows = sequence_rows(self.offsets, number, self.most, total)
         if self.others is not None:

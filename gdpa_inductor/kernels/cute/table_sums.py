@@ -1,7 +1,5 @@
 """The kernel that sums the gradient of a look-up in a learned table: see `tables`."""
 
-from typing import Any
-
 import cutlass
 from cutlass import Float32, Int32, Int64, const_expr, cute, range_constexpr
 
@@ -90,7 +88,7 @@ class TableSums:
 
     @cute.jit
     def store(self, tables, target, thread):
-        """Sum the tables of all threads. A warp sums one place after the other."""
+        # Sum the tables of all threads. A warp sums one place after the other.
         lane = thread % LANES
         for i in cutlass.range(thread // LANES, self.size, self.threads // LANES, unroll=1):
             total = tables[i, lane]
@@ -101,10 +99,7 @@ class TableSums:
                 target[i] = total
 
 
-def compiled(
-    grad: str, index: str, size: int, threads: int, tile: int, width: int, arch: str
-) -> Any:
-    """The compiled kernel, for these dtypes of gradients and index. Compiling needs no GPU."""
+def compiled(grad: str, index: str, size: int, threads: int, tile: int, width: int, arch: str):
     align = ALIGNMENT if width > 1 else 0
     pointers = (pointer(grad, align), pointer(index, align), pointer("float32"))
     counts = (Int64(1), Int64(1), Int32(1), Int32(1))

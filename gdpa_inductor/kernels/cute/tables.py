@@ -66,14 +66,12 @@ def parts_for(size: int, columns: int, rows: int, device: torch.device) -> int:
 
 
 def threads_for(size: int) -> int:
-    """The threads of a CTA, for a table of `size` elements."""
     return next(count for count in THREADS if (size + 1) * count <= WORDS)
 
 
 def _kernel(
     grad: torch.dtype, index: torch.dtype, size: int, width: int, device: torch.device
 ) -> tuple[Hashable, ...]:
-    """The arguments of `table_sums.compiled`."""
     config = config_of(device)
     assert config  # else the lowering has not chosen the kernel
     return name(grad), name(index), size, threads_for(size), ROWS, width, config.arch

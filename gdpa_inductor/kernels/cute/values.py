@@ -14,11 +14,24 @@ import functools
 import math
 from collections.abc import Callable
 
+import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.base_dsl.arch import Arch
 from cutlass.cutlass_dsl import BaseDSL, Numeric, select_
 
 LIMIT = 1 << 31
+DTYPES = {
+    "float32": cutlass.Float32,
+    "float16": cutlass.Float16,
+    "bfloat16": cutlass.BFloat16,
+    "float64": cutlass.Float64,
+    "bool": cutlass.Uint8,
+    "uint8": cutlass.Uint8,
+    "int8": cutlass.Int8,
+    "int16": cutlass.Int16,
+    "int32": cutlass.Int32,
+    "int64": cutlass.Int64,
+}
 
 
 class Fixed:
@@ -35,6 +48,13 @@ class Fixed:
 
     def __get_mlir_types__(self):
         return []
+
+
+class Carried:
+    """A base for objects that loops and branches of a traced kernel carry and replace."""
+
+    def __get_mlir_types__(self):
+        return [x.type for x in self.__extract_mlir_values__()]
 
 
 class Pair:
@@ -66,7 +86,6 @@ class Product:
 
 
 def literal(value):
-    """A Python number as a register."""
     if isinstance(value, bool):
         return Boolean(value)
     if isinstance(value, int):
@@ -75,7 +94,6 @@ def literal(value):
 
 
 def pair(value) -> Pair:
-    """Any Value as registers."""
     if isinstance(value, Pair):
         return value
     return value.written() if isinstance(value, Product) else Pair(literal(value))
@@ -153,10 +171,8 @@ def subtract(x, y):
 
 
 def _normal(value: float) -> bool:
-    """Whether two constants may be multiplied while tracing.
-
-    The result must not overflow, and must not lose bits that two separate steps would keep.
-    """
+    """Whether two constants may be multiplied while tracing."""
+    # The result must not overflow, and must not lose bits that two separate steps would keep.
     return math.isfinite(value) and (value == 0.0 or 2.0**-120 < abs(value) < 2.0**120)
 
 
@@ -177,7 +193,6 @@ def larger(x, y):
 
 
 def choose(condition, x, y):
-    """condition ? x : y of two Values."""
     if is_literal(condition):
         return x if condition else y
     return each(select)(condition, x, y)

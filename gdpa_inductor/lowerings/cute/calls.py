@@ -13,6 +13,7 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,10 +82,8 @@ def _timed(arguments: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor)
     ]
     scalars = [lowering.likely_size(x) for x in operands.scalars]
     rows, cols = (lowering.likely_size(x) for x in operands.lengths[2:])
-    read = Operands(
-        by_name["Q"], by_name["K"], by_name["V"], aux, scalars, operands.program,
-        offsets[0], offsets[1], rows, cols,
-    )  # fmt: skip
+    matrices = (by_name["Q"], by_name["K"], by_name["V"])
+    read = Operands(*matrices, aux, scalars, operands.program, offsets[0], offsets[1], rows, cols)
     forward(read, **arguments.options, out=out)
 
 
@@ -135,7 +134,6 @@ def _arguments(call: Call) -> Arguments[Any]:
 
 
 def _attention(arguments: Arguments[Tensor], **known: Any) -> Tensor:
-    """Run a forward. known: May have a record to fill."""
     return forward(arguments.operands, **arguments.options, **known)
 
 
@@ -144,25 +142,24 @@ def _attention_backward(arguments: Arguments[Tensor], **known: Any) -> list[Tens
     return backward(a.grad_out, a.operands, a.needs, **a.options, **known)
 
 
+@dataclass(eq=False)
 class Site:
     """One call in the generated code. It takes the arguments of the operator.
 
     The first run of a form records its launches, and later runs of the form replay them
     (kernels/cute/replay.py). They need aligned addresses. The generated code fixes dtypes, devices,
     the program and options, so a form here is sizes and strides only.
-
-    static:   The generated code fixes all sizes and strides too, so there is one form.
-    donated:  The aux operands whose memory nobody needs after the backward, if it runs once. It
-              does not in a CUDA graph, which runs more often than it is recorded.
     """
 
-    def __init__(
-        self, signature: Signature, run: Callable[..., Any], static: bool,
-        donated: tuple[int, ...] = (),
-    ) -> None:  # fmt: skip
-        self.signature, self.run, self.static, self.donated = signature, run, static, donated
-        self.replays: dict[Hashable, Any] = {}  # None for a form that cannot be replayed
-        self.lock = threading.Lock()
+    signature: Signature
+    run: Callable[..., Any]
+    static: bool  # the generated code fixes all sizes and strides too, so there is one form
+    # The aux operands whose memory nobody needs after the backward, if it runs once. It does not in
+    # a CUDA graph, which runs more often than it is recorded.
+    donated: tuple[int, ...] = ()
+    # None for a form that cannot be replayed
+    replays: dict[Hashable, Any] = field(default_factory=dict)
+    lock: Any = field(default_factory=threading.Lock)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         donates = bool(self.donated) and last_use()
@@ -183,7 +180,6 @@ class Site:
         return out
 
     def _read(self, *args: Any) -> tuple[tuple[Tensor, ...], list[Tensor], list[int], Any]:
-        """(matrices, aux operands, scalars, lengths) from the arguments of the operator."""
         if self.signature.backward:
             grad_out, query, key, value, aux, scalars, _, _, *lengths = args
             return (query, key, value, grad_out), aux, scalars, lengths or DENSE

@@ -12,7 +12,7 @@ import torch
 
 from ..._compat import shapes
 from ...kernels.cute.architectures import CONFIGS, config_of
-from ...kernels.cute.backward import limits
+from ...kernels.cute.backward import roots
 from ...kernels.cute.config import PACKAGE, VERSIONS, KernelConfig, slice_of, unsupported
 from ...problem import Problem
 from ...program.expr import POSITIONS
@@ -163,11 +163,11 @@ def no_such_gradients(problem: Problem) -> str:
     key, value = problem.key_heads, problem.value_heads
     needs, dtype = problem.needs[3:], str(problem.dtype).removeprefix("torch.")
     if any(needs) and problem.unbounded:
-        return f"{limits.NONE} where no `max_seqlen` bounds the lengths"
+        return f"{roots.NONE} where no `max_seqlen` bounds the lengths"
     return (
-        limits.no_such_dims(_kind(problem), _dims(problem))
-        or limits.no_such_heads(key, value, shapes.statically_known_true(key == value))
-        or limits.no_such_biases(str(problem.program), needs, dtype)
+        roots.no_such_dims(_kind(problem), _dims(problem))
+        or roots.no_such_heads(key, value, shapes.statically_known_true(key == value))
+        or roots.no_such_biases(str(problem.program), needs, dtype)
     )
 
 
@@ -179,7 +179,7 @@ def training_is_slower(problem: Problem) -> str:
     """
     if problem.needs or not problem.training:
         return ""
-    return limits.no_such_dims(_kind(problem), _dims(problem))
+    return roots.no_such_dims(_kind(problem), _dims(problem))
 
 
 def _no_rival(problem: Problem) -> bool:

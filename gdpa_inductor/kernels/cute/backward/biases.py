@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,18 +21,22 @@ from ...._compat.device import empty
 from ....operands import Operands, aux_on_axes, score_shape
 from ....program.expr import AXES, postorder
 from ....program.score_mod import Aux
-from ..memory import for_gradient
+from ..config import VECTOR
+from ..form import off_alignment
+from ..launcher import word_launcher
+from ..plan import name
+from ..replay import Record
+from ..runtime import for_gradient
 from .roots import factor_of
-
-if TYPE_CHECKING:
-    from ..replay import Record
 
 ROOM = 256 << 20  # bytes of stored scores for a part; a single batch or key head may need more
 GOOD = 0.95  # a part may be larger if it still uses the CTAs this well, relative to the best
 ALIGNED = 8  # scores; TMA stores rows that begin at multiples of 16 bytes
 KEYS = AXES.index("kv_idx")
+MOST_OUTER = 65535  # the most CTAs along the second dim of a grid
+MOST_APART = 1 << 31  # vectors; `Summation` with `apart` counts them in 32 bits
 
-# Stores factor · (sum of scores) in the second tensor. Returns False if it cannot: see `totals`.
+# Stores factor · (sum of scores) in the second tensor. Returns False if it cannot: see `total`.
 Total = Callable[[Tensor, Tensor, float], bool]
 # Launches a share: its operands, gradient of O, memory for dQ, dK and dV, and for stored scores.
 Launch = Callable[["Share", Operands[Tensor], Tensor, dict[str, Tensor], Tensor], None]
@@ -53,12 +56,10 @@ class Share:
     part: str = ""  # Which part of the keys this is: see `KernelConfig.part`.
 
     def matrix(self, matrix: Tensor, letter: str) -> Tensor:
-        """The share of a matrix that has the heads of "q", "k" or "v"."""
         own = self._narrowed(matrix, self.axis, 1 if letter in "kv" else self.group)
         return own.narrow(2, *self.keys) if self.keys and letter in "kv" else own
 
     def operand(self, tensor: Tensor, spec: Aux) -> Tensor:
-        """The share of an aux operand, or of its gradient."""
         letter, keys = AXES[self.axis], "kv_idx"
         if letter in spec.access:
             tensor = self._narrowed(tensor, spec.access.index(letter), self.group)
@@ -67,7 +68,6 @@ class Share:
         return tensor
 
     def of(self, o: Operands[Tensor]) -> Operands[Tensor]:
-        """The share of all operands."""
         if self.whole:
             return o
         aux = [self.operand(x, spec) for x, spec in zip(o.aux, o.program.aux, strict=True)]
@@ -75,7 +75,6 @@ class Share:
         return replace(o, query=query, key=key, value=value, aux=aux)
 
     def cut(self, tile: int, tiles: int, cols: int) -> list[Share]:
-        """Cut the share along its `cols` keys, `tiles` key tiles of `tile` keys at a time."""
         step = tile * tiles
         ranges = [(i, min(step, cols - i)) for i in range(0, cols, step)]
         parts = ["first", *["middle"] * (len(ranges) - 2), "last"]
@@ -104,10 +103,8 @@ class BiasSum:
         self.shape = on_axes.shape if on_axes.is_contiguous() and shares[0].whole else None
 
     def room(self, operand: Tensor, donated: bool, record: Record) -> Tensor:
-        """Memory for the gradient: fp32 if several parts add to it.
-
-        It may be that of a donated operand, as each part has read its share before.
-        """
+        """Memory for the gradient: fp32 if several parts add to it."""
+        # It may be that of a donated operand, as each part has read its share before.
         if self.adds:
             record.fails = True
             return operand.new_zeros(operand.shape, dtype=torch.float32)
@@ -124,10 +121,8 @@ class BiasSum:
     def add(
         self, share: Share, scores: Tensor, total: Tensor, fast_total: Total, record: Record
     ) -> None:
-        """Sum the scores that the launch of a share has stored into `total`, the result of `room`.
-
-        Where `fast_total` cannot sum, torch does.
-        """
+        # Sum the scores that the launch of a share has stored into `total`, the result of `room`.
+        # Where `fast_total` cannot sum, torch does.
         own = self.on_axes(share, total)
         if not self.adds and fast_total(scores, own, self.factor):
             return
@@ -143,12 +138,8 @@ class Division:
     """The parts of a call, and the sums.
 
     `direct` says that the stored numbers are the gradient itself, so there is one part and no sum.
-
-    Args:
-        wanted: The numbers of the aux operands that need a gradient.
-        keys: The keys of a tile.
-        ctas: How many CTAs a launch has.
-        cuts: Whether a launch may have some of the keys only.
+    Of the arguments, `wanted` are the aux operands that need a gradient, `keys` the keys of a tile,
+    and `cuts` says whether a launch may have some of the keys only.
     """
 
     def __init__(
@@ -212,25 +203,22 @@ def gradients(
 def unshared(o: Operands[Tensor]) -> Operands[Tensor]:
     """Copy matrices with a batch of 1, so that each batch has its own."""
     batch = score_shape(o)[0]
-    query, key, value = (
-        x if x.shape[0] == batch else x.expand(batch, -1, -1, -1).contiguous()
-        for x in (o.query, o.key, o.value)
-    )  # fmt: skip
-    return replace(o, query=query, key=key, value=value)
+
+    def own(x: Tensor) -> Tensor:
+        return x if x.shape[0] == batch else x.expand(batch, -1, -1, -1).contiguous()
+
+    return replace(o, query=own(o.query), key=own(o.key), value=own(o.value))
 
 
 def like(grad: Tensor, operand: Tensor) -> Tensor:
-    """The gradient of an operand, summed over the batch if all batches share the operand.
-
-    The order of the sum is fixed.
-    """
+    """The gradient of an operand, summed over the batch if all batches share the operand."""
+    # The order of the sum is fixed.
     if grad.shape == operand.shape:
         return grad
     return grad.sum(0, keepdim=True, dtype=torch.float32).to(operand.dtype)
 
 
 def _on_axes(o: Operands[Tensor], number: int) -> Tensor:
-    """A meta tensor like the gradient of an operand, with dims for b, h, q_idx and kv_idx."""
     return aux_on_axes(torch.empty(o.aux[number].shape, device="meta"), o.program.aux[number])
 
 
@@ -242,11 +230,9 @@ def _is_the_scores(o: Operands[Tensor], number: int) -> bool:
 
 
 def _axis(o: Operands[Tensor], wanted: Sequence[int], read: Collection[str]) -> int | None:
-    """The axis along which to cut the call: 0 for batches, 1 for heads, None if neither may be cut.
-
-    If possible, no sum goes over this axis. A kernel counts the batches and heads of a part from 0.
-    So an axis must stay whole if the program reads its index.
-    """
+    # The axis along which to cut the call: 0 for batches, 1 for heads, None if neither may be cut.
+    # If possible, no sum goes over this axis. A kernel counts the batches and heads of a part from
+    # 0. So an axis must stay whole if the program reads its index.
     first = 0 if any("b" in o.program.aux[number].axes for number in wanted) else 1
     return next((axis for axis in (first, 1 - first) if AXES[axis] not in read), None)
 
@@ -275,10 +261,8 @@ def _cut(o: Operands[Tensor], shares: list[Share], keys: int, ctas: int) -> list
 
 
 def _at_a_time(units: int, tiles: int, size: int, ctas: int, room: int) -> int:
-    """How many units (batches, heads or key tiles) to launch at a time, if a unit has `tiles` key
-    tiles and `size` bytes of scores.
-    """
-
+    # How many units (batches, heads or key tiles) to launch at a time, if a unit has `tiles` key
+    # tiles and `size` bytes of scores.
     def use(count: int) -> float:
         """The share of the CTAs' time that is used, from the first tile to the last."""
         return count * tiles / (max(1, -(-count * tiles // ctas)) * ctas)
@@ -286,3 +270,58 @@ def _at_a_time(units: int, tiles: int, size: int, ctas: int, room: int) -> int:
     counts = [n for n in range(1, units + 1) if n == 1 or n * size <= room]
     best = max(map(use, counts), default=0.0)
     return max((n for n in counts if use(n) >= GOOD * best), default=1)
+
+
+def total(
+    scores: Tensor, own: Tensor, factor: float, arch: str, stream: int, record: Record | None = None
+) -> bool:
+    """own = factor · the sum of scores [B, H, M, N] over the dims in which `own` has size 1.
+
+    Returns False, and does nothing, if torch has to sum: rows or columns are summed too, or the
+    layout does not fit. The rows of `own` may have gaps between them, all of the same size.
+
+    record: Gets the launch, so that the call can be replayed.
+    """
+    outer, count, inner = _divided(scores.shape, own.shape)
+    step, width = _step(own), own.shape[-1]
+    lies = scores.is_contiguous() and step % VECTOR == 0 < step
+    lies = lies and not off_alignment((scores.data_ptr(), own.data_ptr()))
+    if not (count and inner and lies) or width % VECTOR or outer > MOST_OUTER:
+        return False
+    apart = step != width
+    if apart and (outer > 1 or inner // VECTOR >= MOST_APART):
+        return False
+    dtypes = (name(scores.dtype), name(own.dtype))
+    launcher = word_launcher("backward.summation", 8, *dtypes, factor, arch, apart)
+    addresses = (scores.data_ptr(), own.data_ptr())
+    rows = (width // VECTOR, step // VECTOR) if apart else (1, 1)
+    numbers = (inner // VECTOR, count, outer, *rows)
+    launcher(*addresses, *numbers, stream)
+    if record is not None:
+        record.add_sum(launcher, addresses, *numbers)
+    return True
+
+
+def _step(own: Tensor) -> int:
+    """The stride from row to row, if it is the same for all rows; else 0."""
+    if own.is_contiguous():
+        return own.shape[-1]
+    rows, step = 1, own.stride(-2)
+    for size, stride in zip(own.shape[-2::-1], own.stride()[-2::-1], strict=True):
+        if size > 1 and stride != rows * step:
+            return 0
+        rows *= size
+    return step if own.stride(-1) == 1 else 0
+
+
+def _divided(whole: torch.Size, own: torch.Size) -> tuple[int, int, int]:
+    """The sizes (outer, summed, inner), or (0, 0, 0) if rows or columns are summed."""
+    batch, heads, rows, cols = whole
+    inner = rows * cols
+    if own[2:] != whole[2:]:
+        return 0, 0, 0
+    if own[:2] == whole[:2]:
+        return 1, 1, batch * heads * inner
+    if own[1] == heads:
+        return 1, batch, heads * inner
+    return (batch, heads, inner) if own[0] == batch else (1, batch * heads, inner)

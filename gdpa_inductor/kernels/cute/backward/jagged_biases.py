@@ -3,11 +3,20 @@
 The kernel stores the gradient of one aux operand: a 16-bit number for each score. A sequence gets
 memory for as many scores as the longest one may have (`max_seqlen`), so the host reads no length.
 Each launch takes as many sequences as there is memory for, the longest first. After each launch the
-stored numbers are summed over the dims that a bias lacks (`jagged_totals`). Each sum has a fixed
-order. This module runs on the host.
+stored numbers are summed over the dims that a bias lacks. Each sum has a fixed order. This module
+runs on the host. Stored are:
+
+    scores   [slots, H, M, N], 16 bits
+    hulls    [slots, Hk, key tiles, 2] or [slots, H, query tiles, 2], int32, half open
+
+A slot is the memory of one sequence; `order` says of which. The hull of a key tile is the range of
+query tiles that it has met, or the other way round. Only tiles within hulls were written, and only
+these are read. Within them, scores past the end of a sequence are zero.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,16 +24,42 @@ from torch import Tensor
 from ...._compat.device import empty
 from ....operands import Operands, aux_from_axes, score_shape
 from ....sequences import Padding, padded_program
-from ..config import whole_vectors
+from ..config import VECTOR, StoredTiling, whole_vectors
+from ..launcher import word_launcher
+from ..plan import name
 from .biases import ROOM
-from .jagged_totals import MOST, add_rows, add_tiles
 from .roots import factor_of
-from .stored import StoredScores, StoredTiling
 
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)  # dtypes in which sums may be stored
 # A sum over all rows is cut into chunks, so that the device has enough threads. torch adds the
 # sums of the chunks. First for an operand with a batch dim, then for one without.
 CHUNKS, SHARED_CHUNKS = 8, 64
+MOST = 65535  # heads or slots: the most CTAs along the second or third dim of a grid
+
+
+@dataclass(frozen=True)
+class StoredScores:
+    """Where one launch stores gradients of scores.
+
+    If no side is jagged there are scores only. The launch computes all sequences, and scores that
+    it may not store are set to zero before.
+    """
+
+    scores: Tensor  # [slots, H, M, N]; rows begin at multiples of 16 bytes
+    hulls: Any = None  # see above
+    order: Any = None  # the number of the sequence in each slot, int64
+    count: int | None = None  # how many sequences the launch computes
+    tiling: Any = None  # a `StoredTiling`
+
+    @property
+    def matrices(self) -> list[Tensor]:
+        return [self.scores] if self.hulls is None else [self.scores, self.hulls]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        _, heads, rows, _ = self.scores.shape
+        assert self.count is not None
+        return (self.count, heads, *self.hulls.shape[1:3], rows, self.scores.stride(2) // VECTOR)
 
 
 class JaggedSum:
@@ -60,7 +95,6 @@ class JaggedSum:
         return (*own, -(-rows // height), whole_vectors(cols))
 
     def add(self, stored: StoredScores, total: Tensor, later: bool, arch: str, stream: int) -> None:
-        """Sum what a launch has stored into `total`. later: It is not the first launch."""
         if self.of_rows:
             add_rows(stored, total, self.factor, arch=arch, stream=stream)
         else:
@@ -68,7 +102,6 @@ class JaggedSum:
             add_tiles(stored, total, self.axes, self.factor, adds, arch=arch, stream=stream)
 
     def finished(self, total: Tensor, o: Operands[Tensor]) -> Tensor:
-        """The gradient, contiguous, in the dtype of the operand."""
         whole = total.unsqueeze(3) if self.of_rows else total[..., : self.cols]
         extents = zip(("b", "h", "q_idx"), whole.shape, strict=False)
         left = [d for d, (axis, size) in enumerate(extents) if axis not in self.axes and size > 1]
@@ -115,3 +148,37 @@ class JaggedDivision:
 
     def finished(self, rooms: Sequence[Tensor], o: Operands[Tensor]) -> list[Tensor]:
         return [each.finished(room, o) for each, room in zip(self.sums, rooms, strict=True)]
+
+
+def add_tiles(
+    stored: StoredScores,
+    total: Tensor,
+    axes: frozenset[str],
+    factor: float,
+    adds: bool,
+    arch: str,
+    stream: int,
+) -> None:
+    """total [B or 1, H or 1, C, N'] = factor · the sum of each of C chunks of rows.
+
+    N' is N rounded up to a multiple of 8. The axes have "b" if `total` has a batch dim, and "h" if
+    it has a head dim. adds: Add to what `total` holds. It is fp32 then.
+    """
+    arguments = (factor, "b" in axes, "h" in axes, stored.tiling)
+    chunks, rows = total.shape[2], stored.scores.shape[2]
+    numbers = (chunks, -(-rows // chunks), int(adds), stream)
+    _launch("tiles", arguments, stored, total, arch, *numbers)
+
+
+def add_rows(stored: StoredScores, total: Tensor, factor: float, arch: str, stream: int) -> None:
+    """total [B, H, M] = factor · the sum of each row, in fp32, for the stored sequences."""
+    _launch("rows", (factor, stored.tiling), stored, total, arch, stream)
+
+
+def _launch(
+    kind: str, arguments: Any, stored: StoredScores, total: Tensor, arch: str, *numbers: int
+) -> None:
+    words = [x.data_ptr() for x in (stored.scores, total, stored.hulls, stored.order)]
+    words += (*stored.sizes, *numbers)
+    form = (kind, arguments, name(stored.scores.dtype), name(total.dtype), arch)
+    word_launcher("backward.jagged_sums", len(words), *form)(*words)

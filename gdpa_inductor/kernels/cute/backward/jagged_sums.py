@@ -1,69 +1,66 @@
-"""Two kernels that sum the stored gradients of scores of jagged sequences: see `jagged_totals`.
+"""Two kernels that sum the stored gradients of scores of jagged sequences: see `jagged_biases`.
 
 In both, "a vector" is 8 neighbouring columns of scores. Only tiles that the backward has stored are
 read; `Hulls` says which.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, const_expr, cute
 
 from ..compiler import compile_kernel, pointer, stream
-from ..config import VECTOR
+from ..config import VECTOR, StoredTiling
 from ..form import ALIGNMENT
 from ..operands import vector
 from ..ranges import LANES
 from ..values import Fixed, larger, smaller
-from .stored import StoredTiling
 
 THREADS = 256
 WARPS = THREADS // LANES
 
 
+@dataclass
 class Hulls(Fixed):
-    """Which rows and vectors of scores were stored.
+    """Which rows and vectors of scores were stored."""
 
-    hulls:         As in `stored`: (begin, end) tiles for each slot, head and tile.
-    heads, tiles:  How many heads, and tiles of each, have hulls.
-    group:         How many heads of scores share a hull.
-    """
+    hulls: Any  # (begin, end) tiles for each slot, head and tile, as in `jagged_biases`
+    heads: Any  # how many heads, and tiles of each, have hulls
+    tiles: Any
+    group: Any  # how many heads of scores share a hull
+    tiling: StoredTiling
 
-    def __init__(
-        self, hulls: Any, heads: Any, tiles: Any, group: Any, tiling: StoredTiling
-    ) -> None:
-        self.hulls, self.heads, self.tiles, self.group = hulls, heads, tiles, group
-        self.rows, self.vectors, self.by_keys = tiling.rows, tiling.cols // VECTOR, tiling.by_keys
+    def __post_init__(self) -> None:
+        self.rows, self.vectors = self.tiling.rows, self.tiling.cols // VECTOR
+        self.by_keys = self.tiling.by_keys
 
-    def of(self, slot: Any, head: Any, tile: Any, height: int) -> tuple[Any, Any]:
-        """The hull of a tile, times `height`."""
+    def of(self, slot, head, tile, height: int) -> tuple[Any, Any]:
         unit = Int64(slot * self.heads + head // self.group) * self.tiles
         hull = self.hulls + (unit + tile) * 2
         return hull[0] * height, hull[1] * height
 
-    def rows_of(self, slot: Any, head: Any, column: Any, first: Any, end: Any) -> tuple[Any, Any]:
+    def rows_of(self, slot, head, column, first, end) -> tuple[Any, Any]:
         """The rows in [first, end) that may have the vector of a column. `has` decides for each."""
         if self.by_keys:
             low, high = self.of(slot, head, column // self.vectors, self.rows)
             first, end = larger(first, low), smaller(end, high)
         return first, end
 
-    def columns_of(self, slot: Any, head: Any, row: Any, count: Any) -> tuple[Any, Any]:
+    def columns_of(self, slot, head, row, count) -> tuple[Any, Any]:
         """The vectors in [0, count) that a row may have. `holds` decides for each."""
         if self.by_keys:
             return Int32(0), count
         low, high = self.of(slot, head, row // self.rows, self.vectors)
         return low, smaller(count, high)
 
-    def has(self, slot: Any, head: Any, row: Any, column: Any) -> Any:
-        """Whether a row from `rows_of` has the vector."""
+    def has(self, slot, head, row, column):
         if self.by_keys:
             return Boolean(True)
         low, high = self.of(slot, head, row // self.rows, self.vectors)
         return (low <= column) & (column < high)
 
-    def holds(self, slot: Any, head: Any, row: Any, column: Any) -> Any:
-        """Whether the row has a vector from `columns_of`."""
+    def holds(self, slot, head, row, column):
         if not self.by_keys:
             return Boolean(True)
         low, high = self.of(slot, head, column // self.vectors, self.rows)
@@ -84,9 +81,8 @@ class TileSums:
 
     @cute.jit
     def __call__(self, source, target, hulls, order, sizes, stream):
-        """Launch. sizes: Those of `StoredScores`, how many chunks there are, the rows of a chunk,
-        and 1 to add to what the target has, else 0.
-        """
+        # Launch. sizes: Those of `StoredScores`, how many chunks there are, the rows of a chunk,
+        # and 1 to add to what the target has, else 0.
         slots, heads, _, _, _, vectors, chunks, _, _ = sizes
         ctas = (chunks * vectors + (THREADS - 1)) // THREADS
         grid = (ctas, heads if self.heads else 1, slots if self.batch else 1)
@@ -170,8 +166,7 @@ class RowSums:
                 target[(Int64(order[slot]) * heads + head) * rows + row] = total * self.factor
 
 
-def _floats(place: Any) -> Any:
-    """The 8 numbers from a pointer on, in fp32."""
+def _floats(place):
     numbers = cute.make_rmem_tensor(VECTOR, place.dtype)
     cute.autovec_copy(vector(place), numbers)
     return numbers.load().to(Float32)
@@ -182,10 +177,7 @@ KINDS: dict[str, Any] = {"tiles": TileSums, "rows": RowSums}
 
 def compiled(
     kind: str, arguments: tuple[Any, ...], source: str, target: str, arch: str, more: str = ""
-) -> Any:
-    """The compiled kernel, of the class `KINDS[kind](*arguments)`, for these dtypes of scores and
-    sums.
-    """
+):
     sums = KINDS[kind](*arguments)
     matrices = (pointer(x, ALIGNMENT) for x in (source, target))
     sizes = tuple(Int32(1) for _ in range(sums.SIZES))

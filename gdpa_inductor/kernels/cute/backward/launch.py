@@ -15,20 +15,20 @@ from torch import Tensor
 from ...._compat.device import empty
 from ....operands import Operands
 from ....rejection import GDPAError
+from .. import launch
 from ..bounds import Table, table
-from ..classes import TableKey
-from ..config import KernelConfig
-from ..launch import place
+from ..config import KernelConfig, TableKey
+from ..launch import longest_first, place
 from ..launcher import Launcher
-from ..memory import cleared, for_gradient
-from ..order import longest_first
 from ..plan import LaunchPlan, aligned, plan_of
 from ..replay import Record
+from ..runtime import cleared, for_gradient
 from . import biases
-from .jagged_biases import JaggedDivision
-from .limits import no_such_biases, no_such_dims, no_such_heads
-from .stored import StoredScores
-from .totals import total
+from .biases import total
+from .jagged_biases import JaggedDivision, StoredScores
+from .roots import masked, no_such_biases, no_such_dims, no_such_heads
+
+Rooms = dict[str, Tensor]
 
 
 def backward(
@@ -87,37 +87,43 @@ def backward(
 
 
 def _in_parts(
-    call: "BackwardCall", needs: Sequence[bool], letters: str, options: tuple[Any, ...],
-    donated: Sequence[int],
-) -> list[Tensor]:  # fmt: skip
-    """A dense backward with gradients of biases, part by part. options: See `plan_of`."""
+    call: "BackwardCall", needs: Sequence[bool], letters: str, options: Any, donated: Sequence[int]
+) -> list[Tensor]:
+    # A dense backward with gradients of biases, part by part. options: See `plan_of`.
     plan, record, scratch = call.plan, call.record, dict[str, Tensor]()
-    kernels = _kernels(plan.config.folder)
     division = plan.once(_division, call.ctas, *_wanted(needs))
     stored = division.sums[0].number
 
-    def launch(
-        share: biases.Share, o: Operands[Tensor], grad_out: Tensor, rooms: dict[str, Tensor],
-        scores: Tensor,
-    ) -> None:  # fmt: skip
+    def launch_share(
+        share: biases.Share, o: Operands[Tensor], grad_out: Tensor, rooms: Rooms, scores: Tensor
+    ) -> None:
         own, read, gradient = plan, call.read, call.grad_out
         if not share.whole or division.shared:
             own, gradient = plan_of(o, *options), aligned(grad_out)
             read = own.readable(o)
             record.fails |= not own.plain or gradient is not grad_out
         part = replace(
-            call, plan=own, operands=o, read=read, grad_out=gradient, stored=stored, rooms=rooms,
-            launches=[StoredScores(scores)], part=share.part, shared_scratch=scratch, tables={},
-        )  # fmt: skip
-        kernels.gradients(part, letters)
+            call,
+            plan=own,
+            operands=o,
+            read=read,
+            grad_out=gradient,
+            stored=stored,
+            rooms=rooms,
+            launches=[StoredScores(scores)],
+            part=share.part,
+            shared_scratch=scratch,
+            tables={},
+        )
+        _kernels(plan.config.folder).gradients(part, letters)
 
     def fast_total(scores: Tensor, own: Tensor, factor: float) -> bool:
         return total(scores, own, factor, plan.config.arch, call.stream, record)
 
-    if division.direct and not kernels.overwrites(plan.config, stored):
+    if division.direct and not plan.once(_overwrites, stored):
         donated = ()
     return biases.gradients(
-        call.grad_out, call.operands, needs, division, launch, fast_total, record, donated
+        call.grad_out, call.operands, needs, division, launch_share, fast_total, record, donated
     )
 
 
@@ -126,7 +132,7 @@ def _at_once(call: "BackwardCall", needs: Sequence[bool], letters: str) -> list[
     plan, o, wanted = call.plan, call.operands, _wanted(needs)
     aux_grads: list[Tensor] = []
     division = None
-    if wanted and call.empty:
+    if wanted and plan.empty:
         aux_grads = [
             torch.zeros_like(o.aux[i], memory_format=torch.contiguous_format) for i in wanted
         ]
@@ -144,7 +150,6 @@ def _at_once(call: "BackwardCall", needs: Sequence[bool], letters: str) -> list[
 
 
 def _wanted(needs: Sequence[bool]) -> list[int]:
-    """The numbers of the aux operands whose gradients are wanted."""
     return [number for number, need in enumerate(needs[3:]) if need]
 
 
@@ -153,18 +158,23 @@ def _division(plan: LaunchPlan, ctas: int, *wanted: int) -> biases.Division:
     return biases.Division(plan.example, wanted, config.cols, ctas, config.cuts_keys)
 
 
+def _overwrites(plan: LaunchPlan, stored: int) -> bool:
+    """Whether the gradient of an aux operand may overwrite the operand."""
+    # Scores that are cleared before the launch may not be those of the operand.
+    kernel = plan.config.backward_kernels(True, stored)[-1]
+    return kernel.overwrites and not masked(kernel)
+
+
 def _jagged_division(plan: LaunchPlan, *wanted: int) -> JaggedDivision:
-    return JaggedDivision(plan.example, wanted, _kernels(plan.config.folder).tiling(plan.config))
+    return JaggedDivision(plan.example, wanted, plan.config.tiling)
 
 
 @functools.cache
 def _kernels(folder: str) -> Any:
-    """The module that launches the kernels of an architecture."""
     return importlib.import_module(f"..{folder}.backward.launch", __package__)
 
 
 def _complaint(plan: LaunchPlan, *needs: bool) -> str:
-    """Why the kernels cannot compute these gradients, or ""."""
     c, (key_heads, value_heads) = plan.config, plan.sizes[2:4]
     return (
         no_such_dims(type(c), (c.head_dim, plan.output[-1]))
@@ -174,11 +184,26 @@ def _complaint(plan: LaunchPlan, *needs: bool) -> str:
 
 
 def _unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor]) -> str:
-    """Why a tensor cannot be the gradient of the output, or ""."""
     value = operands.value
     actual = (grad_out.shape, grad_out.dtype, grad_out.device)
     expected = (plan.output_of(operands), value.dtype, value.device)
     return "" if actual == expected else f"the gradient of the output is {actual}, not {expected}"
+
+
+@dataclass(frozen=True)
+class KernelForm:
+    """What the form of a call decides about one of its kernels. A plan keeps it."""
+
+    config: KernelConfig
+    launcher: Launcher | None  # None if there is nothing to launch
+    masked: bool  # the kernel may skip tiles of scores
+
+
+def kernel_form(
+    plan: LaunchPlan, number: int, stored: int | None, ordered: bool = True, part: str = ""
+) -> KernelForm:
+    config = replace(plan.config.backward_kernels(ordered, stored)[number], part=part)
+    return KernelForm(config, None if plan.empty else launch.launcher(config), masked(config))
 
 
 @dataclass(frozen=True)
@@ -208,18 +233,11 @@ class BackwardCall:
     # the tables of bounds that were made so far
     tables: dict[TableKey, Table] = field(default_factory=dict)
 
-    @property
-    def empty(self) -> bool:
-        """Nothing is computed: every gradient is zero."""
-        return self.plan.empty
-
     def room(self, letter: str) -> Tensor:
-        """Memory for dQ, dK or dV.
-
-        If all sequences share the operand, the kernel stores a gradient for each in fp32
-        (`biases.like`). Rows of a jagged operand that no sequence owns get zeros, from here or from
-        the kernel.
-        """
+        """Memory for dQ, dK or dV."""
+        # If all sequences share the operand, the kernel stores a gradient for each in fp32
+        # (`biases.like`). Rows of a jagged operand that no sequence owns get zeros, from here or
+        # from the kernel.
         operand = self.operand(letter)
         if letter in self.rooms:
             return self.rooms[letter]
@@ -259,6 +277,17 @@ class BackwardCall:
         if key not in self.tables:
             self.tables[key] = table(self.plan, self.read, key, self.stream, self.record)
         return self.tables[key]
+
+    def run(
+        self, form: KernelForm, others: Sequence[Tensor], launches: Iterable[StoredScores | None]
+    ) -> None:
+        """Launch a kernel for each of the `launches`."""
+        for stored in launches:
+            # The kernel may not store all scores.
+            if stored is not None and stored.hulls is None and (form.masked or not form.launcher):
+                self.zero(stored.scores)
+            if form.launcher is not None:
+                self.launch(form.launcher, others, stored)
 
     def launch(
         self, launcher: Launcher, others: Sequence[Tensor], stored: StoredScores | None = None

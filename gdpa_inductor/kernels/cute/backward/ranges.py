@@ -5,14 +5,13 @@ Each role of the warps computes this for itself when it comes to a tile.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 from cutlass import Boolean, Int32, cute
 
 from ....program.expr import GRAD, Expr, call, postorder
-from ..classes import TileSize, classes
-from ..config import KernelConfig
+from ..config import KernelConfig, TileSize, classes
+from ..operands import KernelArguments
 from ..ranges import LANES, TileClass, both, ends_are_bare, lowest, past, span
 from ..values import Fixed, smaller
 from .roots import roots_of
@@ -28,13 +27,10 @@ class Heights:
 
 
 class StreamedRanges(Fixed):
-    """The streamed tiles that a resident tile meets.
-
-    keys: The resident tiles are key tiles. Otherwise they are query tiles.
-    """
+    """The streamed tiles that a resident tile meets. keys: The resident tiles are key tiles."""
 
     def __init__(
-        self, config: KernelConfig, keys: bool, heights: Heights, aux: Any, scalars: Any
+        self, config: KernelConfig, keys: bool, heights: Heights, x: KernelArguments
     ) -> None:
         self.config, self.keys, self.heights = config, keys, heights
         roots = roots_of(config.program, keys, config.stored)
@@ -45,7 +41,7 @@ class StreamedRanges(Fixed):
         self.masks = self.full_terms != roots  # the program has a mask
         self.bare = keys and ends_are_bare(config, *map(_flow, (roots, self.full_terms)))
         self.zero, self.full = (
-            TileClass(term, config, aux, scalars, conditions.bounds, size)
+            TileClass(term, config, x, conditions.bounds, size)
             for term in (conditions.zero, conditions.full)
         )
         self.per_head = any(
@@ -55,7 +51,7 @@ class StreamedRanges(Fixed):
 
     @property
     def selects(self) -> bool:
-        """Whether dS has to be set to zero wherever the slope is zero.
+        """dS has to be set to zero wherever the slope is zero.
 
         dP · 0 is not zero if dP is infinite or NaN. Under a mask dP may be either. Past the end of
         a sequence one factor of dP is zero, and the other may be infinite. The latter matters only
@@ -63,40 +59,34 @@ class StreamedRanges(Fixed):
         """
         return self.masks or self.config.notes
 
-    def holds(
-        self, condition: TileClass, tile: ResidentTile, first: Any, head: Any, block: Any
-    ) -> Any:
+    def holds(self, condition: TileClass, tile: ResidentTile, first, head, block):
         """Whether a condition holds for the resident tile from row `first` on and streamed tile
-        `block`. It is a Python bool if constant.
+        `block`.
         """
         resident = span(first, self.heights.resident, tile.rows)
         streamed = span(block * self.heights.streamed, self.heights.streamed, tile.length)
         sides = (streamed, resident) if self.keys else (resident, streamed)
         return condition.holds(tile.batch, head, *sides)
 
-    def lives(self, tile: ResidentTile, first: Any, head: Any, block: Any) -> Any:
-        """Whether a tile of scores is not empty: some root may differ from zero."""
+    def lives(self, tile: ResidentTile, first, head, block):
+        # Some root may differ from zero.
         return self.holds(self.zero, tile, first, head, block) == 0
 
-    def needs_no_mask(self, tile: ResidentTile, head: Any, block: Any) -> Any:
+    def needs_no_mask(self, tile: ResidentTile, head, block):
         """Whether a tile of scores is whole, so that the terms without a mask serve."""
         inside = Boolean(True) if self.bare else self.inside(tile, block)
         return both(inside, self.holds(self.full, tile, tile.first, head, block))
 
-    def inside(self, tile: ResidentTile, block: Any) -> Any:
-        """Whether both tiles end within their sequences."""
+    def inside(self, tile: ResidentTile, block):
         height = self.heights
-        return (tile.first + height.resident <= tile.rows) & (
-            (block + 1) * height.streamed <= tile.length
-        )
+        last = (block + 1) * height.streamed
+        return (tile.first + height.resident <= tile.rows) & (last <= tile.length)
 
     @cute.jit
     def hull(self, tile: ResidentTile, head, group, count):
-        """(begin, end) of the streamed tiles that a resident tile meets. A whole warp calls it.
-
-        All query heads of a group share this range. So a mask that varies from head to head skips
-        nothing if the group has several heads.
-        """
+        """(begin, end) of the streamed tiles that a resident tile meets. A whole warp calls it."""
+        # All query heads of a group share this range. So a mask that varies from head to head skips
+        # nothing if the group has several heads.
         begin, end = Int32(0), Int32(count)
         if cutlass.const_expr(self.skips):
             begin, end = self.classified(tile, head, count)
@@ -107,7 +97,6 @@ class StreamedRanges(Fixed):
 
     @cute.jit
     def classified(self, tile: ResidentTile, head, count):
-        """The hull of the tiles that are not empty. It is empty if all are."""
         begin, end = Int32(count), Int32(0)
         for base in cutlass.range(0, count, LANES, unroll=1):
             block = base + cute.arch.lane_idx()
@@ -120,11 +109,9 @@ class StreamedRanges(Fixed):
 
     @cute.jit
     def living(self, tile: ResidentTile, head, block, index, count):
-        """Which resident tiles of a sequence are not empty at streamed tile `block`.
-
-        Returns (how many before number `index`, how many after it, whether number `index` is one).
-        A whole warp calls it. count: How many resident tiles the sequence has.
-        """
+        """Which resident tiles of a sequence are not empty at streamed tile `block`."""
+        # Returns (how many before number `index`, how many after it, whether number `index` is
+        # one). A whole warp calls it. count: How many resident tiles the sequence has.
         below, above, here = Int32(0), Int32(0), Boolean(False)
         for base in cutlass.range(0, count, LANES, unroll=1):
             other = base + cute.arch.lane_idx()
@@ -136,11 +123,9 @@ class StreamedRanges(Fixed):
 
 
 def _flow(roots: Sequence[Expr]) -> tuple[Expr, Expr]:
-    """The terms P and dS, from the roots (slope, P)."""
     slope, weight = roots
     return weight, call("mul", GRAD, slope)
 
 
-def _votes(holds: Any) -> Any:
-    """In how many lanes of the warp a condition holds."""
+def _votes(holds):
     return Int32(cute.arch.popc(cute.arch.vote_ballot_sync(holds)))

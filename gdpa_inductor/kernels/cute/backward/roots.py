@@ -10,11 +10,14 @@ imported here.
 """
 
 import functools
+from collections.abc import Sequence
+from typing import Any
 
 from ....program.expr import SCORE, Expr, aux, const, differentiate
 from ....program.score_mod import ScoreMod
-from ..classes import classes
-from ..config import KernelConfig
+from ..config import KernelConfig, classes
+
+NONE = "the CuTe backward has no gradients of operands between the products"
 
 
 @functools.lru_cache(512)
@@ -29,7 +32,6 @@ def roots_of(program: str, weight: bool = True, stored: int | None = None) -> tu
 
 
 def terms_of(config: KernelConfig) -> tuple[Expr, ...]:
-    """The terms that a kernel evaluates for each score."""
     if config.kernel == "forward":
         return (config.mod.weight,)
     return roots_of(config.program, config.kernel != "rows", config.stored)
@@ -51,11 +53,9 @@ def factor_of(program: str, number: int | None) -> float:
 
 
 def is_moderate(factor: float, dtype: str) -> bool:
-    """Whether the factor of `factor_of` does not cost dQ and dK their precision.
-
-    dS is rounded to 16 bits before it is multiplied by the factor. fp16 has few exponents, so its
-    bound is small. For bf16 the bound keeps products within the range of fp32.
-    """
+    """Whether the factor of `factor_of` does not cost dQ and dK their precision."""
+    # dS is rounded to 16 bits before it is multiplied by the factor. fp16 has few exponents, so its
+    # bound is small. For bf16 the bound keeps products within the range of fp32.
     bound = 2.0**4 if dtype == "float16" else 2.0**60
     return 1.0 / bound <= abs(factor) <= bound
 
@@ -66,15 +66,12 @@ def masked(config: KernelConfig) -> bool:
 
 
 def adds_all(config: KernelConfig) -> bool:
-    """Whether each key tile adds to the sums of dQ, even the first one.
-
-    Otherwise the first key tile stores, so that nobody has to clear the sums. A store is impossible
-    in three cases:
-
-    - The order is not fixed.
-    - An earlier launch has begun the sums.
-    - The launch has the first keys only, and a mask may leave these without any tile.
-    """
+    """Whether each key tile adds to the sums of dQ, even the first one."""
+    # Otherwise the first key tile stores, so that nobody has to clear the sums. A store is
+    # impossible in three cases:
+    # - The order is not fixed.
+    # - An earlier launch has begun the sums.
+    # - The launch has the first keys only, and a mask may leave these without any tile.
     begun = config.part in ("middle", "last")
     return not config.ordered or begun or (config.part == "first" and masked(config))
 
@@ -88,7 +85,6 @@ def _slopes(program: str) -> tuple[Expr | None, ...]:
 
 
 def _stripped(term: Expr) -> tuple[Expr, float]:
-    """Split a term into (rest, constant factor)."""
     factor = 1.0
     while term.op in ("neg", "mul", "div"):
         numbers = [_number(x) for x in term.args]
@@ -107,3 +103,32 @@ def _stripped(term: Expr) -> tuple[Expr, float]:
 
 def _number(term: Expr) -> float | None:
     return float(term.value or 0) if term.is_const else None
+
+
+def no_such_heads(key_heads: Any, value_heads: Any, alike: bool) -> str:
+    if alike:
+        return ""
+    heads = f"{key_heads} key heads and {value_heads} value heads"
+    return f"the CuTe backward takes as many of both, not {heads}"
+
+
+def no_such_dims(kind: type[KernelConfig], dims: Sequence[int]) -> str:
+    widest, most = max(dims), kind.max_backward_dim
+    if widest <= most:
+        return ""
+    return f"a head dim of {widest}; the CuTe backward takes up to {most}"
+
+
+def no_such_biases(program: str, needs: Sequence[bool], dtype: str) -> str:
+    wanted = [number for number, need in enumerate(needs) if need]
+    if not wanted:
+        return ""
+    for number in wanted:
+        factor = factor_of(program, number)
+        if not factor:
+            return f"{NONE} that are not added to the score, as a{number}"
+        if not is_moderate(factor, dtype):
+            return (
+                f"{NONE} whose slope is {factor:g} times smaller than the score's, as of a{number}"
+            )
+    return ""

@@ -1,6 +1,4 @@
-"""The kernel that sums the stored gradients of scores over batches or heads: see `totals`."""
-
-from typing import Any
+"""The kernel that sums the stored gradients of scores over batches or heads: see `biases.total`."""
 
 import cutlass
 from cutlass import Float32, Int32, Int64, const_expr, cute
@@ -24,10 +22,7 @@ class Summation:
         self.factor, self.apart = factor, apart
 
     @cute.jit
-    def __call__(
-        self, source, target, inner: Int64, count: Int32, outer: Int32, width: Int32, step: Int64,
-        stream,
-    ):  # fmt: skip
+    def __call__(self, source, target, inner, count, outer, width, step, stream):
         ctas = Int32((inner + (THREADS - 1)) // THREADS)
         self.kernel(source, target, inner, count, width, step).launch(
             grid=(ctas, outer, 1), block=(THREADS, 1, 1), stream=stream
@@ -54,8 +49,7 @@ class Summation:
             cute.autovec_copy(narrow, vector(target + place * VECTOR))
 
 
-def compiled(source: str, target: str, factor: float, arch: str, apart: bool = False) -> Any:
-    """The compiled kernel, for these dtypes of scores and sums. Compiling needs no GPU."""
+def compiled(source: str, target: str, factor: float, arch: str, apart: bool = False):
     pointers = (pointer(source, ALIGNMENT), pointer(target, ALIGNMENT))
     counts = (Int64(1), Int32(1), Int32(1), Int32(1), Int64(1))
     return compile_kernel(Summation(factor, apart), (*pointers, *counts, stream()), arch)

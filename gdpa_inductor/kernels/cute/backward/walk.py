@@ -11,8 +11,9 @@ from typing import Any
 
 from cutlass import Int32, Int64, cute
 
+from ..operands import KernelArguments
 from ..sequences import sequence_rows, totals
-from ..values import select
+from ..values import Fixed, select
 
 
 @dataclass
@@ -34,26 +35,21 @@ class ResidentTile:
     descends: Any = False  # the streamed tiles come from the last to the first (sm90 only)
 
     @property
-    def steps(self) -> Any:
-        """How many streamed tiles pass by, in all passes."""
+    def steps(self):
+        # in all passes
         return (self.end - self.begin) * self.passes
 
 
-class Walk:
-    """The tiles of one launch.
+class Walk(Fixed):
+    """The tiles of one launch. keys: The resident tiles are key tiles, otherwise query tiles."""
 
-    keys:            The resident tiles are key tiles. Otherwise they are query tiles.
-    sizes, offsets:  As the kernels take them.
-    ranges:          `StreamedRanges`.
-    """
-
-    def __init__(self, keys: bool, sizes: Any, offsets: Any, ranges: Any) -> None:
-        _, heads, key_heads, _, rows, cols, *_, self.dealt = sizes
-        cu_q, cu_k, self.order = offsets
+    def __init__(self, keys: bool, x: KernelArguments, ranges) -> None:
+        _, heads, key_heads, _, rows, cols, *_, self.dealt = x.sizes
+        cu_q, cu_k, self.order = x.cu_q, x.cu_k, x.order
         self.keys, self.ranges, self.heights = keys, ranges, ranges.heights
         self.group, self.query_heads = heads // key_heads, heads
         self.heads = key_heads if self.keys else heads
-        q_total, k_total = totals(ranges.config, sizes)
+        q_total, k_total = totals(ranges.config, x.sizes)
         sides = [(cu_k, cols, k_total), (cu_q, rows, q_total)]
         self.resident, self.streamed = sides if self.keys else sides[::-1]
         self.jagged = self.resident[0] is not None
@@ -62,22 +58,20 @@ class Walk:
         self.cta = Int32(cute.arch.block_idx()[0])
         self.ctas = Int32(cute.arch.grid_dim()[0])
 
-    def block_of(self, number: Any) -> Any:
-        """The place of a tile among those of its head."""
+    def block_of(self, number):
         return number % self.blocks
 
     @property
-    def streamed_tiles(self) -> Any:
-        """The most streamed tiles that a sequence may have."""
+    def streamed_tiles(self):
+        # the most that a sequence may have
         return tiles_of(self.streamed[1], self.heights.streamed)
 
-    def number(self, turn: Any) -> Any:
-        """The number of the CTA's tile in a turn. Numbers from `count` on are not tiles."""
+    def number(self, turn):
+        # Numbers from `count` on are not tiles.
         place = select(turn % 2 == 1, self.ctas - 1 - self.cta, self.cta)
         return turn * self.ctas + place
 
-    def at(self, turn: Any) -> ResidentTile:
-        """The tile of a turn."""
+    def at(self, turn) -> ResidentTile:
         number = self.number(turn)
         block, rest = self.block_of(number), number // self.blocks
         head, slot = rest % self.heads, rest // self.heads
@@ -101,26 +95,22 @@ class Walk:
         head = self.streamed_head(tile, 0) if self.keys else tile.head
         return self.ranges.hull(tile, head, self.group, count)
 
-    def streamed_head(self, tile: ResidentTile, turn: Any) -> Any:
-        """The head of the streamed operands in pass `turn`.
-
-        With resident keys it is the turn-th query head of the group. With resident queries it is
-        the key head of the query head.
-        """
+    def streamed_head(self, tile: ResidentTile, turn):
+        # With resident keys it is the turn-th query head of the group. With resident queries it is
+        # the key head of the query head.
         return tile.head * self.group + turn if self.keys else tile.head // self.group
 
-    def note(self, tile: ResidentTile, hulls: Any) -> None:
-        """Store (begin, end) of a tile in `hulls` (`stored`). A whole warp calls it."""
+    def note(self, tile: ResidentTile, hulls) -> None:
+        """Store (begin, end) of a tile in `hulls` (`jagged_biases`). A whole warp calls it."""
         unit = Int64(tile.slot * self.heads + tile.head) * self.blocks
         place = hulls + (unit + tile.first // self.heights.resident) * 2
         with cute.arch.elect_one():
             place[0], place[1] = Int32(tile.begin), Int32(tile.end)
 
-    def place(self, tile: ResidentTile, turn: Any) -> tuple[Any, Any]:
+    def place(self, tile: ResidentTile, turn) -> tuple[Any, Any]:
         """(batch, query head) of the scores in pass `turn`."""
         return tile.batch, self.streamed_head(tile, turn) if self.keys else tile.head
 
 
-def tiles_of(rows: Any, height: int) -> Any:
-    """How many tiles of `height` rows cover `rows` rows."""
+def tiles_of(rows, height: int):
     return (rows + (height - 1)) // height

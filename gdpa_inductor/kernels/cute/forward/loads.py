@@ -8,6 +8,7 @@ If O uses the shared memory of the query tiles (`KernelConfig.overlaid`), the qu
 the first key block. That block can be loaded before their memory is free.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -19,34 +20,31 @@ from ..operands import Tiles
 from ..values import Fixed
 
 
+@dataclass
 class ForwardLoads(Fixed):
-    """The load warp.
+    """The load warp."""
 
-    channels:       Has the ring `keys`, and for each query tile a ring in `queries` and `bias`.
-    q, k, v, bias:  The tiles of the matrices. bias is None if TMA loads no bias; then there are no
-                    rings for it.
-    """
+    config: KernelConfig
+    channels: Any  # has the ring `keys`, and for each query tile a ring in `queries` and `bias`
+    q: Tiles
+    k: Tiles
+    v: Tiles
+    bias: Tiles | None = None  # None if TMA loads no bias; then there are no rings for it
 
-    def __init__(
-        self, config: KernelConfig, channels: Any, q: Tiles, k: Tiles, v: Tiles,
-        bias: Tiles | None = None,
-    ) -> None:  # fmt: skip
-        self.rows, self.cols, self.tiles = config.rows, config.cols, config.tiles
-        self.channels, self.q, self.k, self.v = channels, q, k, v
-        self.overlaid = config.overlaid
-        self.bias, self.rings = bias, ()
-        if bias is not None:
-            self.rings, self.parts = channels.bias, self.cols // bias.tiler[1]
+    def __post_init__(self) -> None:
+        self.rows, self.cols, self.tiles = self.config.rows, self.config.cols, self.config.tiles
+        self.rings: Any = ()
+        if self.bias is not None:
+            self.rings, self.parts = self.channels.bias, self.cols // self.bias.tiler[1]
 
     @cute.jit
     def run(self, scheduler):
-        """The loop of the warp."""
         queries, keys = self.channels.queries, self.channels.keys
         at, q_at, k_at = scheduler.start(), Each(*(x.start() for x in queries)), keys.start()
         b_at = Each(*(x.start() for x in self.rings))
         tile, at = scheduler.take_busy(at)
         while tile.valid == 1:
-            if cutlass.const_expr(not self.overlaid):
+            if cutlass.const_expr(not self.config.overlaid):
                 q_at = self.fetch_queries(tile, q_at)
             for block in cutlass.range(tile.first, tile.end, unroll=1):
                 rows = (tile.k_start, block * self.cols, tile.k_rows)
@@ -55,7 +53,7 @@ class ForwardLoads(Fixed):
                 b_at = self.fetch_bias(tile, block, b_at)
                 self.fetch(self.v, rows, tile.value_head, tile.batch, keys, k_at, k_at.index)
                 k_at = k_at.next()
-                if cutlass.const_expr(self.overlaid):  # noqa: SIM102 (decided at compile time)
+                if cutlass.const_expr(self.config.overlaid):  # noqa: SIM102 (decided at compile time)
                     if block == tile.first:
                         q_at = self.fetch_queries(tile, q_at)
             tile, at = scheduler.take_busy(at)
@@ -93,7 +91,5 @@ class ForwardLoads(Fixed):
 
     @cute.jit
     def fetch(self, tiles: Tiles, rows, head, batch, ring: Ring, at: Cursor, stage, column=0):
-        start, row, end = rows
         ring.wait_for_room(at)
-        ring.full.expect(at, tiles.size)
-        tiles.copy(start, row, end, head, batch, stage, ring.full.at(at), column)
+        tiles.load(rows, head, batch, stage, ring.full, at, column)

@@ -5,14 +5,13 @@ The scheduler's warp computes the ranges and publishes them with the work tile.
 
 import functools
 import operator
-from typing import Any
 
 import cutlass
 from cutlass import Int32, cute
 
 from ..barriers import Each
-from ..classes import TileSize, classes
-from ..config import KernelConfig
+from ..config import KernelConfig, TileSize, classes
+from ..operands import KernelArguments
 from ..ranges import LANES, TileClass, both, ends_are_bare, lowest, past, span
 from ..values import Fixed, larger, select, smaller
 
@@ -20,25 +19,22 @@ from ..values import Fixed, larger, select, smaller
 class KeyRanges(Fixed):
     """The key blocks that query tiles meet, by the conditions of `program.tile_classes`."""
 
-    def __init__(self, config: KernelConfig, aux: Any, scalars: Any) -> None:
+    def __init__(self, config: KernelConfig, x: KernelArguments) -> None:
         conditions, size = classes(config), TileSize(config.rows, config.cols)
         self.rows, self.cols, self.tiles = config.rows, config.cols, config.tiles
         self.skips, self.full_terms = config.skip and conditions.skips, conditions.full_terms
         self.zero, self.full = (
-            TileClass(term, config, aux, scalars, conditions.bounds, size)
+            TileClass(term, config, x, conditions.bounds, size)
             for term in (conditions.zero, conditions.full)
         )
         self.bare = ends_are_bare(config, [config.mod.weight], self.full_terms)
 
-    def holds(self, condition: TileClass, tile: Any, row: Any, column: Any) -> Any:
-        """Whether a condition holds for the tile from query `row` and key `column` on.
-
-        It is a Python bool if constant.
-        """
+    def holds(self, condition: TileClass, tile, row, column):
+        """Whether a condition holds for the tile from query `row` and key `column` on."""
         rows, columns = span(row, self.rows, tile.q_rows), span(column, self.cols, tile.k_rows)
         return condition.holds(tile.batch, tile.head, rows, columns)
 
-    def needs_no_mask(self, tile: Any, row: Any, column: Any) -> Any:
+    def needs_no_mask(self, tile, row, column):
         """Whether a tile of scores is whole, so that the terms without a mask serve."""
         # With bare ends this is always true. A literal made ptxas serialize the products of fp16.
         inside = column < tile.k_rows if self.bare else column + self.cols <= tile.k_rows
@@ -46,10 +42,8 @@ class KeyRanges(Fixed):
 
     @cute.jit
     def blocks(self, tile):
-        """(first, last(0), last(1), ...): query tile t meets the key blocks [first, last(t)).
-
-        A whole warp calls it.
-        """
+        """(first, last(0), last(1), ...): query tile t meets the key blocks [first, last(t))."""
+        # A whole warp calls it.
         count = (tile.k_rows + (self.cols - 1)) // self.cols
         first, lasts = Int32(0), Each(count, *self.below(tile, count))
         if cutlass.const_expr(self.skips):
@@ -69,7 +63,6 @@ class KeyRanges(Fixed):
         return [select(row < tile.q_rows, count, 0) for row in rows]
 
     def votes(self, tile, base, count):
-        """`live` of each query tile."""
         rows = (tile.row + t * self.rows for t in range(self.tiles))
         return [self.live(tile, row, base, count) for row in rows]
 
@@ -79,9 +72,7 @@ class KeyRanges(Fixed):
         return Each(*(select(bits != 0, base + past(bits), last) for bits, last in pairs))
 
     def live(self, tile, row, base, count):
-        """A vote over 32 key blocks from `base` on: which are not empty for the query tile at
-        `row`.
-        """
+        """A vote over 32 key blocks: which are not empty for the query tile at `row`."""
         block = base + cute.arch.lane_idx()
         zero = self.holds(self.zero, tile, row, block * self.cols)
         return cute.arch.vote_ballot_sync((block < count) & (row < tile.q_rows) & (zero == 0))

@@ -5,7 +5,7 @@ with all their keys. The scheduler's warp publishes `WorkTile`s through a ring i
 other roles only read them. CTAs are persistent.
 
 - Dense: tiles are dealt back and forth. CTA c of G takes the tiles c, 2G-1-c, 2G+c, 4G-1-c, …
-- Jagged: a CTA that is free takes the next tile (`queue.py`). But if all sequences have the same
+- Jagged: a CTA that is free takes the next tile (`Queue`). But if all sequences have the same
   lengths, tiles are dealt as if dense.
 """
 
@@ -15,13 +15,13 @@ from cutlass import Boolean, Int32, const_expr, cute, range_constexpr
 
 from ..barriers import Cursor, Ring
 from ..ranges import LANES, lowest
-from ..values import Fixed, larger, select, smaller
+from ..values import Carried, Fixed, larger, select, smaller
 
 STAGES = 2
 RECORD = 16  # integers of a published tile, with padding
 
 
-class WorkTile:
+class WorkTile(Carried):
     """A work tile, as integers. Its fields are those of `NAMES`, then last(0), last(1), ...
 
     valid:                  0 marks the end of the work.
@@ -35,9 +35,18 @@ class WorkTile:
     """
 
     NAMES = (
-        "valid", "row", "batch", "head", "key_head", "value_head",
-        "q_start", "q_rows", "k_start", "k_rows", "first",
-    )  # fmt: skip
+        "valid",
+        "row",
+        "batch",
+        "head",
+        "key_head",
+        "value_head",
+        "q_start",
+        "q_rows",
+        "k_start",
+        "k_rows",
+        "first",
+    )
 
     def __init__(self, *fields):
         self.fields = fields
@@ -66,31 +75,21 @@ class WorkTile:
 
     @property
     def end(self):
-        """The end of the key blocks of all query tiles."""
         return functools.reduce(larger, self.lasts)
 
     def __extract_mlir_values__(self):
         return [x.ir_value() for x in self.fields]
 
     def __new_from_mlir_values__(self, values):
-        return WorkTile(*(Int32(v) for v in values))
-
-    def __get_mlir_types__(self):
-        return [x.type for x in self.__extract_mlir_values__()]
+        return WorkTile(*map(Int32, values))
 
 
 class Scheduler(Fixed):
-    """Publishes work tiles, and reads them in the other roles.
+    """Publishes work tiles, and reads them in the other roles. memory: Room for the records."""
 
-    ring:     The ring of the records.
-    records:  Int32 [STAGES, RECORD] in shared memory.
-    work:     Turns the number of a tile into a `WorkTile`.
-    ranges:   The key blocks of each tile.
-    """
-
-    def __init__(self, ring: Ring, records, work, ranges):
-        self.ring, self.records, self.work = ring, records, work
-        self.ranges = ranges
+    def __init__(self, ring: Ring, memory, work, ranges):
+        self.ring, self.work, self.ranges = ring, work, ranges
+        self.records = memory.get_tensor(cute.make_layout((STAGES, RECORD), stride=(RECORD, 1)))
         self.fields = len(WorkTile.NAMES) + work.config.tiles
 
     def start(self) -> Cursor:
@@ -98,7 +97,6 @@ class Scheduler(Fixed):
 
     @cute.jit
     def publish(self, queue):
-        """The loop of the scheduler's warp. queue: where jagged tiles come from, or None."""
         if const_expr(queue is None):
             self.publish_dealt()
         else:
@@ -106,7 +104,7 @@ class Scheduler(Fixed):
 
     @cute.jit
     def publish_jagged(self, queue):
-        """Publish jagged tiles. It is a method of its own since the branch is taken at run time."""
+        # A method of its own, since the branch is taken at run time.
         if queue.alike:
             self.publish_dealt()
         else:
@@ -114,10 +112,8 @@ class Scheduler(Fixed):
 
     @cute.jit
     def publish_dealt(self):
-        """Publish tiles that are dealt. Each lane decodes a tile of its own.
-
-        So tiles past the end of a sequence cost next to nothing.
-        """
+        # Each lane decodes a tile of its own, so tiles past the end of a sequence cost next to
+        # nothing.
         at, turn = self.ring.start(), Int32(cute.arch.lane_idx())
         first = Int32(0)
         while self.number(first) < self.work.tiles:
@@ -134,7 +130,7 @@ class Scheduler(Fixed):
 
     @cute.jit
     def publish_queue(self, queue):
-        """Publish tiles from the queue. Each lane holds a sequence."""
+        # Each lane holds a sequence.
         # first: The place of lane 0 in the order. before: How many tiles come before its sequence.
         at, number = self.ring.start(), queue.first()
         first, before = Int32(0), Int32(0)
@@ -151,7 +147,7 @@ class Scheduler(Fixed):
         self.put(at, self.nothing())
 
     def number(self, turn):
-        """The number of this CTA's tile in a turn. Tiles are dealt back and forth."""
+        # The number of this CTA's tile in a turn. Tiles are dealt back and forth.
         grid, _, _ = cute.arch.grid_dim()
         cta, _, _ = cute.arch.block_idx()
         return turn * grid + select(turn % 2 == 1, grid - 1 - cta, cta)
@@ -185,5 +181,4 @@ class Scheduler(Fixed):
         return tile, at
 
     def nothing(self) -> WorkTile:
-        """The tile that marks the end of the work."""
         return WorkTile(*(Int32(0) for _ in range(self.fields)))

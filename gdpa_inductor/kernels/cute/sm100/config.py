@@ -21,6 +21,7 @@ class Sm100Config(config.KernelConfig):
     rows = ROWS
     max_dim = max_backward_dim = 128
     rivalled = False
+    overwrites = False  # both sides read a bias
 
     def backward_kernels(self, ordered: bool, stored: int | None) -> list[config.KernelConfig]:
         """One kernel for each side. `ordered` has no effect, since each sum has one order."""
@@ -37,11 +38,13 @@ class Sm100Config(config.KernelConfig):
         return [self.dtype, *gradients, *self.stored_dtypes]
 
     @property
-    def output_stages(self) -> int:
-        """Accumulators of O in tensor memory, for each query tile: two if they fit.
+    def tiling(self) -> config.StoredTiling:
+        return config.StoredTiling(self.rows, self.cols, by_keys=False)
 
-        With two, the next tile does not wait until this one is stored.
-        """
+    @property
+    def output_stages(self) -> int:
+        """Accumulators of O in tensor memory, for each query tile: two if they fit."""
+        # With two, the next tile does not wait until this one is stored.
         return 2 if self.padded_value_dim <= 64 else 1
 
     @property

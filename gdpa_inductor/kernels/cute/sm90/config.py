@@ -27,6 +27,7 @@ class Sm90Config(config.KernelConfig):
     max_dim = 256
     max_backward_dim = 128
     rivalled = True
+    overwrites = True  # each tile of a bias is read before its gradient is stored
     clears = True
     bare_ends = True
     cuts_keys = True
@@ -44,39 +45,36 @@ class Sm90Config(config.KernelConfig):
         return [self.dtype, "float32", key, value, query, "int32", *self.stored_dtypes]
 
     @property
+    def tiling(self) -> config.StoredTiling:
+        return config.StoredTiling(self.query_rows, self.cols, by_keys=True)
+
+    @property
     def tile_rows(self) -> int:
         return ROWS if self.kernel == "forward" else self.query_rows
 
     @property
     def tiles(self) -> int:
-        """Query tiles of a CTA in the forward, one for each warpgroup: three or two.
-
-        Three at head dims up to 64. There special functions and products bound a step alike, and
-        with two warpgroups both kinds of unit would wait. With three, a thread has fewer registers:
-        too few to read operands that vary along the keys one by one.
-
-        Jagged queries have three too. Where a sequence ends within a tile, warpgroups without rows
-        take no time from the others.
-        """
+        """Query tiles of a CTA in the forward, one for each warpgroup: three or two."""
+        # Three at head dims up to 64. There special functions and products bound a step alike, and
+        # with two warpgroups both kinds of unit would wait. With three, a thread has fewer
+        # registers: too few to read operands that vary along the keys one by one.
+        # Jagged queries have three too. Where a sequence ends within a tile, warpgroups without
+        # rows take no time from the others.
         read = (x.access for number, x in enumerate(self.mod.aux) if number != self.tiled)
         one_by_one = any("kv_idx" in access or "k" in access for access in read)
         return 2 if self._widest > 64 or one_by_one else 3
 
     @property
     def overlaid(self) -> bool:
-        """O has no shared memory of its own, because keys and values need it (above 128).
-
-        The next query tile is loaded when O is stored.
-        """
+        """O has no shared memory of its own, because keys and values need it (above 128)."""
+        # The next query tile is loaded when O is stored.
         return self._widest > NARROW
 
     @property
     def cols(self) -> int:
-        """The keys of a block: 128, or fewer at head dims above 128.
-
-        Two blocks of K and V have to fit into shared memory. O leaves fewer registers for scores
-        and weights. With a bias the number is a multiple of 64, the width of its tiles.
-        """
+        """The keys of a block: 128, or fewer at head dims above 128."""
+        # Two blocks of K and V have to fit into shared memory. O leaves fewer registers for scores
+        # and weights. With a bias the number is a multiple of 64, the width of its tiles.
         if not self.overlaid:
             return COLS
         step = 16 if self.tiled is None else HALF
@@ -84,11 +82,9 @@ class Sm90Config(config.KernelConfig):
 
     @property
     def converts(self) -> bool:
-        """The backward converts dQ to 16 bits.
-
-        Otherwise the sums stay in fp32, because others are added: over the batch, or over the keys
-        of the next launch.
-        """
+        """The backward converts dQ to 16 bits."""
+        # Otherwise the sums stay in fp32, because others are added: over the batch, or over the
+        # keys of the next launch.
         return self.part in ("", "last") and "q" not in self.shared
 
     @property
@@ -98,65 +94,52 @@ class Sm90Config(config.KernelConfig):
 
     @property
     def query_rows(self) -> int:
-        """The rows of a query tile in the backward.
-
-        A step with more rows has more work for its waits. The registers also hold dK and dV: 112
-        rows would spill.
-        """
+        """The rows of a query tile in the backward."""
+        # A step with more rows has more work for its waits. The registers also hold dK and dV: 112
+        # rows would spill.
         return 96 if max(self.padded_head_dim, self.padded_value_dim) <= 64 else ROWS
 
     @property
     def lags(self) -> bool:
-        """A step of the backward multiplies dQ of the step before, not its own.
-
-        Then the warpgroups need not be equally far. There are two exceptions. A bias that is loaded
-        or stored uses the buffers of dS. Aux operands that are read for each score need the
-        registers.
-        """
+        """A step of the backward multiplies dQ of the step before, not its own."""
+        # Then the warpgroups need not be equally far. There are two exceptions. A bias that is
+        # loaded or stored uses the buffers of dS. Aux operands that are read for each score need
+        # the registers.
         read = any(set(x.access) >= POSITIONS for x in self.mod.aux)
         return self.stored is None and not read
 
     @property
     def query_stages(self) -> int:
-        """Buffers of Q in the forward: two for each query tile, or one.
-
-        With two, the next query tile is loaded while this one is multiplied. There is one buffer in
-        these cases:
-
-        - Keys and values would have fewer than four stages otherwise. With three, a step would wait
-          for its keys: their load could begin only when the step before has ended.
-        - Three query tiles have a bias. One buffer leaves room for three half tiles of the bias.
-        """
+        """Buffers of Q in the forward: two for each query tile, or one."""
+        # With two, the next query tile is loaded while this one is multiplied. There is one buffer
+        # in these cases:
+        # - Keys and values would have fewer than four stages otherwise. With three, a step would
+        #   wait for its keys: their load could begin only when the step before has ended.
+        # - Three query tiles have a bias. One buffer leaves room for three half tiles of the bias.
         crowded = self.tiled is not None and (self._widest > 96 or self.tiles > 2)
         return self.tiles if crowded or self.overlaid else 2 * self.tiles
 
     @property
     def key_stages(self) -> int:
-        """Buffers of K and V in the forward: as many as fit beside Q, O and a bias, up to 6.
-
-        If K and V have separate memory (`overlaid`), each gets half of them.
-        """
+        """Buffers of K and V in the forward: as many as fit beside Q, O and a bias, up to 6."""
+        # If K and V have separate memory (`overlaid`), each gets half of them.
         stages = min(6, self._room // self._stage(self.cols))
         return stages - stages % 2 if self.overlaid else stages
 
     @property
     def bias_stages(self) -> int:
-        """Buffers for half tiles of the bias, for each query tile: 2 to 4, as there is room.
-
-        Tiles are halved so that the first half of the next key block is loaded while the second
-        half of this one is read.
-        """
+        """Buffers for half tiles of the bias, for each query tile: 2 to 4, as there is room."""
+        # Tiles are halved so that the first half of the next key block is loaded while the second
+        # half of this one is read.
         if self.tiled is None:
             return 0
         room = self._room - self._stage(self.cols) * self.key_stages
         return min(4, LEAST_BIAS + room // self._bias_stage)
 
     def _fits(self, cols: int) -> bool:
-        """Whether blocks of `cols` keys fit.
-
-        Shared memory needs two blocks of K and of V. Registers need O, the scores, the weights and
-        the next weights.
-        """
+        """Whether blocks of `cols` keys fit."""
+        # Shared memory needs two blocks of K and of V. Registers need O, the scores, the weights
+        # and the next weights.
         registers = self.padded_value_dim // 2 + cols // 2 + cols // 4
         return registers <= REGISTERS and 4 * self._stage(cols) <= self._room
 
@@ -181,10 +164,8 @@ class Sm90Config(config.KernelConfig):
         return self._of_queries((self.mod.weight,))[1]
 
     def _of_queries(self, terms: Sequence[Expr]) -> tuple[tuple[Expr, ...], float]:
-        """(terms, factor of the queries), if the activation bounds a step; else a factor of 1.
-
-        fp16 has a factor of 1, because small queries would lose bits.
-        """
+        """(terms, factor of the queries), if the activation bounds a step; else a factor of 1."""
+        # fp16 has a factor of 1, because small queries would lose bits.
         if self.fast and self.dtype == "bfloat16" and self._widest <= 64:
             return of_queries(terms, self.mod.weight)
         return tuple(terms), 1.0

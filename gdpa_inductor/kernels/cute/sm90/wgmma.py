@@ -7,10 +7,11 @@ from col0 = 2·(i % 4) on. Its register r is the element
     row0 + 8·(r // 2 % 2),  col0 + 8·(r // 4) + r % 2
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from cutlass import Float32, Int32, cute
-from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+from cutlass.cute.nvgpu import OperandMajorMode, warp, warpgroup
 from cutlass.utils import hopper_helpers
 
 from ..values import Fixed, select
@@ -20,21 +21,18 @@ K, MN = OperandMajorMode.K, OperandMajorMode.MN
 SHARED, REGISTERS = warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM
 
 
-def first_row(thread: Any) -> Any:
-    """row0 of a thread: see above."""
+def first_row(thread):
     return thread // 32 * 16 + thread % 32 // 4
 
 
-def tiled(
-    dtype: Any, cols: int, b_major: Any, a_source: Any = SHARED, a_major: Any = K, groups: int = 1
-) -> Any:
+def tiled(dtype, cols: int, b_major, a_source=SHARED, a_major=K, groups: int = 1):
     """The tiled product of [64, k] by [k, cols], for each of `groups` warpgroups."""
     return hopper_helpers.make_trivial_tiled_mma(
         dtype, dtype, a_major, b_major, Float32, (groups, 1, 1), (64, cols), a_source
     )
 
 
-def issue(product: Any, sums: Any, a: Any, b: Any, fresh: bool) -> None:
+def issue(product, sums, a, b, fresh: bool) -> None:
     """Issue sums = a b (if `fresh`) or sums += a b. The product is in flight as one group."""
     warpgroup.fence()
     atom = cute.make_mma_atom(product.op)
@@ -45,7 +43,7 @@ def issue(product: Any, sums: Any, a: Any, b: Any, fresh: bool) -> None:
     warpgroup.commit_group()
 
 
-def operand_layout(layout: Any) -> Any:
+def operand_layout(layout):
     """The layout of sums when they are read as operand A, from the same registers."""
     halves = cute.logical_divide(layout, ((None, None, 2), None, None))
     (a, b, (c, d)), m, n = halves.shape
@@ -53,7 +51,7 @@ def operand_layout(layout: Any) -> Any:
     return cute.make_layout(((a, b, c), m, (d, n)), stride=((sa, sb, sc), sm, (sd, sn)))
 
 
-def as_operand(sums: Any, dtype: Any) -> Any:
+def as_operand(sums, dtype):
     """Sums, rounded to 16 bits, as operand A."""
     layout = operand_layout(sums.layout)
     out = cute.make_rmem_tensor(layout, dtype)
@@ -61,12 +59,10 @@ def as_operand(sums: Any, dtype: Any) -> Any:
     return out
 
 
-def replace_operand(old: Any, new: Any) -> None:
-    """Copy operand `new` to the registers of `old`, once no product in flight reads these.
-
-    The moves are inline PTX, so that the compiler cannot see through them. Otherwise it computes
-    `new` in the registers of `old`, sees that a product reads them, and waits for every product.
-    """
+def replace_operand(old, new) -> None:
+    """Copy operand `new` to the registers of `old`, once no product in flight reads these."""
+    # The moves are inline PTX, so that the compiler cannot see through them. Otherwise it computes
+    # `new` in the registers of `old`, sees that a product reads them, and waits for every product.
     into, out = (cute.recast_tensor(x, Int32) for x in (old, new))
     for word in range(cute.size(into)):
         into[word] = cute.arch.inline_ptx(
@@ -74,27 +70,33 @@ def replace_operand(old: Any, new: Any) -> None:
         )
 
 
-def tile_layout(dtype: Any, rows: int, width: int) -> Any:
-    """The layout of [rows, width] in shared memory, with the widest swizzle that the width allows.
+def share(product, halves, buffers, stage, thread) -> None:
+    """Copy the sums of a product, in 16 bits, to a buffer in shared memory."""
+    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), halves.element_type)
+    copy = cute.make_tiled_copy_C(atom, product)
+    part = copy.get_slice(thread)
+    cute.copy(copy, part.retile(halves), part.partition_D(buffers)[None, None, None, stage])
+    cute.arch.fence_view_async_shared()
 
-    width: A multiple of 32.
-    """
+
+def tile_layout(dtype, rows: int, width: int):
+    """The layout of [rows, width] in shared memory, with the widest swizzle for this width."""
+    # `width` is a multiple of 32.
     kinds = warpgroup.SmemLayoutAtomKind
     kind = kinds.K_SW64 if width % 64 else kinds.K_SW128
     atom = warpgroup.make_smem_layout_atom(kind, dtype)
     return cute.tile_to_shape(atom, (rows, width), order=(0, 1))
 
 
-def staged(layout: Any, stages: int) -> Any:
-    """The layout of `stages` buffers, one after the other."""
+def staged(layout, stages: int):
     return cute.append(layout, cute.make_layout(stages, stride=cute.cosize(layout)))
 
 
-def transposed(x: Any) -> Any:
-    """The same buffers with their rows as columns."""
+def transposed(x):
     return cute.make_tensor(x.iterator, cute.select(x.layout, mode=[1, 0, 2]))
 
 
+@dataclass
 class IssueTurns(Fixed):
     """Turns: in each step the warpgroups issue their products one after the other, from t = 0 on.
 
@@ -105,21 +107,19 @@ class IssueTurns(Fixed):
     before it arrives there to pass the turn on.
     """
 
-    def __init__(self, t: Any, tiles: int, first: int) -> None:
-        self.t, self.tiles, self.first = t, tiles, first
+    t: Any
+    tiles: int
+    first: int
 
     @cute.jit
     def start(self):
-        """Call it before the first step."""
         if self.t == self.tiles - 1:
             self.passes()
 
     def wait(self) -> None:
-        """Wait for the turn, before the products of a step are issued."""
         cute.arch.barrier(barrier_id=self.first + self.t, number_of_threads=2 * WARPGROUP)
 
     def passes(self) -> None:
-        """Pass the turn on, after they are issued."""
         if self.tiles == 2:
             other = self.first + 1 - self.t
         else:
@@ -128,6 +128,6 @@ class IssueTurns(Fixed):
 
     @cute.jit
     def finish(self):
-        """Call it after the last step. t = 0 takes the last turn, so that no arrival is left."""
+        # Call it after the last step. t = 0 takes the last turn, so that no arrival is left.
         if self.t == 0:
             self.wait()

@@ -5,41 +5,40 @@ rows. While the tensor core computes dP, the program computes P and the slope. P
 memory. The slope stays in registers, for dS = dP · slope.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
 from cutlass import Float32, Int32, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 
-from ...backward.program import ProgramLine
 from ...backward.walk import ResidentTile, Walk
-from ...program import Program
-from ...values import Pair, pair, select
+from ...program import Program, ProgramLine
+from ...values import Fixed, Pair, pair, select
 from ..config import COLS, ROWS
 from ..tensor_memory import scores_done, scores_ready
 from .shapes import HALF, PART, PARTS, Shapes
 from .stores import GradientSums, ScoreStores
 
 
-class BackwardActivation:
-    """The role of the activation warps.
+@dataclass
+class BackwardActivation(Fixed):
+    """The role of the activation warps."""
 
-    program: Has the roots of the side. sums: Store the sums of a tile. stored: Stores dS as the
-    gradient of a bias, or None.
-    """
+    walk: Walk
+    program: Program  # with the roots of the side
+    signals: dict[str, Any]
+    memory: Any
+    sums: GradientSums  # store the sums of a tile
+    stored: ScoreStores | None  # stores dS as the gradient of a bias
 
-    def __init__(
-        self, walk: Walk, program: Program, signals: dict[str, Any], memory: Any,
-        sums: GradientSums, stored: ScoreStores | None,
-    ) -> None:  # fmt: skip
-        self.walk, self.program, self.signals, self.memory = walk, program, signals, memory
-        self.sums, self.stored = sums, stored
+    def __post_init__(self) -> None:
+        memory = self.memory
         self.row = memory.thread % ROWS
         self.left = cute.arch.make_warp_uniform(memory.thread // ROWS) * HALF
 
     @cute.jit
     def run(self):
-        """All tiles of the CTA."""
         tile_step, step, deal = Int32(0), Int32(0), Int32(0)
         while self.walk.number(deal) < self.walk.count:
             tile = self.walk.at(deal)
@@ -59,7 +58,6 @@ class BackwardActivation:
 
     @cute.jit
     def step(self, tile: ResidentTile, turn, block, step):
-        """Compute P and dS of one tile of scores."""
         line = ProgramLine(self.program, self.walk, tile, turn, tile.first + self.row)
         slopes = [cute.make_rmem_tensor(PART, Float32) for _ in range(PARTS)]
         self.signals["scores"].wait(step)
@@ -86,13 +84,13 @@ class BackwardActivation:
                 first = block * COLS + self.left + part * PART
                 self.stored.store(tile, self.row, first, gradients[part])
 
-    def fetch(self, column: Any, parts: int) -> list[Any]:
-        """Load this thread's columns of S or dP, as a list of parts of 32."""
+    def fetch(self, column, parts: int) -> list[Any]:
+        # this thread's columns of S or dP, in parts of 32
         registers = [self.memory.load(column + part * PART, PART) for part in range(parts)]
         cute.arch.fence_view_async_tmem_load()
         return registers
 
-    def pick(self, fetched: list[Any], column: Any, part: int) -> Any:
+    def pick(self, fetched: list[Any], column, part: int):
         """A part from `fetched`, or loaded now if that is empty."""
         return fetched[part] if fetched else self.fetch(column + part * PART, 1)[0]
 
@@ -128,14 +126,16 @@ class BackwardActivation:
         self.memory.store(column + part * (PART // 2), gradients)
 
 
-class BackwardTensorMemory:
+@dataclass
+class BackwardTensorMemory(Fixed):
     """The row (lane) of tensor memory that a thread owns. Columns have 32 bits."""
 
-    def __init__(self, pointer: Any, thread: Any, shapes: Shapes) -> None:
-        self.pointer, self.thread, self.shapes = pointer, thread, shapes
+    pointer: Any
+    thread: Any
+    shapes: Shapes
 
-    def load(self, column: Any, width: int) -> Any:
-        """Load `width` columns to fp32 registers, valid after `fence_view_async_tmem_load`."""
+    def load(self, column, width: int):
+        # to fp32 registers, valid after `fence_view_async_tmem_load`
         copy, window = self._copy(tcgen05.Ld32x32bOp, column, width)
         part = copy.get_slice(self.thread % ROWS)
         rows = part.partition_D(cute.make_identity_tensor((ROWS, width)))
@@ -143,20 +143,19 @@ class BackwardTensorMemory:
         cute.copy(copy, part.partition_S(window), registers)
         return cute.make_tensor(registers.iterator, cute.make_layout(width))
 
-    def store(self, column: Any, registers: Any) -> None:
-        """Store fp32 registers as 16-bit elements, two in a column."""
+    def store(self, column, registers) -> None:
+        # fp32 registers as 16-bit elements, two in a column
         width = cute.size(registers) // 2
         copy, window = self._copy(tcgen05.St32x32bOp, column, width)
         part = copy.get_slice(self.thread % ROWS)
         rows = part.partition_S(cute.make_identity_tensor((ROWS, width)))
         packed = cute.make_rmem_tensor(rows.shape, Float32)
         narrow = cute.recast_ptr(packed.iterator, dtype=self.shapes.dtype)
-        cute.make_tensor(narrow, cute.make_layout(2 * width)).store(
-            registers.load().to(self.shapes.dtype)
-        )
+        halves = cute.make_tensor(narrow, cute.make_layout(2 * width))
+        halves.store(registers.load().to(self.shapes.dtype))
         cute.copy(copy, packed, part.partition_D(window))
 
-    def _copy(self, operation: Any, column: Any, width: int) -> tuple[Any, Any]:
+    def _copy(self, operation, column, width: int) -> tuple[Any, Any]:
         """(the copy of `width` columns, these columns of all rows)."""
         atom = cute.make_copy_atom(operation(tcgen05.Repetition(width)), Float32)
         layout = cute.make_layout((ROWS, width), stride=(1 << 16, 1))

@@ -27,6 +27,7 @@ Warps 0-7 activate, 8 multiplies, 9 loads, and two are idle. `Sm100Config` and t
 compile time. `MOST_STAGES` and `PART` of shapes.py, and the order in products.py, are tuned.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import cutlass
@@ -36,8 +37,8 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 from ...backward.ranges import Heights, StreamedRanges
 from ...backward.roots import factor_of, terms_of
 from ...backward.walk import Walk
-from ...barriers import Signal
-from ...operands import Matrix, Tiles, matrices
+from ...barriers import Signal, initialize
+from ...operands import AttentionKernel, KernelArguments, Matrix, Tiles, matrices
 from ...program import Program
 from ..config import ROWS, TMEM_COLUMNS, Sm100Config
 from .activation import BackwardActivation, BackwardTensorMemory
@@ -62,39 +63,35 @@ SIGNALS: dict[str, tuple[str | int, int]] = {
 }  # fmt: skip
 
 
-class BackwardKernel:
-    """One side of one configuration. `__call__` is the host's side, `kernel` the device's."""
+class BackwardKernel(AttentionKernel):
+    """One side of one configuration.
+
+    The matrices of its arguments are Q, K, V, dO and the gradients that this side computes. The
+    rows side may also have the gradient of an aux operand and, if a side is jagged, the hulls of
+    the query tiles (`jagged_biases`).
+    """
+
+    config: Sm100Config
 
     def __init__(self, config: Sm100Config) -> None:
-        self.config, self.keys = config, config.kernel == "keys"
+        super().__init__(config)
+        self.keys = config.kernel == "keys"
         self.shapes = Shapes(config, self.keys)
 
-    @cute.jit
-    def __call__(
-        self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
-    ):
-        """Launch the kernel.
-
-        `compiler.example` lists the arguments. The matrices of `pointers` and `strides` are Q, K,
-        V, dO and the gradients that this side computes. The rows side may also have the gradient of
-        an aux operand and, if a side is jagged, the hulls of the query tiles (`backward.stored`).
-        """
-        matrices = self.matrices(pointers, sizes, strides)
+    def launch(self, arguments: KernelArguments, ctas: Int32, stream) -> None:
+        matrices = self.matrices(arguments)
         copies = [self.atom(name, matrices[name]) for name in NAMES]
-        atoms, tensors = tuple(x[0] for x in copies), tuple(x[1] for x in copies)
-        self.kernel(
-            atoms, tensors, pointers[4:], strides[4:], sizes, cu_q, cu_k, order, aux, scalars
-        ).launch(
+        atoms, tensors = zip(*copies, strict=True)
+        outputs = {"pointers": arguments.pointers[4:], "strides": arguments.strides[4:]}
+        self.kernel(atoms, tensors, replace(arguments, **outputs)).launch(
             grid=(ctas, 1, 1), block=(32 * WARPS, 1, 1), stream=stream, min_blocks_per_mp=1
-        )  # fmt: skip
+        )
 
-    def matrices(self, pointers: Any, sizes: Any, strides: Any) -> dict[str, Matrix]:
-        """The operands in global memory, by the names that they have on this side."""
-        q, k, v, o = matrices(self.config, pointers, sizes, strides)
+    def matrices(self, x: KernelArguments) -> dict[str, Matrix]:
+        q, k, v, o = matrices(self.config, x)
         return dict(zip(NAMES, (k, q, v, o) if self.keys else (q, k, o, v), strict=True))
 
     def letter(self, part: str) -> str:
-        """The operand of a name: "q", "k", "v" or "o" (the gradient of O)."""
         letters = "kqvo" if self.keys else "qkov"
         return letters[NAMES.index(part)]
 
@@ -103,51 +100,49 @@ class BackwardKernel:
         name, shapes = part[1], self.shapes
         layout = cute.select(shapes.layout(name, 1), mode=[0, 1, 2])
         load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
-        return cute.nvgpu.make_tiled_tma_atom_B(
-            load, matrix.tensor(), layout, shapes.tiler(name), shapes.score(name)
-        )
+        place = (shapes.tiler(name), shapes.score(name))
+        return cute.nvgpu.make_tiled_tma_atom_B(load, matrix.tensor(), layout, *place)
 
     @cute.kernel
-    def kernel(
-        self, atoms, tensors, outputs, strides, sizes, cu_q, cu_k, order, aux, scalars
-    ):  # fmt: skip
+    def kernel(self, atoms, tensors, x):
+        # x: The pointers and the strides are those of the gradients alone.
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread, _, _ = cute.arch.thread_idx()
         shared = cutlass.memory.SmemAllocator()
         signals, holder = self.signals(shared)
         buffers = self.buffers(shared)
         if warp == LOAD_WARP:
-            self.initialize(signals)
+            initialize(signals.values())
         if warp == PRODUCT_WARP:
             cute.arch.alloc_tmem(TMEM_COLUMNS, holder)
             cute.arch.relinquish_tmem_alloc_permit()
         cute.arch.sync_threads()
         tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, holder)
-        ranges = StreamedRanges(self.config, self.keys, Heights(ROWS, ROWS), aux, scalars)
-        work = (sizes, (cu_q, cu_k, order), ranges)
+        ranges = StreamedRanges(self.config, self.keys, Heights(ROWS, ROWS), x)
         if warp < ACTIVATION_WARPS:
             cute.arch.setmaxregister_increase(REGISTERS["activation"])
-            walk, memory = Walk(self.keys, *work), BackwardTensorMemory(tmem, thread, self.shapes)
-            c = self.config
-            program = Program(c, aux, scalars, terms_of(c))
-            factor = factor_of(c.program, c.stored)
-            sums = GradientSums(walk, memory, self.outputs(outputs, strides), factor)
-            stored = None if c.stored is None else ScoreStores(walk, outputs[1], strides[1], sizes)
+            c, walk = self.config, Walk(self.keys, x, ranges)
+            memory = BackwardTensorMemory(tmem, thread, self.shapes)
+            program = Program(c, x, terms_of(c))
+            sums = GradientSums(walk, memory, self.outputs(x), factor_of(c.program, c.stored))
+            stored = None
+            if cutlass.const_expr(c.stored is not None):
+                stored = ScoreStores(walk, x.pointers[1], x.strides[1], x.sizes)
             BackwardActivation(walk, program, signals, memory, sums, stored).run()
         else:
             cute.arch.setmaxregister_decrease(REGISTERS["others"])
             if warp == LOAD_WARP:
                 tiles = self.tiles(atoms, tensors, buffers)
-                hulls = outputs[2] if self.config.notes else None
-                BackwardLoads(Walk(self.keys, *work), signals, tiles, hulls).run()
+                hulls = x.pointers[2] if self.config.notes else None
+                BackwardLoads(Walk(self.keys, x, ranges), signals, tiles, hulls).run()
             if warp == PRODUCT_WARP:
-                BackwardProducts(Walk(self.keys, *work), self.shapes, signals, buffers, tmem).run()
+                walk = Walk(self.keys, x, ranges)
+                BackwardProducts(walk, self.shapes, signals, buffers, tmem).run()
         cute.arch.sync_threads()
         if warp == PRODUCT_WARP:
             cute.arch.dealloc_tmem(tmem, TMEM_COLUMNS)
 
-    def signals(self, shared: Any) -> tuple[dict[str, Signal], Any]:
-        """The mbarriers, and the word that receives the address of tensor memory."""
+    def signals(self, shared) -> tuple[dict[str, Signal], Any]:
         signals, rings = {}, self.shapes.rings
         for name, (stages, arrivals) in SIGNALS.items():
             slots = rings[stages] if isinstance(stages, str) else stages
@@ -155,44 +150,32 @@ class BackwardKernel:
                 signals[name] = Signal(shared.allocate_array(Int64, slots), slots, arrivals)
         return signals, shared.allocate_array(Int32, 1)
 
-    def initialize(self, signals: dict[str, Signal]) -> None:
-        with cute.arch.elect_one():
-            for signal in signals.values():
-                signal.init()
-        cute.arch.mbarrier_init_fence()
-
-    def buffers(self, shared: Any) -> dict[str, Any]:
-        """The tiles in shared memory; those of the streamed operands are rings."""
+    def buffers(self, shared) -> dict[str, Any]:
         buffers = {}
         for part in NAMES:
-            layout = self.shapes.layout(
-                part[1], self.shapes.rings[part[1]] if part[0] == "t" else 1
-            )
+            stages = self.shapes.rings[part[1]] if part[0] == "t" else 1
+            layout = self.shapes.layout(part[1], stages)
             buffers[part] = shared.allocate_tensor(
-                self.shapes.dtype, layout.outer, 1024, swizzle=layout.inner
+                self.dtype, layout.outer, 1024, swizzle=layout.inner
             )
         return buffers
 
-    def tiles(self, atoms: Any, tensors: Any, buffers: dict[str, Any]) -> dict[str, Tiles]:
-        """How the load warp copies each operand."""
+    def tiles(self, atoms, tensors, buffers: dict[str, Any]) -> dict[str, Tiles]:
         c, tiles = self.config, {}
         for part, atom, tensor in zip(NAMES, atoms, tensors, strict=True):
             name, letter = part[1], self.letter(part)
-            width = self.shapes.widths[name]
-            tiles[part] = Tiles(
-                atom=atom, mX=tensor, sX=buffers[part],
-                partition=self.shapes.score(name).get_slice(0).partition_B,
-                tiler=(ROWS, width), size=ROWS * width * self.shapes.dtype.width // 8,
-                jagged=c.jagged_q if letter in "qo" else c.jagged_k, shared=letter in c.shared,
-            )  # fmt: skip
+            tiler = (ROWS, self.shapes.widths[name])
+            size, jagged = tiler[0] * tiler[1] * self.dtype.width // 8, letter in "qo"
+            split = self.shapes.score(name).get_slice(0).partition_B
+            ends = (c.jagged_q if jagged else c.jagged_k, letter in c.shared)
+            tiles[part] = Tiles((atom, tensor), buffers[part], split, tiler, size, *ends)
         return tiles
 
-    def outputs(self, pointers: Any, strides: Any) -> dict[str, tuple[Any, ...]]:
-        """What `GradientSums` takes."""
+    def outputs(self, x: KernelArguments) -> dict[str, tuple[Any, ...]]:
         shapes = self.shapes
         return {
             name: (pointer, stride, shapes.dims[name], shapes.widths[name])
-            for name, pointer, stride in zip(shapes.summed, pointers, strides, strict=False)
+            for name, pointer, stride in zip(shapes.summed, x.pointers, x.strides, strict=False)
         }
 
 

@@ -1,28 +1,28 @@
 """The load warp: TMA loads resident operands once for each tile, streamed ones for each step."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from cutlass import Int32, const_expr, cute
 from cutlass.cute.nvgpu import cpasync
 
 from ...backward.walk import ResidentTile, Walk
+from ...values import Fixed
 
 
-class BackwardLoads:
-    """The load warp. It fills the buffers rA, tA, rB and tB in the order of the products.
+@dataclass
+class BackwardLoads(Fixed):
+    """The load warp. It fills the buffers rA, tA, rB and tB in the order of the products."""
 
-    hulls: Memory for the key tiles that each query tile meets (`backward.stored`), or None.
-    """
-
-    def __init__(
-        self, walk: Walk, signals: dict[str, Any], tiles: dict[str, Any], hulls: Any = None
-    ) -> None:
-        self.walk, self.signals, self.tiles, self.hulls = walk, signals, tiles, hulls
+    walk: Walk
+    signals: dict[str, Any]
+    tiles: dict[str, Any]
+    hulls: Any = None  # memory for the key tiles that each query tile meets (`jagged_biases`)
 
     @cute.jit
     def run(self):
-        """Load for all tiles of the CTA."""
-        self.announce()
+        for tiles in self.tiles.values():
+            cpasync.prefetch_descriptor(tiles.tma[0])
         tile_step, step, deal = Int32(0), Int32(0), Int32(0)
         while self.walk.number(deal) < self.walk.count:
             tile = self.walk.at(deal)
@@ -38,11 +38,6 @@ class BackwardLoads:
                 tile_step += 1
             deal += 1
 
-    def announce(self) -> None:
-        """Prefetch the tensor maps of TMA."""
-        for tiles in self.tiles.values():
-            cpasync.prefetch_descriptor(tiles.atom)
-
     @cute.jit
     def operands(self, name, tile: ResidentTile, turn, block, tile_step, step, new):
         """Load the streamed operand of a step; before it the resident one, if the tile is new."""
@@ -56,10 +51,6 @@ class BackwardLoads:
         head = self.walk.streamed_head(tile, turn)
         self.copy("t" + name, "streamed_" + name, rows, head, tile, step)
 
-    def copy(
-        self, name: str, signal: str, rows: Any, head: Any, tile: ResidentTile, step: Any
-    ) -> None:
-        """Load a tile. rows: (first row of the sequence, row in it, rows of the sequence)."""
-        full, tiles = self.signals[signal], self.tiles[name]
-        full.expect(step, tiles.size)
-        tiles.copy(*rows, head, tile.batch, full.index(step), full.at(step))
+    def copy(self, name: str, signal: str, rows, head, tile: ResidentTile, step) -> None:
+        full = self.signals[signal]
+        self.tiles[name].load(rows, head, tile.batch, full.index(step), full, step)

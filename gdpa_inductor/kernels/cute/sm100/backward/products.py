@@ -17,6 +17,7 @@ memory has room for two on the rows side, and on the keys side at head dims up t
 """
 
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 from cutlass import Int32, const_expr, cute, range_constexpr
@@ -24,6 +25,7 @@ from cutlass.cute.nvgpu import tcgen05
 from cutlass.utils import blackwell_helpers
 
 from ...backward.walk import ResidentTile, Walk
+from ...values import Fixed
 from ..config import COLS, ROWS
 from ..tensor_memory import arrive_when_multiplied, scores_ready
 from .shapes import HALF, PART, PARTS, Shapes
@@ -31,23 +33,18 @@ from .shapes import HALF, PART, PARTS, Shapes
 STEP = 16  # streamed rows, or head dim, of one tcgen05.mma
 
 
-class BackwardProducts:
+@dataclass
+class BackwardProducts(Fixed):
     """The role of the product warp: S, dP, accA and, on the keys side, accB of each step."""
 
-    def __init__(
-        self,
-        walk: Walk,
-        shapes: Shapes,
-        signals: dict[str, Any],
-        buffers: dict[str, Any],
-        tmem: Any,
-    ) -> None:
-        self.walk, self.shapes, self.signals, self.tmem = walk, shapes, signals, tmem
-        self.buffers = buffers
+    walk: Walk
+    shapes: Shapes
+    signals: dict[str, Any]
+    buffers: dict[str, Any]
+    tmem: Any
 
     @cute.jit
     def run(self):
-        """Issue the products of all tiles of the CTA."""
         tile_step, step, deal = Int32(0), Int32(0), Int32(0)
         while self.walk.number(deal) < self.walk.count:
             tile = self.walk.at(deal)
@@ -61,9 +58,7 @@ class BackwardProducts:
 
     @cute.jit
     def turn(self, tile: ResidentTile, tile_step, step, i):
-        """Issue the sums of step - 1, except in turn 0, and the scores of `step`, except in the
-        last.
-        """
+        # Turn 0 has no sums of a step before, and the last turn no scores.
         signals, ahead = self.signals, self.shapes.buffers > 1
         if const_expr(ahead):
             self.scores(tile, tile_step, step, i)
@@ -88,7 +83,6 @@ class BackwardProducts:
 
     @cute.jit
     def scores(self, tile: ResidentTile, tile_step, step, i):
-        """Issue S of a step, if there is one."""
         if i < tile.steps:
             self.arrived("A", tile_step, step, i)
             self.score("A", self.column(step), step)
@@ -104,20 +98,19 @@ class BackwardProducts:
                 self.sum("B", self.column(step), step, part, first & (part == 0))
             arrive_when_multiplied(self.signals["free_B"], step)
 
-    def column(self, step: Any) -> Any:
-        """The first column of S of a step in tensor memory."""
+    def column(self, step):
+        # of S in tensor memory
         return step % self.shapes.buffers * COLS if self.shapes.buffers > 1 else 0
 
     @cute.jit
     def arrived(self, name, tile_step, step, i):
-        """Wait until the operands of a score product are loaded."""
         if i == 0:
             self.signals["resident_" + name].wait(tile_step)
         self.signals["streamed_" + name].wait(step)
 
     @cute.jit
     def score(self, name, column, step):
-        """Issue rX tXᵀ, 16 of the head dim at a time."""
+        # Issue rX tXᵀ, 16 of the head dim at a time.
         product = self.shapes.score(name)
         left = product.make_fragment_A(self.buffers["r" + name])
         right = product.make_fragment_B(self.buffers["t" + name])
@@ -130,10 +123,8 @@ class BackwardProducts:
 
     @cute.jit
     def sum(self, name, column, step, part, first):
-        """Issue acc = W tX (if `first`) or acc += W tX, for one part of each half of the rows.
-
-        W is P or dS. Each half of W is at the start of the half of the scores that it replaced.
-        """
+        """Issue acc = W tX (if `first`) or acc += W tX, for one part of each half of the rows."""
+        # W is P or dS. Each half of W is at the start of the half of the scores that it replaced.
         product, streamed = self.shapes.sum(name), self.signals["streamed_" + name]
         turned = self.shapes.transposed(name, streamed.stages)
         pointer = cute.recast_ptr(self.buffers["t" + name].iterator, turned.inner)
@@ -149,7 +140,7 @@ class BackwardProducts:
             there = half * (HALF // STEP) + k
             cute.gemm(product, out, left, right[None, None, there, slot], out)
 
-    def weights(self, product: Any, name: str, column: int) -> Any:
+    def weights(self, product, name: str, column: int):
         """P or dS as an operand [128 r, 64 t] of 16 bits, from a column of tensor memory on."""
         dtype, tiler = self.shapes.dtype, (ROWS, self.shapes.widths[name], HALF)
         layout = blackwell_helpers.make_smem_layout_a(product, tiler, dtype, 1)

@@ -3,14 +3,12 @@
 "A" are the operands of the score product, "B" those of the gradient product (see `kernel`).
 """
 
-from typing import Any
-
 from cutlass import Float32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.utils import blackwell_helpers
 
 from ...config import SHARED_MEMORY
-from ...program import DTYPES
+from ...values import DTYPES
 from ..config import COLS, ROWS, TMEM_COLUMNS, Sm100Config
 
 MOST_STAGES = 3  # buffers of streamed B; A is read for longer, by accA, and has one more
@@ -21,46 +19,39 @@ PARTS = HALF // PART
 
 
 class Shapes:
-    """The shapes that a configuration and a side decide.
-
-    dims, widths:  The head dims of A and B, and the same padded.
-    summed:        The operands whose gradients the side sums.
-    buffers:       Buffers of scores, 1 or 2. With two, the scores of the next step are computed
-                   while those of this step are activated.
-    gradients:     The first column of dP in tensor memory.
-    sums:          The first columns of accA and accB.
-    rings:         How many stages each ring has.
-    """
+    """The shapes that a configuration and a side decide."""
 
     def __init__(self, config: Sm100Config, keys: bool) -> None:
         self.dtype = DTYPES[config.dtype]
+        # the head dims of A and B, and the same padded
         self.dims = {"A": config.head_dim, "B": config.value_dim}
         self.widths = {"A": config.padded_head_dim, "B": config.padded_value_dim}
-        self.summed = ("A", "B") if keys else ("A",)
+        self.summed = ("A", "B") if keys else ("A",)  # the operands whose gradients the side sums
         free = TMEM_COLUMNS - sum(self.widths[name] for name in self.summed)
+        # With two buffers of scores, those of the next step are computed while these are activated.
         self.buffers = min(2, free // COLS - 1)
-        self.gradients = COLS * self.buffers
+        self.gradients = COLS * self.buffers  # the first column of dP in tensor memory
         first = self.gradients + COLS
-        self.sums = {"A": first, "B": first + self.widths["A"]}
+        self.sums = {"A": first, "B": first + self.widths["A"]}  # the first columns of accA, accB
         weights = self.buffers * PARTS if keys else 0
-        self.rings = {**self.stages(), "S": self.buffers, "P": weights}
+        self.rings = {**self.stages(), "S": self.buffers, "P": weights}  # the stages of each ring
 
     def stages(self) -> dict[str, int]:
-        """The buffers of the streamed operands: as many as fit beside the resident ones."""
+        # as many buffers of the streamed operands as fit beside the resident ones
         a, b = (2 * ROWS * self.widths[name] for name in "AB")
         stages = min(MOST_STAGES, (SHARED_MEMORY - BARRIERS - 2 * a - b) // (a + b))
         return {"A": stages + 1, "B": stages}
 
-    def score(self, name: str) -> Any:
-        """The product rX tXᵀ: both operands are in shared memory, with a contiguous head dim."""
+    def score(self, name: str):
+        # The product rX tXᵀ: both operands are in shared memory, with a contiguous head dim.
         return self._product(OperandMajorMode.K, COLS, tcgen05.OperandSource.SMEM)
 
-    def sum(self, name: str) -> Any:
+    def sum(self, name: str):
         """The product acc += W tX: W is in tensor memory. tX is the same tile, read transposed."""
         source = tcgen05.OperandSource.TMEM
         return self._product(OperandMajorMode.MN, self.widths[name], source)
 
-    def _product(self, major: Any, columns: int, source: Any) -> Any:
+    def _product(self, major, columns: int, source):
         k, one = OperandMajorMode.K, tcgen05.CtaGroup.ONE
         return blackwell_helpers.make_trivial_tiled_mma(
             self.dtype, self.dtype, k, major, Float32, one, (ROWS, columns), source
@@ -69,12 +60,11 @@ class Shapes:
     def tiler(self, name: str) -> tuple[int, int, int]:
         return ROWS, COLS, self.widths[name]
 
-    def layout(self, name: str, stages: int) -> Any:
-        """The layout of tiles [128, width] in shared memory, swizzled."""
+    def layout(self, name: str, stages: int):
         make = blackwell_helpers.make_smem_layout_b
         return make(self.score(name), self.tiler(name), self.dtype, stages)
 
-    def transposed(self, name: str, stages: int) -> Any:
+    def transposed(self, name: str, stages: int):
         """The layout of the same tiles, as the operand of `sum`."""
         tiler = (ROWS, self.widths[name], COLS)
         return blackwell_helpers.make_smem_layout_b(self.sum(name), tiler, self.dtype, stages)

@@ -1,5 +1,6 @@
 """Store what a tile has computed: dS from registers, accumulators from tensor memory."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from cutlass import Boolean, Int64, const_expr, cute, range_constexpr
@@ -13,20 +14,22 @@ from ..config import ROWS
 PART = 16  # columns of an accumulator in registers at a time
 
 
+@dataclass
 class ScoreStores(Fixed):
-    """Stores dS.
+    """Stores dS."""
 
-    pointer, strides: Those of [slots, H, M, N] in 16 bits. N is rounded up to a multiple of 8, and
-    the columns in excess are written too. sizes: As kernels take them.
-    """
+    walk: Walk
+    pointer: Any  # [slots, H, M, N] in 16 bits
+    strides: Any
+    sizes: Any  # as kernels take them
 
-    def __init__(self, walk: Walk, pointer: Any, strides: Any, sizes: Any) -> None:
-        self.walk, self.pointer, self.strides = walk, pointer, strides
-        self.rows, self.columns = sizes[4], whole_vectors(sizes[5])
+    def __post_init__(self) -> None:
+        """N is rounded up to a multiple of 8, and the columns in excess are written too."""
+        self.rows, self.columns = self.sizes[4], whole_vectors(self.sizes[5])
 
     @cute.jit
     def store(self, tile: ResidentTile, row, column, numbers):
-        """Store `numbers` in a row of the tile. Past the end of its sequence a row gets zeros."""
+        # Store `numbers` in a row of the tile. Past the end of its sequence a row gets zeros.
         sb, sh, sr = (Int64(s) for s in self.strides)
         number = tile.first + row
         start = self.pointer + (tile.slot * sb + tile.head * sh + number * sr + column)
@@ -40,25 +43,18 @@ class ScoreStores(Fixed):
                 cute.autovec_copy(part, vector(start + i))
 
 
-class GradientSums:
-    """The gradients that one side writes.
+@dataclass
+class GradientSums(Fixed):
+    """The gradients that one side writes."""
 
-    outputs:  By operand: (pointer, strides (batch, head, row), head dim, the same padded). The
-              gradient is [B, H, M, D], or jagged [L, H, D]. Rows past the end of a sequence are not
-              written.
-    factor:   A gradient is its sums times this.
-    """
-
-    def __init__(
-        self, walk: Walk, memory: Any, outputs: dict[str, tuple[Any, ...]], factor: float
-    ) -> None:
-        self.walk, self.memory, self.outputs, self.factor = walk, memory, outputs, factor
+    walk: Walk
+    memory: Any
+    # By operand: (pointer, strides (batch, head, row), head dim, the same padded). The gradient is
+    # [B, H, M, D], or jagged [L, H, D]. Rows past the end of a sequence are not written.
+    outputs: dict[str, tuple[Any, ...]]
+    factor: float  # a gradient is its sums times this
 
     def write(self, tile: ResidentTile, summed: bool) -> None:
-        """Store the row of this thread. Each warpgroup stores half of the columns.
-
-        summed: False if the tile met no streamed tile. Then zeros are stored.
-        """
         for name in self.outputs:
             self._write(name, tile, summed)
 
@@ -69,6 +65,7 @@ class GradientSums:
         place = Int64(tile.head) * strides[1] + Int64(tile.start + row) * strides[2]
         if const_expr(not self.walk.jagged):
             place += Int64(tile.batch) * strides[0]
+        # Each warpgroup stores half of the columns.
         half = self.memory.thread // ROWS * (width // 2)
         for number in range_constexpr(width // 2 // PART):
             column = half + number * PART
@@ -88,6 +85,6 @@ class GradientSums:
                     cute.autovec_copy(part, vector(pointer + place + column + i))
 
 
-def within(half: Any, offset: int, dim: int, width: int) -> Any:
+def within(half, offset: int, dim: int, width: int):
     """Whether the column at `offset` of a half of the padded width exists. half: Its first one."""
     return half + offset < dim if width // 2 + offset >= dim else Boolean(True)

@@ -6,6 +6,7 @@ columns of S_t. Those of part c take 16 columns from 16c on. Part c / 2 of the s
 is in registers by then.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -24,11 +25,16 @@ PART = 32  # columns of S_t in registers at a time
 PARTS = COLS // PART
 
 
+@dataclass
 class Scores(Fixed):
     """Copies of S_t and P_t between tensor memory and the registers of one thread."""
 
-    def __init__(self, tStS: Any, thread: Any, dtype: Any) -> None:
-        self.dtype = dtype
+    tStS: Any
+    thread: Any
+    dtype: Any
+
+    def __post_init__(self) -> None:
+        tStS, thread = self.tStS, self.thread
         load = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(PART)), Float32)
         self.load = tcgen05.make_tmem_copy(load, tStS)
         self.tS = self.load.get_slice(thread).partition_S(tStS)
@@ -38,18 +44,17 @@ class Scores(Fixed):
         self.store = tcgen05.make_tmem_copy(store, tP)
         self.tP = self.store.get_slice(thread).partition_D(tP)
 
-    def fetch(self, part: int) -> Any:
-        """Load the scores of a part. They are valid after `fence_view_async_tmem_load`."""
+    def fetch(self, part: int):
+        # valid after `fence_view_async_tmem_load`
         scores = cute.make_rmem_tensor(((PART, 1),), Float32)
         cute.copy(self.load, self.tS[None, part, 0, 0], scores)
         return scores
 
     def give(self, part: int, weights: list[Any]) -> None:
-        """Store the weights of a part. The store is in flight afterwards."""
+        """The store is in flight afterwards."""
         packed = cute.make_rmem_tensor(((PART // 2, 1),), Float32)
-        halves = cute.make_tensor(
-            cute.recast_ptr(packed.iterator, dtype=self.dtype), cute.make_layout(PART)
-        )
+        narrow = cute.recast_ptr(packed.iterator, dtype=self.dtype)
+        halves = cute.make_tensor(narrow, cute.make_layout(PART))
         full = cute.make_rmem_tensor(PART, Float32)
         for i, weight in enumerate(weights):
             full[i] = weight
@@ -57,37 +62,30 @@ class Scores(Fixed):
         cute.copy(self.store, packed, self.tP[None, 0, part])
 
 
-def weights_of(scores: Any, row: Row, fetched: Any, column: Any, end: Any) -> list[Any]:
-    """The weights of `PART` scores from key `column` on.
-
-    From `end` on they are zero, as program(0) may differ from 0.
-    """
+def weights_of(scores, row: Row, fetched, column, end) -> list[Any]:
+    """The weights of `PART` scores from key `column` on."""
     weights = []
     for i in range(0, PART, 2):
         kv_idx = Pair(column + i, column + (i + 1))
         (weight,) = row(Pair(scores[i], scores[i + 1]), kv_idx, fetched, i)
-        if end is not None:
+        if end is not None:  # program(0) may differ from 0
             weight = choose(Pair(*(x < end for x in kv_idx.lanes)), weight, 0.0)
         weights += pair(weight).lanes
     return weights
 
 
+@dataclass
 class ForwardActivation(Fixed):
-    """The role of the activation warps.
+    """The role of the activation warps."""
 
-    plain: The program for key blocks that need no mask. careful: The program for all others.
-    """
-
-    def __init__(
-        self, channels: Channels, memory: ForwardTensorMemory, ranges: KeyRanges, plain: Program,
-        careful: Program,
-    ) -> None:  # fmt: skip
-        self.channels, self.memory, self.ranges = channels, memory, ranges
-        self.plain, self.careful = plain, careful
+    channels: Channels
+    memory: ForwardTensorMemory
+    ranges: KeyRanges
+    plain: Program  # for key blocks that need no mask
+    careful: Program  # for all others
 
     @cute.jit
     def run(self, scheduler, t, thread):
-        """The loop of thread `thread` of the warpgroup of query tile t."""
         scores = Scores(self.memory.scores(t), thread, self.memory.dtype)
         at, s = scheduler.start(), Cursor(1)
         tile, at = scheduler.take_busy(at)

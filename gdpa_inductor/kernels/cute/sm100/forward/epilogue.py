@@ -4,6 +4,7 @@ A thread owns one query row. Rows past the end of the sequence are not stored. A
 blocks has no sums, so zeros are stored.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -11,24 +12,25 @@ from cutlass import Constexpr, Float32, Int64, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 
 from ...barriers import Each
-from ...config import TILES
+from ...config import TILES, VECTOR
 from ...values import Fixed
 from ..config import ROWS, Sm100Config
 from ..tensor_memory import scores_done, scores_ready
 from .roles import Channels, ForwardTensorMemory
 
 PART = 32  # columns of O_t in registers at a time
-VECTOR = 8  # 16-bit numbers in one store
 
 
+@dataclass
 class OutputMatrix(Fixed):
-    """O in global memory. strides: (batch, head, row)."""
+    """O in global memory."""
 
-    def __init__(self, pointer: Any, strides: Any, width: int, dtype: Any) -> None:
-        self.pointer, self.strides, self.width, self.dtype = pointer, strides, width, dtype
+    pointer: Any
+    strides: Any  # (batch, head, row)
+    width: int
+    dtype: Any
 
-    def row(self, tile: Any, q_idx: Any, jagged: bool) -> Any:
-        """A pointer to row `q_idx` of the tile's sequence and head."""
+    def row(self, tile, q_idx, jagged: bool):
         sb, sh, sr = (Int64(s) for s in self.strides)
         place = sh * tile.head + sr * (tile.q_start + q_idx)
         if not jagged:
@@ -37,8 +39,8 @@ class OutputMatrix(Fixed):
             self.dtype, (self.pointer + place).toint(), cute.AddressSpace.gmem, assumed_align=16
         )
 
-    def store(self, row: Any, part: int, sums: Any) -> None:
-        """Store 32 columns of a row, from 32·part on. sums: fp32 registers, or None for zeros."""
+    def store(self, row, part: int, sums) -> None:
+        # Store 32 columns of a row, from 32·part on. sums: fp32 registers, or None for zeros.
         values = cute.make_rmem_tensor(PART, self.dtype)
         values.fill(0.0) if sums is None else values.store(sums.load().to(self.dtype))
         for first in range(0, min(PART, self.width - part * PART), VECTOR):
@@ -47,36 +49,37 @@ class OutputMatrix(Fixed):
             cute.autovec_copy(source, target)
 
 
+@dataclass
 class OutputSums(Fixed):
     """Loads of O_t from tensor memory, for one thread of a warpgroup."""
 
-    def __init__(self, tO: Any, thread: Any) -> None:
-        load = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(PART)), Float32)
-        self.load = tcgen05.make_tmem_copy(load, tO)
-        self.tO = self.load.get_slice(thread).partition_S(tO)
+    tO: Any
+    thread: Any
 
-    def fetch(self, part: int) -> Any:
+    def __post_init__(self) -> None:
+        load = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(PART)), Float32)
+        self.load = tcgen05.make_tmem_copy(load, self.tO)
+        self.source = self.load.get_slice(self.thread).partition_S(self.tO)
+
+    def fetch(self, part: int):
         sums = cute.make_rmem_tensor(((PART, 1),), Float32)
-        cute.copy(self.load, self.tO[None, part, 0, 0], sums)
+        cute.copy(self.load, self.source[None, part, 0, 0], sums)
         cute.arch.fence_view_async_tmem_load()
         return sums
 
 
+@dataclass
 class Epilogue(Fixed):
     """The role of the epilogue warps."""
 
-    def __init__(
-        self,
-        channels: Channels,
-        memory: ForwardTensorMemory,
-        output: OutputMatrix,
-        config: Sm100Config,
-    ) -> None:
-        self.channels, self.memory, self.output, self.config = channels, memory, output, config
+    channels: Channels
+    memory: ForwardTensorMemory
+    output: OutputMatrix
+    config: Sm100Config
 
     @cute.jit
     def run(self, scheduler, thread):
-        """The loop of a thread. It sees all tiles, as a tile without keys has to store zeros."""
+        # All tiles are seen, as a tile without keys has to store zeros.
         sums = self.channels.sums
         at, o = scheduler.start(), Each(*(x.start() for x in sums))
         tile, at = scheduler.take(at)
@@ -95,7 +98,6 @@ class Epilogue(Fixed):
 
     @cute.jit
     def store(self, tile, t: Constexpr, o, thread, summed: Constexpr):
-        """Store one row of O_t, or zeros."""
         q_idx = tile.row + t * ROWS + thread
         row = self.output.row(tile, q_idx, self.config.jagged_q)
         sums = OutputSums(self.memory.sums(t, o.index), thread)

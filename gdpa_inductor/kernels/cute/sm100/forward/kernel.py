@@ -25,17 +25,18 @@ work tile is issued before the epilogue has read O_t of this one. That matters m
 key blocks.
 """
 
+from dataclasses import replace
+
 from cutlass import Float32, Int32, Int64, cute, memory
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.utils import blackwell_helpers
 
 from ...forward.loads import ForwardLoads
-from ...forward.queue import Queue
 from ...forward.ranges import KeyRanges
 from ...forward.scheduler import RECORD, STAGES, Scheduler
-from ...forward.work import Work
-from ...operands import Tiles, matrices
-from ...program import DTYPES, Program
+from ...forward.work import Queue, Work
+from ...operands import AttentionKernel, KernelArguments, Tiles, matrices
+from ...program import Program
 from ..config import COLS, ROWS, TMEM_COLUMNS, Sm100Config
 from .activation import ForwardActivation
 from .epilogue import Epilogue, OutputMatrix
@@ -53,12 +54,13 @@ from .roles import (
 )
 
 
-class ForwardKernel:
-    """One compiled configuration. `__call__` is the host's side, `kernel` the device's."""
+class ForwardKernel(AttentionKernel):
+    """The forward of one configuration."""
+
+    config: Sm100Config
 
     def __init__(self, config: Sm100Config) -> None:
-        self.config = config
-        self.dtype = DTYPES[config.dtype]
+        super().__init__(config)
         self.qk_tiler = (ROWS, COLS, config.padded_head_dim)
         self.pv_tiler = (ROWS, config.padded_value_dim, COLS)
 
@@ -66,12 +68,10 @@ class ForwardKernel:
         """The two tiled products, and the layouts of their operands in shared memory."""
         c, dtype, one = self.config, self.dtype, tcgen05.CtaGroup.ONE
         k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
-        make = blackwell_helpers.make_trivial_tiled_mma
-        self.qk = make(dtype, dtype, k_major, k_major, Float32, one, self.qk_tiler[:2])
-        self.pv = make(
-            dtype, dtype, k_major, mn_major, Float32, one, self.pv_tiler[:2],
-            tcgen05.OperandSource.TMEM,
-        )  # fmt: skip
+        make, tmem = blackwell_helpers.make_trivial_tiled_mma, tcgen05.OperandSource.TMEM
+        qk, pv = self.qk_tiler[:2], self.pv_tiler[:2]
+        self.qk = make(dtype, dtype, k_major, k_major, Float32, one, qk)
+        self.pv = make(dtype, dtype, k_major, mn_major, Float32, one, pv, tmem)
         layout_a = blackwell_helpers.make_smem_layout_a
         layout_b = blackwell_helpers.make_smem_layout_b
         self.q_layout = layout_a(self.qk, self.qk_tiler, dtype, c.query_stages)
@@ -83,35 +83,25 @@ class ForwardKernel:
         self.k_layout, self.v_layout = cute.append(k_layout, ring), cute.append(v_layout, ring)
 
     def storage(self):
-        """Shared memory: barriers first, then the tiles."""
-        c = self.config
-        count = Channels.count(c)
+        count = Channels.count(self.config)
+        queries, keys = cute.cosize(self.q_layout), self.stage * self.config.key_stages
 
         @cute.struct
         class Memory:
             barriers: cute.struct.MemRange[Int64, count]
             records: cute.struct.MemRange[Int32, STAGES * RECORD]
             tmem: Int32
-            sQ: cute.struct.Align[
-                cute.struct.MemRange[self.dtype, cute.cosize(self.q_layout)], 1024
-            ]
-            sKV: cute.struct.Align[
-                cute.struct.MemRange[self.dtype, self.stage * c.key_stages], 1024
-            ]
+            sQ: cute.struct.Align[cute.struct.MemRange[self.dtype, queries], 1024]
+            sKV: cute.struct.Align[cute.struct.MemRange[self.dtype, keys], 1024]
 
         return Memory
 
-    @cute.jit
-    def __call__(
-        self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
-    ):
-        """Launch the kernel. `compiler.example` lists the arguments."""
+    def launch(self, arguments: KernelArguments, ctas: Int32, stream) -> None:
         self.products_and_layouts()
         load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
-        q, k, v, _ = matrices(self.config, pointers, sizes, strides)
-        layouts = [
-            cute.select(x, mode=[0, 1, 2]) for x in (self.q_layout, self.k_layout, self.v_layout)
-        ]
+        q, k, v, _ = matrices(self.config, arguments)
+        staged = (self.q_layout, self.k_layout, self.v_layout)
+        layouts = [cute.select(x, mode=[0, 1, 2]) for x in staged]
         self.bytes = [cute.size_in_bytes(self.dtype, x) for x in layouts]
         scores, sums = (self.qk_tiler, self.qk), (self.pv_tiler, self.pv)
         copy_a, copy_b = cute.nvgpu.make_tiled_tma_atom_A, cute.nvgpu.make_tiled_tma_atom_B
@@ -121,18 +111,14 @@ class ForwardKernel:
             "v": copy_b(load, v.tensor(transposed=True), layouts[2], *sums),
         }
         self.memory = self.storage()
-        self.kernel(
-            self.qk, self.pv, copies,
-            (self.q_layout, self.k_layout, self.v_layout, self.p_layout), pointers[3], strides[3],
-            sizes, cu_q, cu_k, order, aux, scalars,
-        ).launch(
+        output = replace(arguments, pointers=arguments.pointers[3], strides=arguments.strides[3])
+        self.kernel(self.qk, self.pv, copies, (*staged, self.p_layout), output).launch(
             grid=(ctas, 1, 1), block=(32 * WARPS, 1, 1), stream=stream, min_blocks_per_mp=1
-        )  # fmt: skip
+        )
 
     @cute.kernel
-    def kernel(
-        self, qk, pv, copies, layouts, o, o_strides, sizes, cu_q, cu_k, order, aux, scalars,
-    ):  # fmt: skip
+    def kernel(self, qk, pv, copies, layouts, x):
+        # x: The pointer and the strides are those of O alone.
         c = self.config
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread, _, _ = cute.arch.thread_idx()
@@ -142,19 +128,16 @@ class ForwardKernel:
         channels.start(warp, buffers.tmem.ptr)
         tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, buffers.tmem.ptr)
         sums = ForwardTensorMemory(qk, pv, layouts[3], tmem, c.output_stages, self.dtype)
-        ranges = KeyRanges(c, aux, scalars)
-        records = buffers.records.get_tensor(cute.make_layout((STAGES, RECORD), stride=(RECORD, 1)))
-        work = Work(c, sizes, (cu_q, cu_k, order), ranges.skips)
-        scheduler = Scheduler(channels.tiles, records, work, ranges)
-
+        ranges = KeyRanges(c, x)
+        scheduler = Scheduler(channels.tiles, buffers.records, Work(c, x, ranges.skips), ranges)
         if warp < EPILOGUE:
             cute.arch.setmaxregister_increase(REGISTERS["activation"])
-            plain = Program(c, aux, scalars, ranges.full_terms)
-            role = ForwardActivation(channels, sums, ranges, plain, Program(c, aux, scalars))
+            plain = Program(c, x, ranges.full_terms)
+            role = ForwardActivation(channels, sums, ranges, plain, Program(c, x))
             role.run(scheduler, warp // 4, thread % WARPGROUP)
         elif warp < PRODUCTS:
             cute.arch.setmaxregister_decrease(REGISTERS["epilogue"])
-            output = OutputMatrix(o, o_strides, c.value_dim, self.dtype)
+            output = OutputMatrix(x.pointers, x.strides, c.value_dim, self.dtype)
             Epilogue(channels, sums, output, c).run(scheduler, thread % WARPGROUP)
             cute.arch.barrier(barrier_id=1, number_of_threads=WARPGROUP)
             if warp == EPILOGUE:
@@ -164,15 +147,14 @@ class ForwardKernel:
             if warp == PRODUCTS:
                 ForwardProducts(channels, sums, qk, pv, sQ, sK, sV).run(scheduler)
             if warp == LOADS:
-                q = self.source("q", *copies["q"], sQ, qk)
-                k = self.source("k", *copies["k"], sK, qk)
-                v = self.source("v", *copies["v"], sV, pv)
+                q = self.source("q", copies["q"], sQ, qk)
+                k = self.source("k", copies["k"], sK, qk)
+                v = self.source("v", copies["v"], sV, pv)
                 ForwardLoads(c, channels, q, k, v).run(scheduler)
             if warp == SCHEDULER:
-                scheduler.publish(Queue(work) if c.jagged else None)
+                scheduler.publish(Queue(scheduler.work) if c.jagged else None)
 
     def shared(self, buffers, layouts):
-        """sQ, sK and sV. K and V share a ring."""
         q, k, v, _ = layouts
         return (
             buffers.sQ.get_tensor(q.outer, swizzle=q.inner),
@@ -180,8 +162,7 @@ class ForwardKernel:
             buffers.sKV.get_tensor(v.outer, swizzle=v.inner),
         )
 
-    def source(self, name: str, atom, mX, sX, product) -> Tiles:
-        """The tiles of Q, K or V."""
+    def source(self, name: str, copy, sX, product) -> Tiles:
         c, product = self.config, product.get_slice(0)
         part, tiler, jagged = {
             "q": (product.partition_A, (ROWS, c.padded_head_dim), c.jagged_q),
@@ -189,7 +170,7 @@ class ForwardKernel:
             "v": (product.partition_B, (c.padded_value_dim, COLS), c.jagged_k),
         }[name]
         size, shared = self.bytes["qkv".index(name)], name in c.shared
-        return Tiles(atom, mX, sX, part, tiler, size, jagged, shared, transposed=name == "v")
+        return Tiles(copy, sX, part, tiler, size, jagged, shared, transposed=name == "v")
 
 
 KERNEL = ForwardKernel

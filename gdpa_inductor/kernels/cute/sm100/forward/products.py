@@ -4,6 +4,9 @@ The blocks of all work tiles form one sequence. So the next block may be the fir
 Then its scores are computed before the epilogue has read the sums of this tile.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 from cutlass import Boolean, Constexpr, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 
@@ -18,16 +21,21 @@ from .roles import HANDED_OVER, Channels, ForwardTensorMemory
 STEPS = COLS // 16  # tcgen05.mma instructions of O_t += P_t V, with 16 keys each
 
 
+@dataclass
 class ForwardProducts(Fixed):
-    """The role of the product warp.
+    """The role of the product warp."""
 
-    qk, pv: The tiled products. sQ, sK, sV: Their operands in shared memory.
-    """
+    channels: Channels
+    memory: ForwardTensorMemory
+    qk: Any  # the tiled products
+    pv: Any
+    sQ: Any  # their operands in shared memory
+    sK: Any
+    sV: Any
 
-    def __init__(self, channels: Channels, memory: ForwardTensorMemory, qk, pv, sQ, sK, sV) -> None:
-        self.channels, self.memory, self.qk, self.pv = channels, memory, qk, pv
-        self.tQ, self.tK = qk.make_fragment_A(sQ), qk.make_fragment_B(sK)
-        self.tV = pv.make_fragment_B(sV)
+    def __post_init__(self) -> None:
+        self.tQ, self.tK = self.qk.make_fragment_A(self.sQ), self.qk.make_fragment_B(self.sK)
+        self.tV = self.pv.make_fragment_B(self.sV)
 
     @cute.jit
     def run(self, scheduler):
@@ -78,10 +86,8 @@ class ForwardProducts(Fixed):
 
     @cute.jit
     def left_over(self, tile, block, q: Each):
-        """(pending, closing, places of Q) after `block`.
-
-        After the last one of a query tile Q_t is freed.
-        """
+        """(pending, closing, places of Q) after `block`."""
+        # After the last block of a tile Q_t is freed.
         pending, closing = Each(*[Boolean(False)] * TILES), Each(*[Boolean(False)] * TILES)
         for t in range_constexpr(TILES):
             pending = pending.but(t, block < tile.last(t))
@@ -93,7 +99,7 @@ class ForwardProducts(Fixed):
 
     @cute.jit
     def score(self, t: Constexpr, q: Cursor, k: Cursor, fresh):
-        """Issue S_t = Q_t Kᵀ. fresh: This is the first block with this Q_t, so wait for Q_t."""
+        # Issue S_t = Q_t Kᵀ. fresh: This is the first block with this Q_t, so wait for Q_t.
         if fresh:
             self.channels.queries[t].full.wait(q)
         qk, tS = copied(self.qk), self.memory.scores(t)

@@ -4,11 +4,9 @@ Products need no barriers among themselves, because the tensor core computes in 
 So S_t of the next block overwrites P_t only after O_t += P_t V has read it.
 """
 
-from typing import Any
-
 from cutlass import cute
 
-from ...barriers import Barriers, Ring
+from ...barriers import Barriers, Ring, initialize
 from ...config import TILES
 from ...forward.scheduler import STAGES
 from ...values import Fixed
@@ -34,7 +32,7 @@ class Channels(Fixed):
     sums[t]          O_t, the same                  products        epilogue
     """
 
-    def __init__(self, config: Sm100Config, pointer: Any) -> None:
+    def __init__(self, config: Sm100Config, pointer) -> None:
         self.free, self.all = pointer, []  # type: ignore[var-annotated]
         c = config
         self.tiles = self._ring(STAGES, 1, READERS)
@@ -56,7 +54,6 @@ class Channels(Fixed):
         return ring
 
     def _barriers(self, arrivals: int) -> Barriers:
-        """One for each query tile."""
         barriers = Barriers(self.free, TILES, arrivals)
         self.free = self.free + TILES
         self.all.append(barriers)
@@ -66,10 +63,7 @@ class Channels(Fixed):
     def start(self, warp, tmem):
         """Initialise barriers and allocate tensor memory. All warps may use both after this."""
         if warp == SCHEDULER:
-            with cute.arch.elect_one():
-                for channel in self.all:
-                    channel.init()
-            cute.arch.mbarrier_init_fence()
+            initialize(self.all)
         if warp == EPILOGUE:
             cute.arch.alloc_tmem(TMEM_COLUMNS, tmem)
             cute.arch.relinquish_tmem_alloc_permit()
@@ -77,26 +71,23 @@ class Channels(Fixed):
 
 
 class ForwardTensorMemory(Fixed):
-    """S_t, P_t and O_t in tensor memory. tmem: The address of column 0. stages: Buffers of O_t."""
+    """S_t, P_t and O_t in tensor memory, from column 0, `tmem`, on. stages: Buffers of O_t."""
 
     def __init__(self, qk, pv, p_layout, tmem, stages: int, dtype) -> None:
         self.tmem, self.stages, self.dtype = tmem, stages, dtype
-        self.s_layout = _accumulator(qk)
-        self.o_layout = _accumulator(pv)
-        probe = cute.make_tensor(tmem, p_layout.outer)
-        self.p_layout = pv.make_fragment_A(probe).layout
+        self.s_layout, self.o_layout = _accumulator(qk), _accumulator(pv)
+        self.p_layout = pv.make_fragment_A(cute.make_tensor(tmem, p_layout.outer)).layout
 
     def scores(self, t):
-        """S_t. t is a Python number or a register."""
+        # t is a Python number or a register.
         return cute.make_tensor(self.tmem + (SCORES + COLS * t), self.s_layout)
 
     def weights(self, t):
-        """P_t, in the first half of the columns of S_t."""
+        # in the first half of the columns of S_t
         pointer = cute.recast_ptr(self.scores(t).iterator, dtype=self.dtype)
         return cute.make_tensor(pointer, self.p_layout)
 
     def sums(self, t, stage):
-        """O_t."""
         column = SUMS + COLS * t + COLS // self.stages * stage
         return cute.make_tensor(self.tmem + column, self.o_layout)
 

@@ -10,55 +10,43 @@ of dK has read them.
 A gradient of an operand that all sequences share is stored in fp32, directly from registers.
 """
 
-from typing import Any
+from dataclasses import dataclass
 
 from cutlass import Int64, const_expr, cute, range_constexpr
-from cutlass.cute.nvgpu import warp
 
 from ...operands import EVICT_FIRST, Matrix, Tiles
 from ...values import Fixed
-from ..wgmma import first_row
+from ..wgmma import first_row, share
 from .roles import both, together
 from .shapes import HALF, HopperShapes
 
 
+@dataclass
 class KeyGradients(Fixed):
-    """The epilogue of both warpgroups.
+    """The epilogue of both warpgroups."""
 
-    tiles:      The tiles of dK ("gk") and dV ("gv") that TMA stores, with a buffer for each
-                warpgroup. Both use the same memory.
-    gradients:  dK and dV in global memory.
-    factor:     dK is its sums times this.
-    """
+    shapes: HopperShapes
+    # The tiles of dK ("gk") and dV ("gv") that TMA stores, with a buffer for each warpgroup. Both
+    # use the same memory.
+    tiles: dict[str, Tiles]
+    gradients: dict[str, Matrix]  # dK and dV in global memory
+    factor: float  # dK is its sums times this
 
-    def __init__(
-        self,
-        shapes: HopperShapes,
-        tiles: dict[str, Tiles],
-        gradients: dict[str, Matrix],
-        factor: float,
-    ) -> None:
-        self.shapes, self.tiles, self.gradients, self.factor = shapes, tiles, gradients, factor
-
-    def store_values(self, tile: Any, group: Any, thread: Any, fragments: Any) -> None:
-        """Store dV."""
+    def store_values(self, tile, group, thread, fragments) -> None:
         self.gradient("gv", "dv alone", tile, group, thread, fragments.dV)
 
     @cute.jit
     def store_keys(self, tile, group, thread, fragments):
-        """Store dK."""
         if const_expr(self.factor != 1.0):
             fragments.dK.store(fragments.dK.load() * self.factor)
         self.gradient("gk", "dk alone", tile, group, thread, fragments.dK)
 
     @cute.jit
     def free(self, thread, empty, steps, end):
-        """Free the buffers for the dS of the next tile, once the store has read them.
-
-        empty: The signal that a dS may be overwritten. It is due for the last two steps before
-        `end`; if the tile had one step, one buffer was free before. None: There is no such signal,
-        and the warpgroups wait for each other.
-        """
+        # Free the buffers for the dS of the next tile, once the store has read them.
+        # empty: The signal that a dS may be overwritten. It is due for the last two steps before
+        # `end`; if the tile had one step, one buffer was free before. None: There is no such
+        # signal, and the warpgroups wait for each other.
         if thread < 32:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
         if const_expr(empty is None):
@@ -80,29 +68,22 @@ class KeyGradients(Fixed):
 
     @cute.jit
     def write(self, name, product, tile, group, thread, sums):
-        """Store one gradient by TMA. The buffer of the other warpgroup is beside this one."""
         tiles, alone = self.tiles[name], self.shapes.products[product]
         halves = cute.make_rmem_tensor(sums.layout, self.shapes.dtype)
         halves.store(sums.load().to(self.shapes.dtype))
         if thread < 32:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
         both()
-        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), self.shapes.dtype)
-        copy = cute.make_tiled_copy_C(atom, alone)
-        part = copy.get_slice(thread)
-        cute.copy(copy, part.retile(halves), part.partition_D(tiles.sX)[None, None, None, group])
-        cute.arch.fence_view_async_shared()
+        share(alone, halves, tiles.sX, group, thread)
         together(group)
         row = tile.first + group * HALF
         if (thread < 32) & (row < tile.rows):
-            tiles.store(
-                tile.start, row, tile.rows, tile.head, tile.batch, group, policy=EVICT_FIRST
-            )
+            rows = (tile.start, row, tile.rows)
+            tiles.store(rows, tile.head, tile.batch, group, policy=EVICT_FIRST)
             cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit
     def write_sums(self, name, tile, first, thread, sums):
-        """Store one gradient in fp32 from registers, two neighbouring columns at a time."""
         matrix = self.gradients[name]
         sb, sh, sr = (Int64(s) for s in matrix.strides)
         place = tile.batch * sb + tile.head * sh
@@ -116,6 +97,5 @@ class KeyGradients(Fixed):
 
     @cute.jit
     def finish(self, thread):
-        """Wait until all is stored."""
         if thread < 32:
             cute.arch.cp_async_bulk_wait_group(0)

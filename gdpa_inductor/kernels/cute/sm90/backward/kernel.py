@@ -34,63 +34,70 @@ from cutlass.cute.nvgpu import cpasync
 from ...backward.ranges import Heights, StreamedRanges
 from ...backward.roots import factor_of, masked, terms_of
 from ...config import whole_vectors
-from ...operands import Matrix, Tiles, matrices, score_operand, score_tiles
+from ...operands import (
+    AttentionKernel,
+    KernelArguments,
+    Matrix,
+    Tiles,
+    matrices,
+    score_operand,
+    score_tiles,
+    whole_tiles,
+)
 from ...program import Program
 from ...sequences import Gaps
 from ..config import COLS, Sm90Config
-from ..wgmma import tile_layout
-from .conversion import Conversion, ConvertedColumns
 from .epilogue import KeyGradients
 from .loads import HopperBackwardLoads
 from .products import HopperBackwardFragments, HopperBackwardProducts
 from .roles import CONVERSION, LOADS, REGISTERS, SUMS, WARPS, HopperSignals
-from .shapes import HALF, HopperShapes
-from .sums import Counters, QuerySums
+from .shapes import HopperShapes
+from .sums import Conversion, ConvertedColumns, Counters, QuerySums
 from .turns import Turns
 
 OPERANDS, GRADIENTS = "qkvo", ("dq", "gk", "gv", "gq")
-SCORES = "ag"  # matrices in tiles of scores: an aux operand ("a"), and the gradient of one ("g")
+# The fields of shared memory. sX holds dS; at the end of a tile dV, then dK.
+FIELDS = {
+    "q": "sQ",
+    "k": "sK",
+    "v": "sV",
+    "o": "sdO",
+    "s": "sX",
+    "gk": "sX",
+    "gv": "sX",
+    "dq": "sdQ",
+    "kt": "sK",
+}
 
 
-class HopperBackward:
-    """One compiled configuration. `__call__` is the host's side, `kernel` the device's."""
+class HopperBackward(AttentionKernel):
+    """The backward of one configuration. The matrices of its arguments are:
 
-    def __init__(self, config: Sm90Config) -> None:
-        self.config = config
+    - Q, K, V, dO, the sums of dQ in fp32, dK, dV, dQ;
+    - the counters, which begin at zero;
+    - the gradient of an aux operand [slots, H, M, N], if it is stored;
+    - the hulls of the key tiles, if it is stored and a side is jagged (`jagged_biases`).
+    """
 
-    @cute.jit
-    def __call__(
-        self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
-    ):
-        """Launch the kernel.
+    config: Sm90Config
 
-        `compiler.example` lists the arguments. The matrices of `pointers` and `strides` are:
-
-        - Q, K, V, dO, the sums of dQ in fp32, dK, dV, dQ;
-        - the counters, which begin at zero;
-        - the gradient of an aux operand [slots, H, M, N], if it is stored;
-        - the hulls of the key tiles, if it is stored and a side is jagged (`backward.stored`).
-        """
+    def launch(self, arguments: KernelArguments, ctas: Int32, stream) -> None:
         self.shapes = HopperShapes(self.config)
-        operands = self.operands(pointers, sizes, strides)
-        copies = {name: self.load(name, operands[name]) for name in OPERANDS}
-        copies |= self.stores(self.gradients(pointers, sizes, strides))
-        copies |= self.scores(pointers, sizes, strides, aux)
-        layouts = self.shapes.layouts()
+        copies, layouts = self.copies(arguments), self.shapes.layouts()
         self.memory = self.storage(layouts)
-        self.kernel(
-            copies, layouts, self.shapes.products, pointers[8], pointers, strides, sizes, cu_q,
-            cu_k, order, aux, scalars,
-        ).launch(
-            grid=(ctas, 1, 1), block=(32 * WARPS, 1, 1), stream=stream, min_blocks_per_mp=1,
+        counters, threads = arguments.pointers[8], 32 * WARPS
+        self.kernel(copies, layouts, self.shapes.products, counters, arguments).launch(
+            grid=(ctas, 1, 1),
+            block=(threads, 1, 1),
+            stream=stream,
+            min_blocks_per_mp=1,
             cooperative=True,
-        )  # fmt: skip
+        )
 
     def storage(self, layouts):
-        """Shared memory: barriers, then tiles. sX holds dS; at the end of a tile dV, then dK."""
         sizes = {name: cute.cosize(layout) for name, layout in layouts.items()}
-        k, v, q, o, d, c = (sizes[name] for name in "kvqodc")
-        kind, x = self.shapes.dtype, max(sizes[name] for name in ("s", "gk", "gv"))
+        k, v, q, o, d, c = (sizes[name] for name in ("k", "v", "q", "o", "dq", "c"))
+        kind, x = self.dtype, max(sizes[name] for name in ("s", "gk", "gv"))
 
         @cute.struct
         class Memory:
@@ -105,64 +112,48 @@ class HopperBackward:
 
         return Memory
 
-    def operands(self, pointers: Any, sizes: Any, strides: Any) -> dict[str, Matrix]:
-        """Q, K, V and dO in global memory."""
-        operands = matrices(self.config, pointers, sizes, strides)
-        return dict(zip(OPERANDS, operands, strict=True))
+    def operands(self, x: KernelArguments) -> dict[str, Matrix]:
+        return dict(zip(OPERANDS, matrices(self.config, x), strict=True))
 
-    def gradients(self, pointers: Any, sizes: Any, strides: Any) -> dict[str, Matrix]:
+    def gradients(self, x: KernelArguments) -> dict[str, Matrix]:
         """The sums of dQ, dK, dV and dQ in global memory, with a batch for each sequence."""
-        operands = self.operands(pointers, sizes, strides)
-        like = zip(GRADIENTS, "qkvq", pointers[4:8], strides[4:8], strict=True)
+        operands = self.operands(x)
+        like = zip(GRADIENTS, "qkvq", x.pointers[4:8], x.strides[4:8], strict=True)
         return {
-            name: replace(operands[operand], pointer=pointer, strides=stride, batch=sizes[0])
+            name: replace(operands[operand], pointer=pointer, strides=stride, batch=x.sizes[0])
             for name, operand, pointer, stride in like
         }
 
-    def load(self, name: str, matrix: Matrix) -> Any:
-        """How TMA loads a tile of an operand, and the operand as TMA sees it."""
-        layout, op = self.shapes.layout(name), cpasync.CopyBulkTensorTileG2SOp()
-        return cpasync.make_tiled_tma_atom(op, matrix.tensor(), layout, self.shapes.tiles[name])
+    def copies(self, x: KernelArguments) -> dict[str, Any]:
+        """What TMA copies, as (the copy, the matrix as TMA sees it).
 
-    def stores(self, gradients: dict[str, Matrix]) -> dict[str, Any]:
-        """The TMA copies of gradients: "dq" stores sums of dQ, "add" adds, "read" loads them."""
-        shapes, op = self.shapes, cpasync.CopyBulkTensorTileS2GOp()
-        tiles = {
-            "dq": (Float32, shapes.rows, HALF), "gk": (shapes.dtype, HALF, shapes.width),
-            "gv": (shapes.dtype, HALF, shapes.value_width),
-        }  # fmt: skip
+        "dq" stores sums of dQ, "add" adds, "read" loads them. "a" loads an aux operand in tiles of
+        scores, and "g" stores the gradient of one.
+        """
+        c, shapes, gradients = self.config, self.shapes, self.gradients(x)
+        load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
 
-        def copy(name: str, op: Any, layout: Any = None) -> Any:
-            kind, *tile = tiles[name]
-            matrix, layout = gradients[name].tensor(), layout or tile_layout(kind, *tile)
-            return cpasync.make_tiled_tma_atom(op, matrix, layout, tuple(tile))
+        def copy(op, matrix: Matrix, name: str, layout=None):
+            layout = layout or shapes.layout(name)
+            return cpasync.make_tiled_tma_atom(op, matrix.tensor(), layout, shapes.tiles[name])
 
-        # Gradients of shared operands are fp32, and are stored without TMA.
-        stored = [x for x in tiles if gradients[x].pointer.dtype is tiles[x][0]]
-        copies = {name: copy(name, op) for name in stored}
-        copies["add"] = copy("dq", cpasync.CopyReduceBulkTensorTileS2GOp())
-        copies["read"] = copy("dq", cpasync.CopyBulkTensorTileG2SOp(), shapes.plain)
-        return copies
-
-    def scores(self, pointers: Any, sizes: Any, strides: Any, aux: Any) -> dict[str, Any]:
-        """The TMA copies of tiles of scores: "a" loads an aux operand, "g" stores a gradient."""
-        c, copies = self.config, {}
-        layout, tile = self.shapes.layout("s"), self.shapes.tiles["s"]
+        copies = {name: copy(load, matrix, name) for name, matrix in self.operands(x).items()}
+        for name in GRADIENTS[:3]:
+            # Gradients of shared operands are fp32, and are stored without TMA.
+            if gradients[name].pointer.dtype is shapes.kind(name):
+                copies[name] = copy(store, gradients[name], name)
+        copies["add"] = copy(cpasync.CopyReduceBulkTensorTileS2GOp(), gradients["dq"], "dq")
+        copies["read"] = copy(load, gradients["dq"], "dq", shapes.plain)
         if c.tiled is not None:
-            op, matrix = cpasync.CopyBulkTensorTileG2SOp(), score_operand(c, aux, sizes)
-            copies["a"] = cpasync.make_tiled_tma_atom(op, matrix.tensor(), layout, tile)
+            copies["a"] = copy(load, score_operand(c, x), "s")
         if c.stored is not None:
-            cols = whole_vectors(sizes[5]) if c.jagged else sizes[5]
-            places = (sizes[8], sizes[1], sizes[4], cols, strides[9], False)
-            op, matrix = cpasync.CopyBulkTensorTileS2GOp(), Matrix(pointers[9], *places)
-            copies["g"] = cpasync.make_tiled_tma_atom(op, matrix.tensor(), layout, tile)
+            cols = whole_vectors(x.sizes[5]) if c.jagged else x.sizes[5]
+            place = (x.sizes[8], x.sizes[1], x.sizes[4], cols, x.strides[9], False)
+            copies["g"] = copy(store, Matrix(x.pointers[9], *place), "s")
         return copies
 
     @cute.kernel
-    def kernel(
-        self, copies, layouts, products, counters, pointers, strides, sizes, cu_q, cu_k, order, aux,
-        scalars,
-    ):  # fmt: skip
+    def kernel(self, copies, layouts, products, counters, x):
         c = self.config
         self.shapes.products = products
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -174,92 +165,75 @@ class HopperBackward:
         signals = HopperSignals(buffers.barriers.data_ptr(), known, self.shapes.columns)
         signals.start(warp)
         heights = Heights(COLS, self.shapes.rows)
-        ranges = StreamedRanges(c, True, heights, aux, scalars)
-        walk = (sizes, (cu_q, cu_k, order), ranges)
-        gradients = self.gradients(pointers, sizes, strides)
+        ranges = StreamedRanges(c, True, heights, x)
+        gradients = self.gradients(x)
         factor = factor_of(c.program, c.stored)
         if warp < LOADS:
             cute.arch.setmaxregister_increase(REGISTERS["products"])
             tiles = {name: self.tiles(name, copies[name], shared[name]) for name in OPERANDS}
-            tensors = (shared["kt"], shared["s"], shared["d"])
+            tensors = (shared["kt"], shared["s"], shared["dq"])
             fragments = HopperBackwardFragments(self.shapes, tiles, *tensors, thread)
-            stores = {x: self.tiles(x, copies[x], shared[x]) for x in copies if x in ("gk", "gv")}
+            stores = {y: self.tiles(y, copies[y], shared[y]) for y in copies if y in ("gk", "gv")}
             epilogue = KeyGradients(self.shapes, stores, gradients, factor)
             roots = (ranges.full_terms, terms_of(c))
-            programs = [Program(c, aux, scalars, x) for x in roots]
+            programs = [Program(c, x, terms) for terms in roots]
             stored = self.tiles("g", copies["g"], shared["g"]) if "g" in copies else None
+            walk = Turns(x, ranges)
             HopperBackwardProducts(
-                Turns(*walk), signals, fragments, epilogue, programs, stored, thread
+                walk, signals, fragments, epilogue, programs, stored, thread
             ).run()
         else:
             cute.arch.setmaxregister_decrease(REGISTERS["others"])
             if warp == LOADS:
                 tiles = {name: self.tiles(name, copies[name], shared[name]) for name in operands}
-                hulls = pointers[10] if c.notes else None
-                sources = self.operands(pointers, sizes, strides)
-                HopperBackwardLoads(Turns(*walk), signals, tiles, sources, hulls).run()
+                hulls = x.pointers[10] if c.notes else None
+                sources = self.operands(x)
+                HopperBackwardLoads(Turns(x, ranges), signals, tiles, sources, hulls).run()
             if (warp >= SUMS) & (warp < CONVERSION):
                 part = warp - SUMS
-                ways = [self.tiles("dq", copies[x], shared["d"], part) for x in ("dq", "add")]
-                QuerySums(*ways, Counters(Turns(*walk), counters, part, self.shapes.columns)).run()
+                ways = [self.tiles("dq", copies[y], shared["dq"], part) for y in ("dq", "add")]
+                own = Counters(Turns(x, ranges), counters, part, self.shapes.columns)
+                QuerySums(*ways, own).run()
             if warp == CONVERSION:
-                self.clear(sizes, cu_q, cu_k, gradients)
+                self.clear(x, gradients)
                 if const_expr(c.converts):
                     parts, both = [], (gradients["dq"], gradients["gq"])
                     for number, landed in enumerate(signals.landed):
                         sums = self.tiles("dq", copies["read"], shared["c"], number)
-                        own = Counters(Turns(*walk), counters, number, self.shapes.columns)
+                        own = Counters(Turns(x, ranges), counters, number, self.shapes.columns)
                         parts.append(ConvertedColumns(landed, sums, *both, own, factor))
-                    Conversion(Turns(*walk), parts).run()
+                    Conversion(Turns(x, ranges), parts).run()
 
-    def clear(self, sizes: Any, cu_q: Any, cu_k: Any, gradients: dict[str, Matrix]) -> None:
+    def clear(self, x: KernelArguments, gradients: dict[str, Matrix]) -> None:
         """Store zeros in rows that no sequence owns, except in a dQ that the host has cleared."""
-        batch, rows, cols, total = sizes[0], sizes[4], sizes[5], sizes[7]
+        batch, rows, cols, total = x.sizes[0], x.sizes[4], x.sizes[5], x.sizes[7]
         if self.config.jagged_q and not masked(self.config):
-            others = None if cu_k is None else (cu_k, cols, total)
-            Gaps(cu_q, batch, rows, others).clear(gradients["gq"])
+            others = None if x.cu_k is None else (x.cu_k, cols, total)
+            Gaps(x.cu_q, batch, rows, others).clear(gradients["gq"])
         if self.config.jagged_k:
             for name in ("gk", "gv"):
-                Gaps(cu_k, batch, cols).clear(gradients[name])
+                Gaps(x.cu_k, batch, cols).clear(gradients[name])
 
-    def views(self, buffers: Any, layouts: dict[str, Any]) -> dict[str, Any]:
-        """Shared memory as tensors."""
-        places = {
-            "q": buffers.sQ, "k": buffers.sK, "v": buffers.sV, "o": buffers.sdO, "s": buffers.sX,
-            "gk": buffers.sX, "gv": buffers.sX, "d": buffers.sdQ, "kt": buffers.sK,
-        }  # fmt: skip
-        tensors = {
-            name: place.get_tensor(layouts[name].outer, swizzle=layouts[name].inner)
-            for name, place in places.items()
-        }
-        for name in SCORES:
-            tensors[name] = tensors["s"]
-        return {**tensors, "c": buffers.sums.get_tensor(layouts["c"])}
+    def views(self, buffers, layouts: dict[str, Any]) -> dict[str, Any]:
+        tensors = {}
+        for name, field in FIELDS.items():
+            outer, swizzle = layouts[name].outer, layouts[name].inner
+            tensors[name] = getattr(buffers, field).get_tensor(outer, swizzle=swizzle)
+        scores, sums = tensors["s"], buffers.sums.get_tensor(layouts["c"])
+        return {**tensors, "a": scores, "g": scores, "c": sums}
 
-    def tiles(self, name: str, copy: Any, sX: Any, column: Any = 0) -> Tiles:
+    def tiles(self, name: str, copy, sX, column=0) -> Tiles:
         """The tiles of a matrix. column: The number of the tile along the columns."""
-        c, (atom, mX) = self.config, copy
-        if name in SCORES:
-            return self.tiles_of_scores(name, copy, sX)
-        kind = Float32 if name == "dq" else self.shapes.dtype
-        heights = {"dq": (self.shapes.rows, HALF), "gk": (HALF, self.shapes.width)}
-        heights |= {"gv": (HALF, self.shapes.value_width)} | self.shapes.tiles
-        rows, width = heights[name]
-        return Tiles(
-            atom, mX, sX, lambda x: cute.domain_offset((0, 0, 0, column, (0, 0)), x),
-            (rows, width), rows * width * kind.width // 8,
-            jagged=c.jagged_q if name in ("q", "o", "dq") else c.jagged_k,
-            shared=name in OPERANDS and name in c.shared,
-        )  # fmt: skip
-
-    def tiles_of_scores(self, name: str, copy: Any, sX: Any) -> Tiles:
-        """The tiles of a matrix of `SCORES`."""
-        rows, cols = tile = self.shapes.tiles["s"]
-        size = rows * cols * self.shapes.dtype.width // 8
+        c, scores = self.config, name in ("a", "g")
+        rows, width = tile = self.shapes.tiles["s" if scores else name]
+        size = rows * width * self.shapes.kind(name).width // 8
         if name == "a":
-            return score_tiles(self.config, copy, sX, tile, size)
-        atom, mX = copy
-        return Tiles(atom, mX, sX, lambda x: x, tile, size, jagged=False, shared=False)
+            return score_tiles(c, copy, sX, tile, size)
+        if scores:
+            return Tiles(copy, sX, whole_tiles, tile, size, jagged=False, shared=False)
+        jagged = c.jagged_q if name in ("q", "o", "dq") else c.jagged_k
+        part = lambda x: cute.domain_offset((0, 0, 0, column, (0, 0)), x)
+        return Tiles(copy, sX, part, tile, size, jagged, name in OPERANDS and name in c.shared)
 
 
 KERNEL = HopperBackward

@@ -7,13 +7,14 @@ pieces of about 64 rows, some in each step. TMA is not used, because it loads wh
 wait for. An earlier prefetch is worse (docs/lab/2026-11-26-ahead.md).
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from cutlass import Constexpr, Int32, Int64, const_expr, cute, range_constexpr
 
 from ...backward.walk import ResidentTile
 from ...operands import EVICT_FIRST, EVICT_NORMAL, Matrix, Tiles
-from ...values import select
+from ...values import Fixed, select
 from .roles import HopperSignals
 from .shapes import HALF
 from .turns import Turns
@@ -25,24 +26,25 @@ STEPS = len(PIECES) // AT_ONCE
 LANES, LINE = 32, 64  # lanes of a warp, numbers in a line of the cache
 
 
-class NextTile:
+@dataclass
+class NextTile(Fixed):
     """Prefetches the next tile. matrices: Q, K, V and dO in global memory, by letter.
 
     There is no prefetch in two cases. If a side is jagged or a mask skips tiles, the next tile
     takes longer to find. If aux operands have an element for each score, it was not measured.
     """
 
-    def __init__(self, walk: Turns, matrices: dict[str, Matrix]) -> None:
-        self.walk, self.matrices = walk, matrices
-        c, masks = walk.ranges.config, walk.ranges.skips
+    walk: Turns
+    matrices: dict[str, Matrix]
+
+    def __post_init__(self) -> None:
+        c, masks = self.walk.ranges.config, self.walk.ranges.skips
         self.shared, self.comes = c.shared, c.lags and not (c.jagged_q or c.jagged_k or masks)
 
     @cute.jit
     def fetch(self, deal, left):
-        """Prefetch some pieces of the tile of the next round.
-
-        left: The steps of this tile that are left, with the one that was loaded last.
-        """
+        # Prefetch some pieces of the tile of the next round.
+        # left: The steps of this tile that are left, with the one that was loaded last.
         more = self.walk.number(deal + 1) < self.walk.count
         if const_expr(self.comes):  # noqa: SIM102 (decided at compile time)
             if more & (left <= STEPS):
@@ -62,8 +64,7 @@ class NextTile:
             line = cute.arch.lane_idx() + i * LANES
             row, column = line // across, line % across * LINE
             if first + row < rows:
-                address = begin + (row * Int64(matrix.strides[2]) + column)
-                fetch_line(address)
+                fetch_line(begin + (row * Int64(matrix.strides[2]) + column))
 
     def height(self, name: str) -> int:
         return HALF if name in "kv" else self.walk.heights.streamed
@@ -77,29 +78,25 @@ class NextTile:
         return block * self.walk.heights.streamed, tile.length, head
 
 
-def fetch_line(pointer: Any) -> None:
-    """Prefetch a cache line to L2."""
+def fetch_line(pointer) -> None:
     cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[pointer.toint()])
 
 
-class HopperBackwardLoads:
-    """The load warp.
+@dataclass
+class HopperBackwardLoads(Fixed):
+    """The load warp."""
 
-    tiles:     The tiles of "q", "k", "v", "o" (dO) and, if TMA loads an aux operand, "a".
-    matrices:  The first four in global memory.
-    hulls:     Memory for the query tiles that each key tile meets (`backward.stored`), or None.
-    """
+    walk: Turns
+    signals: HopperSignals
+    tiles: dict[str, Tiles]  # of "q", "k", "v", "o" (dO) and, if TMA loads an aux operand, "a"
+    matrices: dict[str, Matrix]  # the first four in global memory
+    hulls: Any = None  # memory for the query tiles that each key tile meets (`jagged_biases`)
 
-    def __init__(
-        self, walk: Turns, signals: HopperSignals, tiles: dict[str, Tiles],
-        matrices: dict[str, Matrix], hulls: Any = None,
-    ) -> None:  # fmt: skip
-        self.walk, self.signals, self.tiles, self.hulls = walk, signals, tiles, hulls
-        self.config, self.next_tile = walk.ranges.config, NextTile(walk, matrices)
+    def __post_init__(self) -> None:
+        self.config, self.next_tile = self.walk.ranges.config, NextTile(self.walk, self.matrices)
 
     @cute.jit
     def run(self):
-        """Load for all tiles of the CTA."""
         tile_step, step, deal = Int32(0), Int32(0), Int32(0)
         while self.walk.number(deal) < self.walk.count:
             tile = self.walk.at(deal)
@@ -129,39 +126,27 @@ class HopperBackwardLoads:
                 tile_step += 1
             deal += 1
 
-    def resident(self, name: str, tile: ResidentTile, step: Any) -> None:
+    def resident(self, name: str, tile: ResidentTile, step) -> None:
         rows = (tile.start, tile.first, tile.rows)
         self.copy(name, rows, tile.head, tile, step, policy=self.unless_shared(name, EVICT_FIRST))
 
-    def streamed(
-        self, name: str, tile: ResidentTile, head: Any, block: Any, step: Any, last: Any
-    ) -> None:
+    def streamed(self, name: str, tile: ResidentTile, head, block, step, last) -> None:
         """Load Q or dO of a query tile. last: No other key tile meets it afterwards."""
         rows = (tile.origin, block * self.walk.heights.streamed, tile.length)
         policy = select(last, Int64(EVICT_FIRST), Int64(EVICT_NORMAL))
         self.copy(name, rows, head, tile, step, policy=self.unless_shared(name, policy))
 
-    def unless_shared(self, name: str, policy: Any) -> Any:
-        """The cache policy, or None for a matrix that all batches share: it is read again."""
+    def unless_shared(self, name: str, policy):
+        # A matrix that all batches share is read again.
         return None if name in self.config.shared else policy
 
-    def scores(self, name: str, tile: ResidentTile, head: Any, block: Any, step: Any) -> None:
-        """Load the tile of an aux operand: the rows of the query tile, the columns of the keys."""
+    def scores(self, name: str, tile: ResidentTile, head, block, step) -> None:
         rows = (Int32(0), block * self.walk.heights.streamed, tile.length)
         column = tile.first // self.walk.heights.resident
-        self.copy(name, rows, head, tile, step, column)
+        self.copy(name, rows, head, tile, step, column=column)
 
-    def copy(
-        self, name: str, rows: Any, head: Any, tile: ResidentTile, step: Any, column: Any = 0,
-        policy: Any = None,
-    ) -> None:  # fmt: skip
-        """Load a tile.
-
-        rows: (first row of the sequence, row of the tile in it, rows of the sequence). step: The
-        number of the load, for the signals.
-        """
-        (start, row, end), full, tiles = rows, self.signals.full[name], self.tiles[name]
+    def copy(self, name: str, rows, head, tile: ResidentTile, step, **more) -> None:
+        """Load a tile. step: The number of the load, for the signals."""
+        full = self.signals.full[name]
         self.signals.empty[name].wait_before(step)
-        full.expect(step, tiles.size)
-        place = (start, row, end, head, tile.batch, full.index(step))
-        tiles.copy(*place, full.at(step), column, policy)
+        self.tiles[name].load(rows, head, tile.batch, full.index(step), full, step, **more)

@@ -20,16 +20,16 @@ that gradient: the slope is that of the operand, and dQ and dK get a factor at t
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
 from cutlass import Constexpr, Float32, Int32, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import warp, warpgroup
 
-from ...backward.program import ProgramLine
 from ...backward.walk import ResidentTile
 from ...operands import Tiles
-from ...program import Program
+from ...program import Program, ProgramLine
 from ...ranges import LANES
 from ...values import Fixed, Pair, choose, pair, select
 from ..wgmma import WARPGROUP, IssueTurns, as_operand, first_row, issue, transposed
@@ -40,16 +40,21 @@ from .shapes import HALF, HopperShapes
 from .turns import Turns
 
 
+@dataclass
 class HopperBackwardFragments(Fixed):
-    """Registers and operands of a warpgroup. tiles: Those of "q", "k", "v" and "o" (dO). sKt: K, as
-    wide as the product dQ reads it. sdS, sdQ: The buffers of dS and dQ."""
+    """Registers and operands of a warpgroup."""
 
-    def __init__(
-        self, shapes: HopperShapes, tiles: dict[str, Tiles], sKt: Any, sdS: Any, sdQ: Any,
-        thread: Any,
-    ) -> None:  # fmt: skip
-        self.shapes, group = shapes, thread // WARPGROUP
-        x = shapes.products
+    shapes: HopperShapes
+    tiles: dict[str, Tiles]  # of "q", "k", "v" and "o" (dO)
+    sKt: Any  # K, as wide as the product dQ reads it
+    sdS: Any  # the buffers of dS and dQ
+    sdQ: Any
+    thread: Any
+
+    def __post_init__(self) -> None:
+        shapes, tiles, thread = self.shapes, self.tiles, self.thread
+        sKt, sdS, sdQ = self.sKt, self.sdS, self.sdQ
+        group, x = thread // WARPGROUP, shapes.products
         scores, values, keys, queries = (
             x[name].get_slice(group * WARPGROUP) for name in ("scores", "dv", "dk", "dq")
         )
@@ -74,44 +79,39 @@ class HopperBackwardFragments(Fixed):
         self.dV = cute.make_rmem_tensor(values.partition_shape_C(shapes.dv), Float32)
         self.dK = cute.make_rmem_tensor(keys.partition_shape_C(shapes.dk), Float32)
 
-    def scores(self) -> Any:
+    def scores(self):
         product = self.shapes.products["scores"]
         return cute.make_rmem_tensor(product.partition_shape_C(self.shapes.scores), Float32)
 
-    def multiply_scores(self, query: Any) -> None:
-        """Issue S = K Qᵀ for a buffer of Q."""
+    def multiply_scores(self, query) -> None:
         k, q = self.tK[None, None, None, 0], self.tQ[None, None, None, query]
         issue(self.shapes.products["scores"], self.S, k, q, True)
 
-    def flow(self, stage: Any) -> Any:
-        """Issue dP = V dOᵀ for a buffer of dO."""
+    def flow(self, stage):
         dP = self.scores()
         v, o = self.tV[None, None, None, 0], self.tdO[None, None, None, stage]
         issue(self.shapes.products["scores"], dP, v, o, True)
         return dP
 
-    def sum_values(self, P: Any, stage: Any) -> None:
-        """Issue dV += P dO."""
+    def sum_values(self, P, stage) -> None:
         issue(self.shapes.products["dv"], self.dV, P, self.tdOt[None, None, None, stage], False)
 
-    def sum_keys(self, dS: Any, stage: Any) -> None:
-        """Issue dK += dS Q."""
+    def sum_keys(self, dS, stage) -> None:
         issue(self.shapes.products["dk"], self.dK, dS, self.tQt[None, None, None, stage], False)
 
-    def share(self, dS: Any, stage: Any) -> None:
-        """Copy dS to shared memory."""
+    def share(self, dS, stage) -> None:
         cute.copy(self.copy, self.part.retile(dS), self.to_dS[None, None, None, stage])
 
-    def operand(self) -> Any:
-        """Registers for the aux operand that `fetched` reads."""
+    def operand(self):
+        # for the aux operand that `fetched` reads
         return cute.make_rmem_tensor(self.S.layout, self.shapes.dtype)
 
-    def fetched(self, registers: Any, stage: Any, part: int) -> None:
+    def fetched(self, registers, stage, part: int) -> None:
         """Read the aux operand of scores 8·part to 8·part + 7 of the thread from shared memory."""
         source, target = self.from_a[None, None, None, stage], self.own.retile(registers)
         cute.copy(self.fetch, source[None, None, part], target[None, None, part])
 
-    def query_part(self, stage: Any, registers: Any = None) -> Any:
+    def query_part(self, stage, registers=None):
         """Issue dQᵀ = Kᵀ dS, by default into registers of its own."""
         product, dQ = self.shapes.products["dq"], registers
         if dQ is None:
@@ -121,17 +121,22 @@ class HopperBackwardFragments(Fixed):
         return dQ
 
 
+@dataclass
 class HopperBackwardProducts(Fixed):
-    """The role of the warpgroups. programs: For tiles that need no mask, and for all others; the
-    roots are the slope and P. stored: Tiles of an aux operand's gradient, if it is stored."""
+    """The role of the warpgroups."""
 
-    def __init__(
-        self, walk: Turns, signals: HopperSignals, fragments: HopperBackwardFragments,
-        epilogue: KeyGradients, programs: Sequence[Program], stored: Tiles | None, thread: Any,
-    ) -> None:  # fmt: skip
-        self.walk, self.signals, self.fragments = walk, signals, fragments
-        self.epilogue, self.programs, self.stored = epilogue, programs, stored
-        self.tiled, self.lags = walk.ranges.config.tiled, walk.ranges.config.lags
+    walk: Turns
+    signals: HopperSignals
+    fragments: HopperBackwardFragments
+    epilogue: KeyGradients
+    # For tiles that need no mask, and for all others. The roots are the slope and P.
+    programs: Sequence[Program]
+    stored: Tiles | None  # of an aux operand's gradient, if it is stored
+    thread: Any
+
+    def __post_init__(self) -> None:
+        programs, fragments, thread = self.programs, self.fragments, self.thread
+        self.tiled, self.lags = self.walk.ranges.config.tiled, self.walk.ranges.config.lags
         self.register_operands = [
             RegisterOperand(node, programs[1], fragments.S)
             for node in register_operands(programs[1], self.tiled)
@@ -143,7 +148,6 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def run(self):
-        """Compute all tiles of the CTA."""
         tile_step, step, deal = Int32(0), Int32(0), Int32(0)
         if const_expr(self.lags):
             self.turns.start()
@@ -166,7 +170,7 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def store_gradients(self, tile: ResidentTile, end):
-        """Store dV and dK, then hand over the last dQ, which waits longest. end: Last step + 1."""
+        # The last dQ waits longest.
         for store in (self.epilogue.store_values, self.epilogue.store_keys):
             store(tile, self.group, self.own, self.fragments)
         if const_expr(self.lags):  # noqa: SIM102 (decided at compile time)
@@ -195,7 +199,7 @@ class HopperBackwardProducts(Fixed):
         for name in "kv":
             empty[name].arrive_once(tile_step)
 
-    def step(self, tile: ResidentTile, entry: Any, i: Any, step: Any, last: bool) -> None:
+    def step(self, tile: ResidentTile, entry, i, step, last: bool) -> None:
         """Step i of the tile. entry: The query tile of step 0. step: The number for the signals."""
         full, empty, x = self.signals.full, self.signals.empty, self.fragments
         count = tile.end - tile.begin
@@ -251,9 +255,7 @@ class HopperBackwardProducts(Fixed):
             warpgroup.wait_group(0)
             empty["q"].arrive_once(step)
 
-    def finish_with_own_part(
-        self, tile: ResidentTile, turn: Any, block: Any, i: Any, step: Any, last: bool
-    ) -> None:
+    def finish_with_own_part(self, tile: ResidentTile, turn, block, i, step, last: bool) -> None:
         """The rest of step i if dQ does not lag: S of the next step, and dQ of this step."""
         self.next_scores(step, last)
         cute.arch.fence_view_async_shared()  # here: earlier it crashed the compiler (4.8.1)
@@ -266,8 +268,8 @@ class HopperBackwardProducts(Fixed):
         self.operand_is_read(step, last)
         self.hand_over(dQ)
 
-    def next_scores(self, step: Any, last: bool) -> None:
-        """Issue S of the next step, unless this is the last step of the tile."""
+    def next_scores(self, step, last: bool) -> None:
+        # The last step of a tile has no next one.
         if not last:
             full = self.signals.full["q"]
             full.wait(step + 1)
@@ -275,8 +277,7 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def fetch(self, operand: RegisterOperand, tile: ResidentTile, turn, block, whole=None):
-        """Fetch all numbers that an aux operand has for the scores of a step. dP is not issued yet,
-        so there are registers for the loads in flight."""
+        # dP is not issued yet, so there are registers for all loads in flight.
         row, first = tile.first + self.row, block * self.walk.heights.streamed + self.column
         lines = [ProgramLine(self.programs[1], self.walk, tile, turn, row + x) for x in (0, 8)]
         if (block + 1) * self.walk.heights.streamed <= tile.length:
@@ -286,29 +287,28 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def fetch_mask(self, operand: RegisterOperand, tile: ResidentTile, turn, block, whole):
-        """The same for an operand that only tiles with a mask read."""
+        # Only tiles with a mask read the operand.
         if whole == 0:
             self.fetch(operand, tile, turn, block)
 
-    def is_first_warp(self) -> Any:
+    def is_first_warp(self):
         return self.group * WARPGROUP + self.own < LANES
 
     @cute.jit
     def store(self, tile: ResidentTile, turn, block, shared):
-        """Store dS as the gradient of an aux operand. The first warp does it."""
+        # dS is the gradient of an aux operand. The first warp stores it.
         if const_expr(self.stored is not None):  # noqa: SIM102 (decided at compile time)
             if self.is_first_warp():
                 row, head = block * self.walk.heights.streamed, self.walk.streamed_head(tile, turn)
                 column = tile.first // self.walk.heights.resident
-                place = (Int32(0), row, tile.length, head, tile.slot)
                 assert self.stored is not None
-                self.stored.store(*place, shared, column)
+                self.stored.store((Int32(0), row, tile.length), head, tile.slot, shared, column)
                 cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit
     def stored_is_read(self, i, step):
-        """Wait until the store of the step before has read its buffer of dS. The first warp waits,
-        before all warps meet in step i. So the next step may overwrite that buffer."""
+        # The store of the step before has to read its buffer of dS before all warps meet in step i.
+        # So the next step may overwrite that buffer.
         if const_expr(self.stored is not None):  # noqa: SIM102 (decided at compile time)
             if self.is_first_warp():
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -318,8 +318,8 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def operand_is_read(self, step, last):
-        """Signal that this warp has read the buffer of dS, so that TMA may load there. last: It is
-        the last step of the tile. In others the first warp, which stores, signals a step later."""
+        # This warp has read the buffer of dS, so that TMA may load there. In all steps but the last
+        # of a tile, the first warp, which stores, signals a step later.
         if const_expr(self.tiled is not None):
             if const_expr(self.stored is None):
                 self.signals.empty["a"].arrive_once(step)
@@ -332,7 +332,7 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def hand_over(self, dQ):
-        """Hand dQᵀ of the warpgroup over to the warp that adds it to the sums."""
+        # to the warp that adds dQᵀ to the sums
         cute.arch.barrier(barrier_id=EMPTY + self.group, number_of_threads=HANDED)
         target = self.fragments.to_dQ[None, None, None, self.group]
         for r in range_constexpr(cute.size(dQ)):
@@ -342,8 +342,7 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def weigh(self, tile: ResidentTile, turn, block, stage, whole):
-        """Turn S into P, in place, and return the slope. stage: The buffer of the aux operand that
-        TMA loads. whole: The tile needs no mask."""
+        """Turn S into P, in place, and return the slope. stage: The buffer of TMA's aux operand."""
         slope = self.fragments.scores()
         if whole:
             self.evaluate(tile, turn, block, stage, self.programs[0], slope, False)
@@ -353,8 +352,8 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def chain(self, slope, dP, whole):
-        """Turn dP into dS, in place. Masked scores get zero, even if dP is infinite or NaN. So do
-        scores past the end of a sequence, if dS is stored (`StreamedRanges.selects`)."""
+        # Turn dP into dS, in place. Masked scores get zero, even if dP is infinite or NaN. So do
+        # scores past the end of a sequence, if dS is stored (`StreamedRanges.selects`).
         if const_expr(self.walk.ranges.selects):
             if whole:
                 for r in range_constexpr(cute.size(dP)):
@@ -368,8 +367,8 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def evaluate(self, tile: ResidentTile, turn, block, stage, program, slope, careful):
-        """Evaluate the program. stage: The buffer of the aux operand that TMA loads. careful: Set P
-        and the slope to zero past the end of either side, as program(0) may differ from 0."""
+        # careful: P and the slope are zero past the end of either side, as program(0) may differ
+        # from 0.
         S, row = self.fragments.S, tile.first + self.row
         lines = [ProgramLine(program, self.walk, tile, turn, row + half) for half in (0, 8)]
         first = block * self.walk.heights.streamed + self.column
@@ -391,6 +390,6 @@ class HopperBackwardProducts(Fixed):
             (slope[r], slope[r + 1]), (S[r], S[r + 1]) = (_floats(x) for x in roots)
 
 
-def _floats(value: Any) -> tuple[Any, Any]:
+def _floats(value) -> tuple[Any, Any]:
     first, second = pair(value).lanes
     return Float32(first), Float32(second)

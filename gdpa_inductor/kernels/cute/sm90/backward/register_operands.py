@@ -6,27 +6,29 @@ times, and the addresses would take more registers than there are.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from cutlass import Int32, cute
 
 from .....program.expr import POSITIONS, Expr
-from ...backward.program import ProgramLine
-from ...program import Program, element
+from ...program import Program, ProgramLine, element
 from ...values import Fixed, Pair
 
 BITS = 16  # truth values in a word
 
 
+@dataclass
 class RegisterOperand(Fixed):
-    """The numbers of such an operand for one step, in registers. Truth values are kept as bits.
+    """The numbers of such an operand for one step, in registers. Truth values are kept as bits."""
 
-    node: The operand in the program. S: The scores of a thread.
-    """
+    node: Expr
+    program: Program
+    S: Any  # the scores of a thread
 
-    def __init__(self, node: Expr, program: Program, S: Any) -> None:
-        self.node, self.program, self.count = node, program, cute.size(S)
-        self.dtype = program.aux[int(node.value or 0)][0].dtype
+    def __post_init__(self) -> None:
+        self.count = cute.size(self.S)
+        self.dtype = self.program.aux[int(self.node.value or 0)][0].dtype
         size, kind = (-(-self.count // BITS), Int32) if self.bits else (self.count, self.dtype)
         self.registers = cute.make_rmem_tensor(size, kind)
 
@@ -34,19 +36,13 @@ class RegisterOperand(Fixed):
     def bits(self) -> bool:
         return self.node.kind == "b"
 
-    def take(self, lines: Sequence[ProgramLine], first: Any) -> None:
-        """Fetch the numbers of a query tile.
+    def take(self, lines: Sequence[ProgramLine], first) -> None:
+        """Fetch the numbers of a query tile. lines: The program for both keys of the thread."""
+        # Past the end of the tile they may be any numbers.
+        places = ((lines[r // 2 % 2], first + r // 4 * 8 + r % 2) for r in range(self.count))
+        self.keep([line.element(self.node, index) for line, index in places])
 
-        Past its end they may be any numbers. lines: The program for each of the thread's two keys.
-        """
-        self.keep(
-            [
-                lines[r // 2 % 2].element(self.node, first + r // 4 * 8 + r % 2)
-                for r in range(self.count)
-            ]
-        )
-
-    def take_whole(self, lines: Sequence[ProgramLine], first: Any) -> None:
+    def take_whole(self, lines: Sequence[ProgramLine], first) -> None:
         """The same for a query tile that ends within its sequence. It needs fewer registers."""
         numbers: list[Any] = [None] * self.count
         for half, line in enumerate(lines):
@@ -58,7 +54,6 @@ class RegisterOperand(Fixed):
         self.keep(numbers)
 
     def keep(self, numbers: Sequence[Any]) -> None:
-        """Store what was fetched in the registers."""
         if not self.bits:
             for r, value in enumerate(numbers):
                 self.registers[r] = value
@@ -70,7 +65,6 @@ class RegisterOperand(Fixed):
             self.registers[word] = bits
 
     def pair(self, r: int) -> Pair:
-        """The values for the scores in registers r and r + 1."""
         if self.bits:
             word = self.registers[r // BITS]
             return Pair(*((word & Int32(1 << (r % BITS + lane))) != 0 for lane in range(2)))

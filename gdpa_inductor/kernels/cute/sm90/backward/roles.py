@@ -1,10 +1,8 @@
 """The roles of the warps in the backward, and the barriers on which they wait for each other."""
 
-from typing import Any
-
 from cutlass import cute
 
-from ...barriers import Signal
+from ...barriers import Signal, initialize
 from ...values import Fixed
 from ..wgmma import WARPGROUP
 
@@ -46,7 +44,7 @@ class HopperSignals(Fixed):
 
     COUNT = 2 * sum(STAGES.values()) + GROUPS
 
-    def __init__(self, pointer: Any, operands: str, columns: int) -> None:
+    def __init__(self, pointer, operands: str, columns: int) -> None:
         self.full: dict[str, Signal] = {}
         self.empty: dict[str, Signal] = {}
         for name in operands:
@@ -58,20 +56,14 @@ class HopperSignals(Fixed):
 
     @cute.jit
     def start(self, warp):
-        """Initialise the barriers. All warps may use them after this."""
         if warp == LOADS:
-            with cute.arch.elect_one():
-                for signal in (*self.full.values(), *self.empty.values(), *self.landed):
-                    signal.init()
-            cute.arch.mbarrier_init_fence()
+            initialize((*self.full.values(), *self.empty.values(), *self.landed))
         cute.arch.sync_threads()
 
 
-def together(group: Any) -> None:
-    """The threads of a warpgroup wait for each other."""
+def together(group) -> None:
     cute.arch.barrier(barrier_id=OWN + group, number_of_threads=WARPGROUP)
 
 
 def both() -> None:
-    """All threads that multiply wait for each other."""
     cute.arch.barrier(barrier_id=BOTH, number_of_threads=GROUPS * WARPGROUP)

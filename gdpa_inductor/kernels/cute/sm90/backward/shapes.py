@@ -4,7 +4,7 @@ from typing import Any
 
 from cutlass import Float32, cute
 
-from ...program import DTYPES
+from ...values import DTYPES
 from ..config import COLS, Sm90Config
 from ..wgmma import MN, REGISTERS, K, staged, tile_layout, tiled
 from .roles import GROUPS, STAGES
@@ -22,13 +22,24 @@ class HopperShapes:
         self.width = HALF if config.head_dim <= HALF else COLS
         self.value_width = config.padded_value_dim
         self.columns = -(-config.head_dim // HALF)  # into how many parts of 64 columns dQ is cut
-        heights = {"k": COLS, "v": COLS, "q": self.rows, "o": self.rows}
-        widths = {"k": self.width, "q": self.width, "v": self.value_width, "o": self.value_width}
-        self.tiles = {name: (heights[name], widths[name]) for name in "kvqo"}
-        self.tiles["s"] = (self.rows, COLS)
+        rows, width, value_width = self.rows, self.width, self.value_width
+        # [rows, columns] of the tiles of each buffer in shared memory
+        self.tiles = {
+            "k": (COLS, width),
+            "v": (COLS, value_width),
+            "q": (rows, width),
+            "o": (rows, value_width),
+            # K with as many columns as two warpgroups multiply. Columns past the end of K go to
+            # columns of dQ that are not stored.
+            "kt": (COLS, COLS),
+            "s": (rows, COLS),  # dS
+            "dq": (rows, HALF),  # dQ of a warpgroup, fp32
+            "gk": (HALF, width),  # 64 rows of dK, and of dV
+            "gv": (HALF, value_width),
+        }
         self.scores, self.dq = (COLS, self.rows), (COLS, self.rows)
         self.dk, self.dv = (COLS, self.width), (COLS, self.value_width)
-        rows, kind = self.rows, self.dtype
+        kind = self.dtype
         self.products = {
             "scores": tiled(kind, rows, K, groups=GROUPS),
             "dv": tiled(kind, self.value_width, MN, REGISTERS, groups=GROUPS),
@@ -40,30 +51,18 @@ class HopperShapes:
         }
 
     def layouts(self) -> dict[str, Any]:
-        """The layouts of the buffers in shared memory, with their stages.
-
-        k, v, q, o:  K, V, Q and dO.
-        kt:          K with as many columns as two warpgroups multiply. Columns past the end of K
-                     go to columns of dQ that are not stored.
-        s:           dS.
-        d:           dQ of a warpgroup, fp32.
-        c:           Sums of dQ that are being converted.
-        gk, gv:      64 rows of dK and of dV.
-        """
-        layouts = {name: staged(self.layout(name), STAGES[name]) for name in "kvqo"}
-        layouts["kt"] = staged(tile_layout(self.dtype, COLS, COLS), 1)
-        layouts["s"] = staged(self.layout("s"), 2)
-        layouts["d"] = staged(tile_layout(Float32, self.rows, HALF), GROUPS)
-        layouts["c"] = staged(self.plain, self.columns)
-        for name, width in (("gk", self.width), ("gv", self.value_width)):
-            layouts[name] = staged(tile_layout(self.dtype, HALF, width), GROUPS)
-        return layouts
+        """The layouts of all buffers, with their stages. "c": Sums of dQ that are converted."""
+        stages = {"kt": 1, "dq": GROUPS, "gk": GROUPS, "gv": GROUPS, **STAGES}
+        layouts = {name: staged(self.layout(name), stages[name]) for name in self.tiles}
+        return {**layouts, "c": staged(self.plain, self.columns)}
 
     @property
-    def plain(self) -> Any:
-        """The layout of 64 columns of dQ without a swizzle, as the conversion reads them."""
+    def plain(self):
+        # 64 columns of dQ without a swizzle, as the conversion reads them
         return cute.make_layout((self.rows, HALF), stride=(HALF, 1))
 
-    def layout(self, name: str) -> Any:
-        """The layout of one tile of an operand."""
-        return tile_layout(self.dtype, *self.tiles[name])
+    def kind(self, name: str):
+        return Float32 if name == "dq" else self.dtype
+
+    def layout(self, name: str):
+        return tile_layout(self.kind(name), *self.tiles[name])

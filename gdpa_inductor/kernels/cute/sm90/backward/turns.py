@@ -37,11 +37,10 @@ If any order is allowed (`KernelConfig.ordered` is False), tiles go the same way
 apart. Then only conversions wait.
 """
 
-from typing import Any
-
 from cutlass import Boolean, Int32, const_expr, cute
 
 from ...backward.walk import ResidentTile, Walk, tiles_of
+from ...operands import KernelArguments
 from ...values import larger, select, smaller
 
 APART = 2  # with 1 tiles wait for their turns (docs/lab/2026-11-26-short-sides.md)
@@ -50,69 +49,64 @@ APART = 2  # with 1 tiles wait for their turns (docs/lab/2026-11-26-short-sides.
 class Turns(Walk):
     """The walk over key tiles, and their turns."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(True, *arguments)
+    def __init__(self, x: KernelArguments, ranges) -> None:
+        super().__init__(True, x, ranges)
         groups = self.ctas // self.blocks
         self.groups, used = groups, groups * self.blocks
         self.together = used * 10 >= self.ctas * 9
 
-    def number(self, turn: Any) -> Any:
-        """The number of the CTA's tile in a round. Numbers from `count` on are not tiles."""
+    def number(self, turn):
+        # Numbers from `count` on are not tiles.
         group, place = self.cta // self.blocks, (self.cta + turn // 2) % self.blocks
         place = select(turn % 2 == 1, self.blocks - 1 - place, place)
         number = (turn * self.groups + group) * self.blocks + place
         number = select(group < self.groups, number, self.count)
         return select(self.together, number, turn * self.ctas + self.cta)
 
-    def block_of(self, number: Any) -> Any:
+    def block_of(self, number):
         return self.blocks - 1 - number % self.blocks
 
-    def at(self, turn: Any) -> ResidentTile:
+    def at(self, turn) -> ResidentTile:
         tile = super().at(turn)
         tile.descends = self.together & (turn % 2 == 1)
         return tile
 
-    def tiles(self, tile: ResidentTile) -> Any:
-        """How many key tiles the sequence has."""
+    def tiles(self, tile: ResidentTile):
         return tiles_of(tile.rows, self.heights.resident)
 
-    def index(self, tile: ResidentTile) -> Any:
-        """The number of this key tile within the sequence."""
+    def index(self, tile: ResidentTile):
         return tile.first // self.heights.resident
 
-    def entry(self, tile: ResidentTile) -> Any:
+    def entry(self, tile: ResidentTile):
         """The query tile with which each pass of this tile begins."""
         if self.ranges.skips:
             return select(tile.descends, tile.end - 1, tile.begin)
         return self.beginning(tile, self.index(tile))
 
-    def beginning(self, tile: ResidentTile, index: Any) -> Any:
+    def beginning(self, tile: ResidentTile, index):
         """Without a mask: the query tile with which key tile `index` of the head begins."""
         turned = index * self.spread(tile) // larger(self.tiles(tile), 1)
         return select(self.together & (tile.first < tile.rows), turned, 0)
 
-    def spread(self, tile: ResidentTile) -> Any:
+    def spread(self, tile: ResidentTile):
         """Over how many query tiles the starts of the head's key tiles are spread."""
         return smaller(tile.end, APART * self.tiles(tile))
 
-    def nearest(self, tile: ResidentTile, block: Any) -> Any:
+    def nearest(self, tile: ResidentTile, block):
         """The key tile that begins with query tile `block`, or nearest before it."""
         tiles = self.tiles(tile)
         return smaller(((block + 1) * tiles - 1) // self.spread(tile), tiles - 1)
 
-    def block(self, tile: ResidentTile, entry: Any, step: Any) -> Any:
-        """The query tile of a step of a pass."""
+    def block(self, tile: ResidentTile, entry, step):
         if self.ranges.skips:
             return select(tile.descends, entry - step, entry + step)
         block = entry + step
         return select(block < tile.end, block, block - tile.end)
 
-    def meets_last(self, tile: ResidentTile, block: Any) -> Any:
-        """Whether this is the last key tile of the head to meet query tile `block`.
-
-        It is exact only if all key tiles are equally far. Then the last one is the tile that begins
-        right after this query tile.
-        """
+    def meets_last(self, tile: ResidentTile, block):
+        """Whether this is the last key tile of the head to meet query tile `block`."""
+        # It is exact only if all key tiles are equally far. Then the last one is the tile that
+        # begins right after this query tile.
         if self.ranges.skips:
             return Boolean(False)
         following = self.nearest(tile, block) + 1
@@ -121,7 +115,7 @@ class Turns(Walk):
 
     @cute.jit
     def turn(self, tile: ResidentTile, head, block):
-        """(how many key tiles add to query tile `block` before this one, whether this one adds)."""
+        # (how many key tiles add to query tile `block` before this one, whether this one adds).
         before, adds = Int32(0), Boolean(True)
         if const_expr(self.ranges.skips):
             place = (tile, head, block, self.index(tile), self.tiles(tile))
@@ -131,14 +125,13 @@ class Turns(Walk):
             before = self.earlier(tile, block)
         return before, adds
 
-    def earlier(self, tile: ResidentTile, block: Any) -> Any:
+    def earlier(self, tile: ResidentTile, block):
         """Without a mask: how many key tiles add to query tile `block` before this one."""
         tiles, index = self.tiles(tile), self.index(tile)
         behind = self.nearest(tile, block) - index
         return select(self.together, select(behind < 0, behind + tiles, behind), tiles - 1 - index)
 
-    def adds(self, tile: ResidentTile, head: Any, block: Any) -> Any:
-        """Whether this key tile adds to query tile `block`."""
+    def adds(self, tile: ResidentTile, head, block):
         if self.ranges.skips:
             return self.ranges.lives(tile, tile.first, head, block)
         return Boolean(True)
@@ -152,24 +145,20 @@ class Turns(Walk):
             tiles = below + above + Int32(adds)
         return tiles
 
-    def share(self, tile: ResidentTile) -> Any:
-        """How many query tiles of a pass this key tile converts: see `converted`.
-
-        The last round has fewer query tiles than there are key tiles. It is rotated by `each`
-        places, as the other rounds are by theirs.
-        """
+    def share(self, tile: ResidentTile):
+        """How many query tiles of a pass this key tile converts: see `converted`."""
+        # The last round has fewer query tiles than there are key tiles. It is rotated by `each`
+        # places, as the other rounds are by theirs.
         count, tiles = tiles_of(tile.length, self.heights.streamed), larger(self.tiles(tile), 1)
         each = count // tiles
         own = each + Int32((self.index(tile) + each) % tiles < count % tiles)
         return select(tile.first < tile.rows, own, 0)
 
-    def converted(self, tile: ResidentTile, number: Any) -> Any:
-        """The query tile that this key tile converts as its `number`-th.
-
-        Query tiles are dealt to the key tiles of the head in the order in which they are complete.
-        Each round begins with another key tile, since often every other query tile is complete a
-        step later.
-        """
+    def converted(self, tile: ResidentTile, number):
+        """The query tile that this key tile converts as its `number`-th."""
+        # Query tiles are dealt to the key tiles of the head in the order in which they are
+        # complete. Each round begins with another key tile, since often every other query tile is
+        # complete a step later.
         tiles, count = self.tiles(tile), tiles_of(tile.length, self.heights.streamed)
         place = number * tiles + (self.index(tile) + number) % tiles
         if self.ranges.skips:

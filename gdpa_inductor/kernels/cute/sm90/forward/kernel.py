@@ -30,40 +30,49 @@ from cutlass import Int32, Int64, cute, memory
 from cutlass.cute.nvgpu import cpasync
 
 from ...forward.loads import ForwardLoads
-from ...forward.queue import Queue
 from ...forward.ranges import KeyRanges
 from ...forward.scheduler import RECORD, STAGES, Scheduler
-from ...forward.work import Work
-from ...operands import Matrix, Tiles, matrices, score_operand, score_tiles
-from ...program import DTYPES, Program
+from ...forward.work import Queue, Work
+from ...operands import (
+    AttentionKernel,
+    KernelArguments,
+    Tiles,
+    matrices,
+    score_operand,
+    score_tiles,
+    whole_tiles,
+)
+from ...program import Program
 from ...sequences import Gaps
 from ..config import HALF, ROWS, Sm90Config
 from ..wgmma import MN, WARPGROUP, IssueTurns, K, tile_layout, tiled
 from ..wgmma import REGISTERS as FROM_REGISTERS
 from .bias import HopperBias
-from .epilogue import HopperEpilogue
-from .products import HopperFragments, HopperProducts
+from .products import HopperEpilogue, HopperFragments, HopperProducts
 from .roles import OWN, HopperChannels, Roles
 
 PLACES = ("sQ", "sO", "sK", "sV", "sBias")  # fields of shared memory
 
 
-class HopperForward:
-    """One compiled configuration. `__call__` is the host's side, `kernel` the device's."""
+class HopperForward(AttentionKernel):
+    """The forward of one configuration."""
+
+    config: Sm90Config
 
     def __init__(self, config: Sm90Config) -> None:
-        self.config, self.roles = config, Roles(config.tiles)
-        self.dtype = DTYPES[config.dtype]
+        super().__init__(config)
+        self.roles = Roles(config.tiles)
         width, value_width = config.padded_head_dim, config.padded_value_dim
         self.tiles = {
-            "q": (ROWS, width), "k": (config.cols, width),
-            "v": (config.cols, value_width), "o": (ROWS, value_width),
-        }  # fmt: skip
+            "q": (ROWS, width),
+            "k": (config.cols, width),
+            "v": (config.cols, value_width),
+            "o": (ROWS, value_width),
+        }
         if config.tiled is not None:
             self.tiles["bias"] = (ROWS, HALF)
 
     def storage(self, stages):
-        """Shared memory: barriers first, then the tiles."""
         count, own = HopperChannels.count(self.config), dict.fromkeys(PLACES, 0)
         for name, layout in stages.items():
             own[self.place(name)] = max(own[self.place(name)], cute.cosize(layout))
@@ -82,16 +91,13 @@ class HopperForward:
         return Memory
 
     def place(self, name: str) -> str:
-        """The field of shared memory that holds the tiles of a matrix.
-
-        Usually K and V share a field. If O shares that of Q (`KernelConfig.overlaid`), K and V have
-        a field each, so that neither takes as much memory as the wider one.
-        """
+        """The field of shared memory that holds the tiles of a matrix."""
+        # Usually K and V share a field. If O shares that of Q (`KernelConfig.overlaid`), K and V
+        # have a field each, so that neither takes as much memory as the wider one.
         shared = {"o": "sQ"} if self.config.overlaid else {"v": "sK"}
         return shared.get(name) or dict(zip((*"qokv", "bias"), PLACES, strict=True))[name]
 
     def stages(self, tiles):
-        """The layouts of all buffers of each matrix."""
         c = self.config
         size = {name: cute.cosize(tile) for name, tile in tiles.items()}
         if c.overlaid:
@@ -108,15 +114,13 @@ class HopperForward:
             rings["bias"] = cute.make_layout(c.tiles * c.bias_stages, stride=size["bias"])
         return {name: cute.append(tiles[name], ring) for name, ring in rings.items()}
 
-    @cute.jit
-    def __call__(
-        self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
-    ):
-        """Launch the kernel. `compiler.example` lists the arguments."""
+    def launch(self, arguments: KernelArguments, ctas: Int32, stream) -> None:
         c = self.config
         qk = tiled(self.dtype, c.cols, K)
         pv = tiled(self.dtype, c.padded_value_dim, MN, FROM_REGISTERS)
-        sources = self.matrices(pointers, sizes, strides, aux)
+        sources = dict(zip("qkvo", matrices(c, arguments), strict=True))
+        if c.tiled is not None:
+            sources["bias"] = score_operand(c, arguments)
         tiles = {name: tile_layout(self.dtype, *shape) for name, shape in self.tiles.items()}
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         copies = {
@@ -128,17 +132,13 @@ class HopperForward:
         self.bytes = {name: cute.size_in_bytes(self.dtype, x) for name, x in tiles.items()}
         stages = self.stages(tiles)
         self.memory = self.storage(stages)
-        self.kernel(
-            qk, pv, copies, stages, pointers, strides, sizes, cu_q, cu_k, order, aux, scalars
-        ).launch(
-            grid=(ctas, 1, 1), block=(32 * self.roles.warps, 1, 1), stream=stream,
-            min_blocks_per_mp=1,
-        )  # fmt: skip
+        threads = 32 * self.roles.warps
+        self.kernel(qk, pv, copies, stages, arguments).launch(
+            grid=(ctas, 1, 1), block=(threads, 1, 1), stream=stream, min_blocks_per_mp=1
+        )
 
     @cute.kernel
-    def kernel(
-        self, qk, pv, copies, stages, pointers, strides, sizes, cu_q, cu_k, order, aux, scalars
-    ):
+    def kernel(self, qk, pv, copies, stages, x):
         c, roles = self.config, self.roles
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread, _, _ = cute.arch.thread_idx()
@@ -151,16 +151,13 @@ class HopperForward:
         q, k, v, o, bias = (sources.get(name) for name in (*"qkvo", "bias"))
         channels = HopperChannels(c, buffers.barriers.data_ptr())
         channels.start(warp)
-        ranges = KeyRanges(c, aux, scalars)
-        records = buffers.records.get_tensor(cute.make_layout((STAGES, RECORD), stride=(RECORD, 1)))
-        work = Work(c, sizes, (cu_q, cu_k, order), ranges.skips)
-        scheduler = Scheduler(channels.tiles, records, work, ranges)
-
+        ranges = KeyRanges(c, x)
+        scheduler = Scheduler(channels.tiles, buffers.records, Work(c, x, ranges.skips), ranges)
         if warp < roles.loads:
             cute.arch.setmaxregister_increase(roles.registers[0])
             fragments = HopperFragments(c, qk, pv, q.sX, k.sX, v.sX, self.dtype)
             terms, factor = c.factored((*ranges.full_terms, c.mod.weight))
-            programs = tuple(Program(c, aux, scalars, (term,)) for term in terms)
+            programs = tuple(Program(c, x, (term,)) for term in terms)
             epilogue = HopperEpilogue(pv, o, self.dtype, factor)
             t = warp // 4
             turns = IssueTurns(t, c.tiles, OWN + c.tiles)
@@ -172,31 +169,19 @@ class HopperForward:
             if warp == roles.loads:
                 ForwardLoads(c, channels, q, k, v, bias).run(scheduler)
             if warp == roles.scheduler:
-                scheduler.publish(Queue(work) if c.jagged else None)
+                scheduler.publish(Queue(scheduler.work) if c.jagged else None)
             if cutlass.const_expr(c.jagged_q):  # noqa: SIM102 (decided at compile time)
                 if warp == roles.gaps:
-                    out = matrices(c, pointers, sizes, strides)[3]
-                    Gaps(cu_q, sizes[0], sizes[4]).clear(out)
-
-    def matrices(self, pointers, sizes, strides, aux) -> dict[str, Matrix]:
-        """The matrices in global memory."""
-        c = self.config
-        sources = dict(zip("qkvo", matrices(c, pointers, sizes, strides), strict=True))
-        return sources if c.tiled is None else {**sources, "bias": score_operand(c, aux, sizes)}
+                    Gaps(x.cu_q, x.sizes[0], x.sizes[4]).clear(matrices(c, x)[3])
 
     def source(self, name: str, copy, sX) -> Tiles:
-        """The tiles of a matrix."""
-        c, (atom, mX) = self.config, copy
+        c, tile, size = self.config, self.tiles[name], self.bytes[name]
         if name == "bias":
-            return score_tiles(c, copy, sX, self.tiles[name], self.bytes[name])
+            return score_tiles(c, copy, sX, tile, size)
         jagged = c.jagged_q if name in "qo" else c.jagged_k
-        return Tiles(
-            atom, mX, sX, lambda tiles: tiles, self.tiles[name], self.bytes[name], jagged,
-            name in c.shared,
-        )  # fmt: skip
+        return Tiles(copy, sX, whole_tiles, tile, size, jagged, name in c.shared)
 
     def bias(self, channels: HopperChannels, shared, t, thread) -> HopperBias | None:
-        """The bias as a thread of warpgroup t reads it, or None."""
         number = self.config.tiled
         if number is None:
             return None

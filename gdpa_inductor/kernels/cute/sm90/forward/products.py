@@ -12,6 +12,7 @@ would wait for every product.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -21,35 +22,51 @@ from cutlass.cute.nvgpu import warpgroup
 from ...barriers import Cursor, Each, Loan
 from ...config import VECTOR
 from ...forward.ranges import KeyRanges
+from ...operands import Tiles
 from ...program import Program, Row
 from ...values import Fixed, Pair, choose, larger, pair
 from ..config import ROWS, Sm90Config
-from ..wgmma import WARPGROUP, IssueTurns, as_operand, first_row, issue, replace_operand, transposed
+from ..wgmma import (
+    WARPGROUP,
+    IssueTurns,
+    as_operand,
+    first_row,
+    issue,
+    replace_operand,
+    share,
+    transposed,
+)
 from .bias import HopperBias
-from .epilogue import HopperEpilogue
 from .roles import HopperChannels, together
 
 
+@dataclass
 class HopperFragments(Fixed):
-    """Registers and operands of a warpgroup. qk, pv: The tiled products. sQ, sK, sV: Buffers."""
+    """Registers and operands of a warpgroup."""
 
-    def __init__(
-        self, config: Sm90Config, qk: Any, pv: Any, sQ: Any, sK: Any, sV: Any, dtype: Any
-    ) -> None:
-        self.qk, self.pv, self.dtype, self.factor = qk, pv, dtype, config.query_factor
-        self.sQ, scores, sums = sQ, qk.get_slice(0), pv.get_slice(0)
-        self.tQ = scores.make_fragment_A(scores.partition_A(sQ))
-        self.tK = scores.make_fragment_B(scores.partition_B(sK))
-        self.tV = sums.make_fragment_B(sums.partition_B(transposed(sV)))
-        shape = (ROWS, config.padded_value_dim)
-        self.O = cute.make_rmem_tensor(pv.partition_shape_C(shape), Float32)
-        self.shape = qk.partition_shape_C((ROWS, config.cols))
-        self.P = as_operand(cute.make_rmem_tensor(self.shape, Float32), dtype)
+    config: Sm90Config
+    qk: Any  # the tiled products
+    pv: Any
+    sQ: Any  # their operands in shared memory
+    sK: Any
+    sV: Any
+    dtype: Any
+
+    def __post_init__(self) -> None:
+        scores, sums = self.qk.get_slice(0), self.pv.get_slice(0)
+        self.tQ = scores.make_fragment_A(scores.partition_A(self.sQ))
+        self.tK = scores.make_fragment_B(scores.partition_B(self.sK))
+        self.tV = sums.make_fragment_B(sums.partition_B(transposed(self.sV)))
+        shape = (ROWS, self.config.padded_value_dim)
+        self.O = cute.make_rmem_tensor(self.pv.partition_shape_C(shape), Float32)
+        self.shape = self.qk.partition_shape_C((ROWS, self.config.cols))
+        self.P = as_operand(cute.make_rmem_tensor(self.shape, Float32), self.dtype)
 
     @cute.jit
     def scale(self, query, t, thread):
         """Multiply a buffer of Q by `Sm90Config.query_factor`, in place. Its warpgroup calls it."""
-        if cutlass.const_expr(self.factor != 1.0):
+        factor = self.config.query_factor
+        if cutlass.const_expr(factor != 1.0):
             tile = self.sQ[None, None, query]
             count = cute.size(tile)
             words = cute.make_tensor(tile.iterator, cute.make_layout(count))
@@ -58,44 +75,79 @@ class HopperFragments(Fixed):
                 own = parts[None, i * WARPGROUP + thread]
                 registers = cute.make_rmem_tensor(VECTOR, self.dtype)
                 cute.autovec_copy(own, registers)
-                registers.store((registers.load().to(Float32) * self.factor).to(self.dtype))
+                registers.store((registers.load().to(Float32) * factor).to(self.dtype))
                 cute.autovec_copy(registers, own)
             cute.arch.fence_view_async_shared()
             together(t)
 
-    def score(self, query: Any, key: Any) -> Any:
-        """Issue S = Q Kᵀ of two buffers. S has new registers, so that old scores do not live on."""
+    def score(self, query, key):
+        # S has new registers, so that old scores do not live on.
         S = cute.make_rmem_tensor(self.shape, Float32)
         q, k = self.tQ[None, None, None, query], self.tK[None, None, None, key]
         issue(self.qk, S, q, k, True)
         return S
 
-    def sum_up(self, value: Any) -> None:
-        """Issue O += P V for a buffer of V."""
+    def sum_up(self, value) -> None:
         issue(self.pv, self.O, self.P, self.tV[None, None, None, value], False)
 
 
-class HopperProducts(Fixed):
-    """The role of a warpgroup.
+@dataclass
+class HopperEpilogue(Fixed):
+    """The epilogue of all query tiles: warpgroup t stores O_t, by way of shared memory.
 
-    programs: The program for key blocks that need no mask, and the one for all others. turns, bias:
-    Those of the warpgroup.
+    TMA drops rows past the end of the sequence. A tile without key blocks has sums of zero.
     """
 
-    def __init__(
-        self, channels: HopperChannels, fragments: HopperFragments, epilogue: HopperEpilogue,
-        ranges: KeyRanges, programs: Sequence[Program], turns: IssueTurns, bias: HopperBias | None,
-    ) -> None:  # fmt: skip
-        self.channels, self.fragments, self.epilogue = channels, fragments, epilogue
-        self.ranges, self.programs, self.turns, self.bias = ranges, programs, turns, bias
-        self.cols = ranges.cols
+    pv: Any  # the tiled product of the sums
+    o: Tiles  # of O, with a buffer for each query tile
+    dtype: Any
+    factor: float  # O is the sums times this
+
+    @cute.jit
+    def store(self, tile, t, thread, sums):
+        # Store all existing rows of query tile t. The TMA copy is still in flight afterwards.
+        halves = cute.make_rmem_tensor(sums.layout, self.dtype)
+        values = sums.load()
+        if cutlass.const_expr(self.factor != 1.0):
+            values = values * self.factor
+        halves.store(values.to(self.dtype))
+        self.stored(thread)
+        together(t)
+        share(self.pv, halves, self.o.sX, t, thread)
+        together(t)
+        row = tile.row + t * ROWS
+        if (thread < 32) & (row < tile.q_rows):
+            self.o.store((tile.q_start, row, tile.q_rows), tile.head, tile.batch, t)
+            cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def stored(self, thread):
+        if thread < 32:
+            cute.arch.cp_async_bulk_wait_group(0, read=True)  # the copy has read the buffer
+
+    @cute.jit
+    def finish(self, thread):
+        if thread < 32:
+            cute.arch.cp_async_bulk_wait_group(0)
+
+
+@dataclass
+class HopperProducts(Fixed):
+    """The role of a warpgroup."""
+
+    channels: HopperChannels
+    fragments: HopperFragments
+    epilogue: HopperEpilogue
+    ranges: KeyRanges
+    programs: Sequence[Program]  # for key blocks that need no mask, and for all others
+    turns: IssueTurns  # of the warpgroup, as the bias
+    bias: HopperBias | None
 
     @cute.jit
     def run(self, scheduler, t, thread):
-        """The loop of thread `thread` of the warpgroup of query tile t."""
         queries = self.channels.queries_of(t)
         at, q_at, k_at = scheduler.start(), queries.start(), self.channels.keys.start()
-        b_at = Each() if cutlass.const_expr(self.bias is None) else self.bias.start()
+        b_at = Each() if cutlass.const_expr(self.bias is None) else self.bias.ring.start()
         tile, at = scheduler.take(at)
         self.turns.start()
         while tile.valid == 1:
@@ -127,11 +179,13 @@ class HopperProducts(Fixed):
 
     @cute.jit
     def sum_of_blocks(self, tile, t, thread, q_at: Cursor, at: Cursor, b_at):
-        """Compute O over the key blocks of a tile. q_at: The place of Q. at, b_at: The places of K
-        and of the bias of the first block; returns the next places."""
+        """Compute O over the key blocks of a tile, from the places of K and of the bias on. Returns
+        the next places.
+        """
         keys, x = self.channels.keys, self.fragments
         query = q_at.index * self.channels.roles.tiles + t
-        weigh = self.weights(tile, t, thread)
+        row = tile.row + t * ROWS
+        weigh = HopperWeights(self.ranges, self.programs, tile, row, thread, self.bias)
         x.scale(query, t, thread)
         keys.full.wait(at)
         self.turns.wait()
@@ -140,7 +194,7 @@ class HopperProducts(Fixed):
         warpgroup.wait_group(0)
         keys.empty.arrive_once(at)
         self.scored(tile, t, tile.first, q_at)
-        b_at = weigh.run(S, tile.first * self.cols, b_at)
+        b_at = weigh.run(S, tile.first * self.ranges.cols, b_at)
         replace_operand(x.P, as_operand(S, x.dtype))
         for block in cutlass.range(tile.first + 1, tile.last(t), unroll=1):
             value, at = at.next(), at.next().next()
@@ -153,7 +207,7 @@ class HopperProducts(Fixed):
             warpgroup.wait_group(1)
             keys.empty.arrive_once(at)
             self.scored(tile, t, block, q_at)
-            b_at = weigh.run(S, block * self.cols, b_at)
+            b_at = weigh.run(S, block * self.ranges.cols, b_at)
             following = as_operand(S, x.dtype)
             warpgroup.wait_group(0)
             keys.empty.arrive_once(value)
@@ -167,44 +221,37 @@ class HopperProducts(Fixed):
 
     @cute.jit
     def scored(self, tile, t, block, q_at: Cursor):
-        """Free Q after the last S of a tile, if Q has one buffer and O does not use it.
-
-        So the next Q is loaded while this tile is summed up and stored.
-        """
+        # Q with one buffer that O does not use is free after the last S of a tile. So the next Q is
+        # loaded while this tile is summed up and stored.
         queries = self.channels.queries_of(t)
         if cutlass.const_expr(queries.stages == 1 and not isinstance(queries, Loan)):  # noqa: SIM102 (decided at compile time)
             if block + 1 == tile.last(t):
                 queries.empty.arrive_once(q_at)
 
-    def weights(self, tile: Any, t: Any, thread: Any) -> "HopperWeights":
-        row = tile.row + t * ROWS
-        return HopperWeights(self.ranges, self.programs, tile, row, thread, self.bias)
 
-
+@dataclass
 class HopperWeights(Fixed):
     """Turns scores into weights, in the registers of one thread.
 
-    A thread has two rows, and two neighbouring columns in each 8 (`wgmma`). first: The first query
-    of the tile.
+    A thread has two rows, and two neighbouring columns in each 8 (`wgmma`).
     """
 
-    def __init__(
-        self, ranges: KeyRanges, programs: Sequence[Program], tile: Any, first: Any, thread: Any,
-        bias: HopperBias | None,
-    ) -> None:  # fmt: skip
-        self.ranges, self.tile, self.first, self.bias = ranges, tile, first, bias
-        row = first + first_row(thread)
+    ranges: KeyRanges
+    programs: Sequence[Program]
+    tile: Any
+    first: Any  # the first query of the tile
+    thread: Any
+    bias: HopperBias | None
+
+    def __post_init__(self) -> None:
+        row = self.first + first_row(self.thread)
         self.plain, self.careful = (
-            [Row(program, tile, row + half) for half in (0, 8)] for program in programs
+            [Row(program, self.tile, row + half) for half in (0, 8)] for program in self.programs
         )
-        self.column = thread % 4 * 2
+        self.column = self.thread % 4 * 2
 
     @cute.jit
     def run(self, S, column, b_at):
-        """Turn S of the key block at `column` into weights, in place.
-
-        Returns the next place of its bias.
-        """
         if self.ranges.needs_no_mask(self.tile, self.first, column):
             self.weigh(S, self.plain, column + self.column, None, b_at)
         else:
@@ -213,11 +260,6 @@ class HopperWeights(Fixed):
 
     @cute.jit
     def weigh(self, S, rows, column, end, b_at):
-        """Evaluate the program for all scores of the thread.
-
-        rows: The program for each of the two rows. end: Weights from this key on are set to zero,
-        as program(0) may differ from 0. None: All keys exist.
-        """
         biases = None if self.bias is None else self.bias.of_scores(b_at)
         for r in range_constexpr(0, cute.size(S), 2):
             row, first = rows[r // 2 % 2], column + r // 4 * 8
@@ -226,6 +268,6 @@ class HopperWeights(Fixed):
                 values = {self.bias.number: next(biases)}
             operands = row.fetch(first, 2, values) if cutlass.const_expr(end is None) else {}
             (weight,) = row(Pair(S[r], S[r + 1]), kv_idx, operands, values=values)
-            if cutlass.const_expr(end is not None):
+            if cutlass.const_expr(end is not None):  # program(0) may differ from 0
                 weight = choose(Pair(*(x < end for x in kv_idx.lanes)), weight, 0.0)
             S[r], S[r + 1] = pair(weight).lanes

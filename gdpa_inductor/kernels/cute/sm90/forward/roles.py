@@ -1,11 +1,10 @@
 """The roles of the warps in the forward, and the mbarriers on which they wait for each other."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from cutlass import cute
 
-from ...barriers import Loan, Ring
+from ...barriers import Loan, Ring, initialize
 from ...forward.scheduler import STAGES
 from ...values import Fixed
 from ..config import Sm90Config
@@ -24,7 +23,7 @@ class Roles(Fixed):
 
     @property
     def loads(self) -> int:
-        return 4 * self.tiles
+        return WARPS * self.tiles
 
     @property
     def scheduler(self) -> int:
@@ -35,13 +34,11 @@ class Roles(Fixed):
         return self.loads + 2
 
     @property
-    def warps(self) -> int:
-        """The warps of all roles, and one without a role."""
+    def warps(self) -> int:  # one of them has no role
         return self.loads + 4
 
     @property
-    def readers(self) -> int:
-        """Warps that read the scheduler's records."""
+    def readers(self) -> int:  # of the scheduler's records
         return self.loads + 1
 
     @property
@@ -65,7 +62,7 @@ class HopperChannels(Fixed):
     warp for each tile that has keys.
     """
 
-    def __init__(self, config: Sm90Config, pointer: Any) -> None:
+    def __init__(self, config: Sm90Config, pointer) -> None:
         tiles, stages = config.tiles, config.query_stages // config.tiles
         self.roles = Roles(tiles)
         self.tiles = Ring(pointer, STAGES, 1, self.roles.readers)
@@ -78,12 +75,10 @@ class HopperChannels(Fixed):
         self._bias, self._bias_stages = pointer + 2 * config.key_stages, config.bias_stages
         self.bias = [self.bias_of(t) for t in range(tiles if config.bias_stages else 0)]
 
-    def queries_of(self, t: Any) -> Ring:
-        """queries[t]. t is a Python number or a register."""
+    def queries_of(self, t) -> Ring:  # t is a Python number or a register, here and below
         return self._kind(self._queries + 2 * self._stages * t, self._stages, 1, WARPS)
 
-    def bias_of(self, t: Any) -> Ring:
-        """bias[t]. t is a Python number or a register."""
+    def bias_of(self, t) -> Ring:
         first = self._bias + 2 * self._bias_stages * t
         return Ring(first, self._bias_stages, 1, WARPS)
 
@@ -93,15 +88,11 @@ class HopperChannels(Fixed):
 
     @cute.jit
     def start(self, warp):
-        """Initialise the barriers. All warps may use them after this."""
         if warp == self.roles.scheduler:
-            with cute.arch.elect_one():
-                for channel in (self.tiles, *self.queries, self.keys, *self.bias):
-                    channel.init()
-            cute.arch.mbarrier_init_fence()
+            initialize((self.tiles, *self.queries, self.keys, *self.bias))
         cute.arch.sync_threads()
 
 
-def together(t: Any) -> None:
+def together(t) -> None:
     """The threads of warpgroup t wait for each other."""
     cute.arch.barrier(barrier_id=OWN + t, number_of_threads=WARPGROUP)
