@@ -28,6 +28,13 @@ table(
 )
 
 
+@case(fp64)
+def loop_recurrent_q(q, k, v):
+    for _ in range(3):
+        q = torch.tanh(q @ T(k)) @ v
+    return q
+
+
 def flat():
     """Without heads: the first of each."""
     return tuple(x[:, 0].detach().clone().requires_grad_() for x in frozen())
@@ -59,6 +66,8 @@ table(
 )
 table(
     fp64,
+    product_of_scores=lambda q, k, v: (torch.sigmoid(q @ T(k)) * torch.tanh(k @ T(q))) @ v,
+    scores_plus_scores=lambda q, k, v: F.relu(q @ T(k) + k @ T(q)) @ v,
     linear_attention=lambda q, k, v: F.relu(q) @ (T(F.relu(k)) @ v),
     einsum_three=lambda q, k, v: torch.einsum(
         "bhqk,bhkd,bhqd->bhqd", torch.einsum("bhqd,bhkd->bhqk", q, k).relu(), v, q

@@ -53,6 +53,14 @@ def view_as_real(q, k, v):
     return F.silu(q @ T(k)) @ v
 
 
+@case(fp64)
+def bias_ema_write_after(q, k, v):
+    b = torch.zeros(5, 5, dtype=D64)
+    o = torch.sigmoid(q @ T(k) + b) @ v
+    b += 1
+    return o, b
+
+
 table(
     nothing,
     version_counter=(attended(F.silu)(lambda o: (o, o._version, o.is_leaf, o.requires_grad)), fp64),
