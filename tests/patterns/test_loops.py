@@ -53,5 +53,5 @@ def test_a_loop_of_items_is_named_with_what_to_change():
     q, k, v = (torch.randn(total, 2, 4) for _ in range(3))
     offsets = offsets_of(LENGTHS)
     report = gdpa_inductor.explain(by_items, profit=False)(q, k, v, offsets)
-    told = [*report.skipped_frames, *report.graph_breaks]
-    assert any("cu_seqlens" in entry.advice for entry in told), str(report)
+    messages = [*report.skipped_frames, *report.graph_breaks]
+    assert any("cu_seqlens" in entry.advice for entry in messages), str(report)

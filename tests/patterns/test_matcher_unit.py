@@ -175,10 +175,10 @@ def test_nothing_is_executed():
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            found = function(*args, **(kwargs or {}))
-            made = [found] if isinstance(found, torch.Tensor) else []
-            assert all(t.numel() < 2 or type(t) is not torch.Tensor for t in made), function
-            return found
+            actual = function(*args, **(kwargs or {}))
+            result = [actual] if isinstance(actual, torch.Tensor) else []
+            assert all(t.numel() < 2 or type(t) is not torch.Tensor for t in result), function
+            return actual
 
     recorder = Recorder()
 

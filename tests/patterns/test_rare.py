@@ -61,8 +61,8 @@ def test_gradients_that_are_not_finite(name):
     recorder = Recorder()
     compiled = torch.compile(attention, backend=recorder, fullgraph=True)
     for coming in (torch.inf, torch.nan):
-        wanted, found = (gradients(function, given, coming) for function in (attention, compiled))
-        for want, got in zip(wanted, found, strict=True):
+        wanted, actual = (gradients(function, given, coming) for function in (attention, compiled))
+        for want, got in zip(wanted, actual, strict=True):
             assert torch.equal(want.isfinite(), got.isfinite()), (coming, want, got)
     assert recorder.matches
 
@@ -75,8 +75,8 @@ def test_the_slope_of_relu_at_a_score_that_is_no_number(name):
         given[-1][4, 2] = torch.nan
     recorder = Recorder()
     compiled = torch.compile(attention, backend=recorder, fullgraph=True)
-    wanted, found = (gradients(function, given, 1.0) for function in (attention, compiled))
-    torch.testing.assert_close(found, wanted, equal_nan=True)
+    wanted, actual = (gradients(function, given, 1.0) for function in (attention, compiled))
+    torch.testing.assert_close(actual, wanted, equal_nan=True)
     assert recorder.matches
 
 

@@ -69,11 +69,11 @@ def test_a_look_up_behind_a_call_of_einops():
         return F.silu(q @ k.mT + rearrange(F.embedding(NEAR, table))) @ v
 
     function, recorder = compiled(model)
-    given = [torch.randn(1, H, N, 8, requires_grad=True) for _ in range(3)]
-    given.append(torch.randn(7, H, requires_grad=True))
-    found = [x for f in (function, model) for x in torch.autograd.grad(f(*given).sum(), given)]
+    inputs = [torch.randn(1, H, N, 8, requires_grad=True) for _ in range(3)]
+    inputs.append(torch.randn(7, H, requires_grad=True))
+    actual = [x for f in (function, model) for x in torch.autograd.grad(f(*inputs).sum(), inputs)]
     assert look_ups(recorder) == 1
-    torch.testing.assert_close(found[:4], found[4:], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual[:4], actual[4:], rtol=1e-4, atol=1e-4)
 
 
 def look_ups(recorder: Recorder, regions: int = 1) -> int:
@@ -103,8 +103,8 @@ def test_a_learned_table_in_16_bits_is_looked_up_by_the_operator(lookup):
     out = fused(q, k, v, table, INDEX)
     assert look_ups(recorder) == 1
     bias = lookup(table, INDEX)
-    given = torch.randn_like(out)
-    out.backward(given)
+    inputs = torch.randn_like(out)
+    out.backward(inputs)
     wanted = lookup(table.detach().double().requires_grad_(), INDEX)
     assert torch.equal(bias.double(), wanted)
     assert table.grad is not None and table.grad.dtype == torch.bfloat16
@@ -196,12 +196,12 @@ def test_a_table_that_is_much_looked_at(lookup, dtype):
     out, bias = fused(q, k, v, table, NEAR)
     assert look_ups(recorder) == 1
     assert torch.equal(bias, lookup(table, NEAR)) and bias.dtype == dtype
-    given = torch.randn_like(out)
-    (found,) = torch.autograd.grad(out, table, given)
+    inputs = torch.randn_like(out)
+    (actual,) = torch.autograd.grad(out, table, inputs)
     exact = [x.detach().double().requires_grad_() for x in (q, k, v, table)]
-    (wanted,) = torch.autograd.grad(attention(*exact, NEAR)[0], exact[-1], given.double())
+    (wanted,) = torch.autograd.grad(attention(*exact, NEAR)[0], exact[-1], inputs.double())
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float64: 1e-12}[dtype]
-    assert (found.double() - wanted).norm() <= tolerance * wanted.norm()
+    assert (actual.double() - wanted).norm() <= tolerance * wanted.norm()
 
 
 def test_sizes_that_vary():
@@ -222,9 +222,9 @@ def test_sizes_that_vary():
         torch._dynamo.mark_dynamic(times, 1)
         out, wanted = fused(q, k, v, table, times), attention(q, k, v, table, times)
         torch.testing.assert_close(out, wanted)
-        given = torch.randn_like(out)
-        found, exact = (torch.autograd.grad(x, table, given) for x in (out, wanted))
-        torch.testing.assert_close(found, exact)
+        inputs = torch.randn_like(out)
+        actual, exact = (torch.autograd.grad(x, table, inputs) for x in (out, wanted))
+        torch.testing.assert_close(actual, exact)
     assert look_ups(recorder) == 1
 
 
