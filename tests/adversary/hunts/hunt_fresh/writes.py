@@ -101,10 +101,6 @@ def distances(q, k, v, t):
     return torch.sigmoid(q @ T(k) + t[i[:, None] - i + 4]) @ v
 
 
-def chosen(q, k, v, b):
-    return torch.where(b > 0, torch.tanh(q @ T(k)), 0.0) @ v
-
-
 def chosen_or_bias(q, k, v, b):
     return torch.where(b.detach() > 0, torch.tanh(q @ T(k)), b) @ v
 

@@ -3,15 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import (
-    Programs,
-    after,
-    normal,
-    nothing,
-    of_scores,
-    qkv,
-    square,
-)
+from ..rows import Programs, after, normal, nothing, of_scores, qkv, square
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table

@@ -3,14 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import (
-    D64,
-    Programs,
-    ikv,
-    normal,
-    of_scores,
-    square,
-)
+from ..rows import D64, Programs, ikv, normal, of_scores, square
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table

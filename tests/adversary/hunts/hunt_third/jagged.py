@@ -132,17 +132,3 @@ table(
         lambda s, o: F.silu(s) * columns(within(l - 1)) * rows(within(l - 1).flip(0))
     )(q, k, v, ends(l)),
 )
-
-
-def nested(*fills):
-    """Keys and values may have offsets of their own."""
-
-    def program(q, k, v, o, kv=None):
-        kv = o if kv is None else kv
-        a, b, c = (
-            torch.nested.nested_tensor_from_jagged(x, p).to_padded_tensor(fill).transpose(1, 2)
-            for x, p, fill in zip((q, k, v), (o, kv, kv), fills)
-        )
-        return torch.sigmoid(a @ b.mT) @ c
-
-    return program

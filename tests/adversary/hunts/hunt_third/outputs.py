@@ -1,16 +1,9 @@
-"""Several outputs, factories, numbers, closures, known forms of attention."""
+"""Several outputs, factories, known forms of attention."""
 
 import torch
 import torch.nn.functional as F
 
-from ..rows import (
-    Programs,
-    ikv,
-    nothing,
-    of_scores,
-    scored,
-    square,
-)
+from ..rows import Programs, ikv, nothing, of_scores, scored, square
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table

@@ -3,16 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import (
-    D64,
-    INF,
-    Programs,
-    ikv,
-    nothing,
-    of_scores,
-    square,
-    values,
-)
+from ..rows import D64, INF, Programs, ikv, nothing, of_scores, square, values
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table

@@ -8,7 +8,6 @@ from ..rows import (
     Programs,
     after,
     ikv,
-    leaves,
     normal,
     of_scores,
     plus,
@@ -108,11 +107,6 @@ def input_bias_is_written_with_the_scores(q, k, v, bias):
     with torch.no_grad():
         bias.lerp_(s.detach().mean((0, 1)), 0.1)
     return F.silu(s) @ v
-
-
-def cache():
-    shapes = [(2, 2, 1, 4), (2, 2, 8, 4), (2, 2, 8, 4)]
-    return (*leaves(*shapes, dtype=D64, grad=False), torch.tensor(3))
 
 
 @case(LENGTHS)
