@@ -63,7 +63,7 @@ WRITES: dict[str, Callable] = {
 
 def difference(between: Callable) -> tuple[float, int]:
     """From eager, of the rewritten graph run eagerly; how many regions were rewritten."""
-    actual = []
+    regions = []
 
     def model(x, k, v):
         dt = distributed(x)
@@ -73,7 +73,7 @@ def difference(between: Callable) -> tuple[float, int]:
         return F.silu(scores) @ v
 
     def backend(gm, inputs):
-        actual.extend(rewrite_graph(gm, options=Options(profit=False)).matches)
+        regions.extend(rewrite_graph(gm, options=Options(profit=False)).matches)
         return gm.forward
 
     torch._dynamo.reset()
@@ -82,7 +82,7 @@ def difference(between: Callable) -> tuple[float, int]:
         function(*(x.clone() for x in operands))
         for function in (model, torch.compile(model, backend=backend))
     )
-    return (want - got).abs().max().item(), len(actual)
+    return (want - got).abs().max().item(), len(regions)
 
 
 @pytest.mark.parametrize(

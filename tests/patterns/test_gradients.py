@@ -261,11 +261,11 @@ def test_operand_changed_after_a_part_under_autocast():
     program = torch.export.export(model, tuple(arguments))
     changed, report = gdpa_inductor.rewrite(program, profit=False)
     assert len(report.matches) == 1
-    actual = []
+    gradients = []
     for module in (program.module(), changed.module()):
         module(*arguments).sum().backward()
-        actual.append(module.query.grad)
-    torch.testing.assert_close(*actual)
+        gradients.append(module.query.grad)
+    torch.testing.assert_close(*gradients)
 
 
 # Numbers

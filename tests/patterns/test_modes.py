@@ -239,14 +239,14 @@ def test_module_trains_as_in_eager(layers):
     recorder = Recorder()
     compiled = torch.compile(model, backend=recorder, fullgraph=True)
     x = torch.randn(2, 5, 8, dtype=torch.float64)
-    actual = []
+    gradients = []
     for module in (model, compiled):
         model.zero_grad()
         module(x).square().sum().backward()
-        actual.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
     assert len(recorder.matches) == layers, recorder.why()
-    for name, grad in actual[0].items():
-        torch.testing.assert_close(actual[1][name], grad, rtol=1e-10, atol=1e-10)
+    for name, grad in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], grad, rtol=1e-10, atol=1e-10)
 
 
 def test_inference_mode():

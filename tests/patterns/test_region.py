@@ -17,15 +17,15 @@ SHAPES = {"q": (2, 3, 5, 4), "k": (2, 3, 7, 4), "v": (2, 3, 7, 6)}
 
 def graph_of(function, dynamic: bool = False, **shapes) -> HostGraph:
     """The one graph of a function of tensors."""
-    actual = []
+    graphs = []
 
     def capture(gm, inputs):
-        actual.append(HostGraph.of(gm.graph, Ambient.of(gm.graph)))
+        graphs.append(HostGraph.of(gm.graph, Ambient.of(gm.graph)))
         return gm.forward
 
     operands = {name: torch.randn(shape) for name, shape in (shapes or SHAPES).items()}
     torch.compile(function, backend=capture, fullgraph=True, dynamic=dynamic)(**operands)
-    return actual[0]
+    return graphs[0]
 
 
 def region_of(function, through=Through.VIEWS | Through.MASKS, **shapes) -> Region:

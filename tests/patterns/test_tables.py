@@ -103,8 +103,7 @@ def test_a_learned_table_in_16_bits_is_looked_up_by_the_operator(lookup):
     out = fused(q, k, v, table, INDEX)
     assert look_ups(recorder) == 1
     bias = lookup(table, INDEX)
-    inputs = torch.randn_like(out)
-    out.backward(inputs)
+    out.backward(torch.randn_like(out))
     wanted = lookup(table.detach().double().requires_grad_(), INDEX)
     assert torch.equal(bias.double(), wanted)
     assert table.grad is not None and table.grad.dtype == torch.bfloat16
@@ -196,10 +195,10 @@ def test_a_table_that_is_much_looked_at(lookup, dtype):
     out, bias = fused(q, k, v, table, NEAR)
     assert look_ups(recorder) == 1
     assert torch.equal(bias, lookup(table, NEAR)) and bias.dtype == dtype
-    inputs = torch.randn_like(out)
-    (actual,) = torch.autograd.grad(out, table, inputs)
+    cotangent = torch.randn_like(out)
+    (actual,) = torch.autograd.grad(out, table, cotangent)
     exact = [x.detach().double().requires_grad_() for x in (q, k, v, table)]
-    (wanted,) = torch.autograd.grad(attention(*exact, NEAR)[0], exact[-1], inputs.double())
+    (wanted,) = torch.autograd.grad(attention(*exact, NEAR)[0], exact[-1], cotangent.double())
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float64: 1e-12}[dtype]
     assert (actual.double() - wanted).norm() <= tolerance * wanted.norm()
 
@@ -222,8 +221,8 @@ def test_sizes_that_vary():
         torch._dynamo.mark_dynamic(times, 1)
         out, wanted = fused(q, k, v, table, times), attention(q, k, v, table, times)
         torch.testing.assert_close(out, wanted)
-        inputs = torch.randn_like(out)
-        actual, exact = (torch.autograd.grad(x, table, inputs) for x in (out, wanted))
+        cotangent = torch.randn_like(out)
+        actual, exact = (torch.autograd.grad(x, table, cotangent) for x in (out, wanted))
         torch.testing.assert_close(actual, exact)
     assert look_ups(recorder) == 1
 
