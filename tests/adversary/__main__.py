@@ -32,22 +32,27 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--device", default="cpu", help="with --compiled: cpu or cuda")
     parser.add_argument("--print", type=int, nargs="*", dest="printed", metavar="SEED")
-    given = parser.parse_args(argv)
-    if given.printed is not None:
-        for seed in given.printed:
-            print(generate(seed), run_seed(seed, given.judge), sep="\n", end="\n\n")
+    operands = parser.parse_args(argv)
+    if operands.printed is not None:
+        for seed in operands.printed:
+            print(generate(seed), run_seed(seed, operands.judge), sep="\n", end="\n\n")
         return 0
     one = run_seed
-    if given.compiled:
+    if operands.compiled:
         from .compiled import run_compiled
 
-        one = partial(run_compiled, device=given.device)
+        one = partial(run_compiled, device=operands.device)
     start = time.time()
-    seeds = list(range(given.start, given.start + given.seeds))
-    if given.only or given.without:
-        seeds = [seed for seed in seeds if chosen(seed, given.only, given.without)]
+    seeds = list(range(operands.start, operands.start + operands.seeds))
+    if operands.only or operands.without:
+        seeds = [seed for seed in seeds if chosen(seed, operands.only, operands.without)]
     outcomes = run_range(
-        seeds, given.judge, given.workers, given.json, lambda x: show(x, given.show), one
+        seeds,
+        operands.judge,
+        operands.workers,
+        operands.json,
+        lambda x: show(x, operands.show),
+        one,
     )
     print(report(outcomes, time.time() - start))
     return int(any(x.status in ("wrong", "crash") for x in outcomes))

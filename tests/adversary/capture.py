@@ -58,20 +58,20 @@ class Form:
 
 def rewritten(gm: torch.fx.GraphModule, options: Options) -> Form:
     """A copy of the graph, rewritten under these options."""
-    made, before, guards = copy_graph(gm), text_of(gm), _guard_count()
-    form = Form(made, before)
+    built, before, guards = copy_graph(gm), text_of(gm), _guard_count()
+    form = Form(built, before)
     try:
-        result = rewrite_graph(made, options=options)
-        made.graph.lint()
-        made.recompile()
+        result = rewrite_graph(built, options=options)
+        built.graph.lint()
+        built.recompile()
     except Exception as error:
         form.crash = error
         return form
-    form.after = text_of(made)
+    form.after = text_of(built)
     form.matches, form.rejections = tuple(result.matches), tuple(result.rejections)
     form.guards_added = _guard_count() - guards
     if options.verify and result.matches:
-        form.run = verified(made.forward, copy_graph(gm), result)
+        form.run = verified(built.forward, copy_graph(gm), result)
     return form
 
 

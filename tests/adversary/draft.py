@@ -57,10 +57,10 @@ class Draft:
 
     def snapshot(self) -> Callable[[], None]:
         """What brings the draft back to what it is now."""
-        kept = copy.deepcopy({k: v for k, v in vars(self).items() if k != "random"})
+        stored = copy.deepcopy({k: v for k, v in vars(self).items() if k != "random"})
 
         def restore() -> None:
-            vars(self).update(kept)
+            vars(self).update(stored)
 
         return restore
 

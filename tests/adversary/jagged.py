@@ -46,13 +46,13 @@ def write_jagged(draft: Draft) -> None:
 
 
 def _sizes(draft: Draft) -> tuple[tuple[int, ...], int, int]:
-    given = draft.settled.get("given_offsets")
+    inputs = draft.settled.get("given_offsets")
     lengths = draft.fact(
         "lengths", tuple(draft.random.randint(1, 6) for _ in range(draft.pick(1, 2, 3)))
     )
-    total = max(given) if given else sum(lengths)
+    total = max(inputs) if inputs else sum(lengths)
     total += draft.fact("slack", 0)
-    count = len(given) - 1 if given else len(lengths)
+    count = len(inputs) - 1 if inputs else len(lengths)
     n = draft.fact("padding", max((*lengths, 4)))
     draft.sizes = {"b": count, "h": draft.pick(1, 2), "n": n, "m": n}
     draft.sizes |= {"d": draft.pick(2, 4), "e": draft.pick(2, 4)}
@@ -64,14 +64,14 @@ def _operands(draft: Draft, lengths: tuple[int, ...], total: int) -> None:
     facts = draft.settled.get("facts", {})
     for name, width in (("q", "d"), ("k", "d"), ("v", "e")):
         draft.operand(name, total, z["h"], z[width], **facts.get(name, {}))
-    given = draft.settled.get("given_offsets")
-    if given:
-        draft.operand("offsets", len(given), kind="int64", values=given, grad=False)
+    inputs = draft.settled.get("given_offsets")
+    if inputs:
+        draft.operand("offsets", len(inputs), kind="int64", values=inputs, grad=False)
     else:
         draft.operand("lens", len(lengths), kind="int64", values=lengths, grad=False)
     q, v = draft.fact("q_source", "q"), draft.v
     draft.emit(f"total, h, d = {q}.shape", f"e = {v}.shape[-1]", f"n = m = {z['n']}")
-    draft.emit(f"b = {'offsets.numel() - 1' if given else 'lens.numel()'}")
+    draft.emit(f"b = {'offsets.numel() - 1' if inputs else 'lens.numel()'}")
 
 
 def _offsets(draft: Draft) -> None:
@@ -106,9 +106,9 @@ def _for(draft: Draft, name: str) -> str:
 
 
 def _mask(draft: Draft) -> None:
-    made = draft.settled.get("mask")
-    if made is not None:
-        name = made(draft)
+    result = draft.settled.get("mask")
+    if result is not None:
+        name = result(draft)
     elif "lens" in draft.operands and draft.fact("masked_by_lengths", draft.coin(0.4)):
         draft.emit("mask = torch.arange(m) < lens[:, None, None, None]")
         name = "mask"

@@ -105,9 +105,9 @@ def observe(
                 seen[f"output {i} requires grad"] = value.requires_grad
         if program.before_backward:
             exec(program.before_backward, {"torch": torch, **operands})
-        asked = [x for x in returned if torch.is_tensor(x) and x.requires_grad]
-        if asked:
-            torch.autograd.backward(asked, [_weighting(x, i) for i, x in enumerate(asked)])
+        requested = [x for x in returned if torch.is_tensor(x) and x.requires_grad]
+        if requested:
+            torch.autograd.backward(requested, [_weighting(x, i) for i, x in enumerate(requested)])
     for operand in program.operands:
         value = operands[operand.name]
         seen[f"{operand.name} afterwards"] = value.detach().clone()
@@ -127,8 +127,8 @@ def placed(
         if operand.place == "parameter":
             known = module._parameters.get(operand.name)
             if known is None:
-                made = torch.nn.Parameter(value.detach().clone(), requires_grad=operand.grad)
-                module.register_parameter(operand.name, made)
+                result = torch.nn.Parameter(value.detach().clone(), requires_grad=operand.grad)
+                module.register_parameter(operand.name, result)
             else:
                 known.data.copy_(value.detach())
                 known.grad = None

@@ -131,18 +131,18 @@ def make_operands(
     program: Program, dtype: torch.dtype, *, second: bool = False
 ) -> dict[str, torch.Tensor]:
     """Fresh operands: floats are drawn in fp64, rounded to the program's dtype, then cast."""
-    made: dict[str, torch.Tensor] = {}
+    result: dict[str, torch.Tensor] = {}
     drawn_in = FLOATING[program.dtype]
     for operand in program.operands:
         if operand.base:
-            made[operand.name] = eval(operand.view, {"torch": torch, **made})
+            result[operand.name] = eval(operand.view, {"torch": torch, **result})
             continue
         shape = program.second.get(operand.name, operand.shape) if second else operand.shape
         value = values_of(operand, shape, program.seed)
         if operand.kind == "float":
             value = value.to(drawn_in).to(dtype)
-        made[operand.name] = value.to(program.device).requires_grad_(operand.grad)
-    return made
+        result[operand.name] = value.to(program.device).requires_grad_(operand.grad)
+    return result
 
 
 def on_device(source: str, device: str) -> str:
@@ -163,8 +163,8 @@ class _OnDevice(ast.NodeTransformer):
         called = node.func
         if not isinstance(called, ast.Attribute) or not isinstance(called.value, ast.Name):
             return node
-        given = {keyword.arg for keyword in node.keywords}
-        if called.value.id == "torch" and called.attr in self.MAKERS and "device" not in given:
+        inputs = {keyword.arg for keyword in node.keywords}
+        if called.value.id == "torch" and called.attr in self.MAKERS and "device" not in inputs:
             node.keywords.append(ast.keyword("device", ast.Constant(self.device)))
         return node
 

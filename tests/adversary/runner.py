@@ -203,13 +203,13 @@ def _export_door(program: Program, judge: str, outcome: Outcome) -> None:
         outcome.status, outcome.fault = "dynamo", f"export alone: {plain}"
         return
     for name, options in judged_options(judge).items():
-        given = {k: v for k, v in asdict(options).items() if v is not None}
+        inputs = {k: v for k, v in asdict(options).items() if v is not None}
         matches: int = 0
         try:
-            made, report = rewrite(exported, **given)
+            built, report = rewrite(exported, **inputs)
             matches = len(report.matches)
             outcome.codes = [r.code.name for r in report.rejections]
-            fault = difference(program, call(made.module()), eager)
+            fault = difference(program, call(built.module()), eager)
             status = "wrong" if fault else "right"
             if "INVALID_REWRITE" in outcome.codes and not fault:
                 status, fault = "wrong", "INVALID_REWRITE"
@@ -248,13 +248,13 @@ def run_range(
 
 def read(path: Path) -> dict[int, Outcome]:
     """What a results file holds, by seed. A line that was cut off is left out."""
-    found = {}
+    actual = {}
     if path.exists():
         for line in path.read_text().splitlines():
             with contextlib.suppress(json.JSONDecodeError, TypeError):
                 outcome = Outcome(**json.loads(line))
-                found[outcome.seed] = outcome
-    return found
+                actual[outcome.seed] = outcome
+    return actual
 
 
 def _outcomes(todo: list[int], judge: str, workers: int, one: Callable) -> Iterator[Outcome]:
@@ -265,10 +265,10 @@ def _outcomes(todo: list[int], judge: str, workers: int, one: Callable) -> Itera
     context = multiprocessing.get_context("spawn")
     most = 1600 if one is run_seed else 8 if any(map(_spoils, todo)) else 100
     with context.Pool(workers, initializer=_quiet, maxtasksperchild=most) as pool:
-        found = pool.imap_unordered(_guarded, list(jobs.values()))
+        actual = pool.imap_unordered(_guarded, list(jobs.values()))
         while jobs:
             try:
-                outcome = found.next(timeout=_patience(one))
+                outcome = actual.next(timeout=_patience(one))
             except multiprocessing.TimeoutError:  # a process died, and its job with it
                 break
             del jobs[outcome.seed]
@@ -295,13 +295,13 @@ def _alone(job: tuple[int, str, Callable]) -> Outcome:
     for status, target, args in (("eager", reference, (program,)), ("crash", _guarded, (job,))):
         with concurrent.futures.ProcessPoolExecutor(1, context, _quiet) as pool:
             try:
-                found = pool.submit(target, *args).result()
+                actual = pool.submit(target, *args).result()
             except concurrent.futures.process.BrokenProcessPool:
                 fault = "the process died"
                 return Outcome.of(program, status, fault)
             except Exception:  # eager raises: the program itself tells
                 continue
-    return found
+    return actual
 
 
 def _quiet() -> None:

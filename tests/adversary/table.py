@@ -20,8 +20,8 @@ def report(outcomes: Iterable[Outcome], seconds: float = 0.0) -> str:
         f"exact: {len(exact)} ({len(exact) / max(1, len(counted)):.0%}), rewritten {share:.1%}",
     ]
     for name in sorted({n for x in outcomes for n in x.forms}):
-        found = Counter(x.forms[name][0] for x in outcomes if name in x.forms)
-        lines.append(f"form {name}: {dict(found)}")
+        actual = Counter(x.forms[name][0] for x in outcomes if name in x.forms)
+        lines.append(f"form {name}: {dict(actual)}")
     if seconds:
         lines.append(f"{len(outcomes) / seconds:.1f} programs/s")
     return "\n".join([*lines, "", by_hostility(outcomes), "", refused(exact)])

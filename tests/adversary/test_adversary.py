@@ -39,8 +39,8 @@ def test_nothing_is_wrong(seeds):
 
 
 def test_every_hostility_is_generated():
-    found = {name for program in corpus() for name in program.hostilities}
-    assert found == {h.name for h in HOSTILITIES}
+    actual = {name for program in corpus() for name in program.hostilities}
+    assert actual == {h.name for h in HOSTILITIES}
 
 
 def test_two_fifths_are_exact():
@@ -50,9 +50,9 @@ def test_two_fifths_are_exact():
 
 def test_every_hostility_is_frequent():
     """In 20,000 programs each is drawn 250 times; here in proportion, less what chance takes."""
-    found = Counter(name for program in corpus() for name in program.hostilities)
+    actual = Counter(name for program in corpus() for name in program.hostilities)
     rare = {
-        name: count for name, count in found.items() if count < 0.75 * 250 * len(CORPUS) / 20_000
+        name: count for name, count in actual.items() if count < 0.75 * 250 * len(CORPUS) / 20_000
     }
     assert not rare
 
@@ -85,11 +85,11 @@ def test_the_text_of_a_seed_does_not_change(request):
         "print(hashlib.sha256(''.join(str(generate(s)) for s in range(200)).encode()).hexdigest())"
     )
     digest = hashlib.sha256("".join(map(str, corpus()[:200])).encode()).hexdigest()
-    found = subprocess.run(
+    actual = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=request.config.rootpath,
         env={"PYTHONHASHSEED": "7", "PATH": ""}, check=True,
     )  # fmt: skip
-    assert found.stdout.strip() == digest
+    assert actual.stdout.strip() == digest
 
 
 WRONG = """
@@ -112,7 +112,7 @@ def test_padding_in_fp64_is_fbgemm_s(n):
     """What stands for FBGEMM where its programs run in fp64: values, gradients, rows cut off."""
     pytest.importorskip("fbgemm_gpu")
     values, offsets = torch.randn(9, 2), [torch.tensor([0, 4, 4, 8])]
-    found = []
+    actual = []
     for pad, unpad in (
         (torch.ops.fbgemm.jagged_to_padded_dense, torch.ops.fbgemm.dense_to_jagged),
         (judging._padded, judging._unpadded),
@@ -120,8 +120,8 @@ def test_padding_in_fp64_is_fbgemm_s(n):
         leaf = values.clone().requires_grad_()
         padded = pad(leaf, offsets, [n], 2.0)
         out = unpad(padded * padded, offsets, 9)[0]
-        found.append((padded, out, *torch.autograd.grad(out.sum(), leaf)))
-    for theirs, ours in zip(*found):
+        actual.append((padded, out, *torch.autograd.grad(out.sum(), leaf)))
+    for theirs, ours in zip(*actual):
         assert torch.equal(theirs, ours)
 
 

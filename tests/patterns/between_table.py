@@ -16,58 +16,8 @@ def scale_on_query(q, k, v):
 
 
 @fuse(**HEADS)
-def scale_on_both(q, k, v):
-    return F.silu((q * 4**-0.25) @ (k * 4**-0.25).mT) @ v
-
-
-@fuse(**HEADS)
 def scale_on_scores(q, k, v):
     return F.silu(q @ k.mT / math.sqrt(q.shape[-1])) @ v
-
-
-@fuse(**HEADS)
-def scale_by_python_int(q, k, v):
-    return (F.silu(3 * (q @ k.mT)) / 7) @ v
-
-
-@fuse(**HEADS)
-def scale_by_size(q, k, v):
-    return F.silu(q @ k.mT) / q.shape[2] @ v
-
-
-@fuse(**HEADS)
-def scale_by_reciprocal_of_size(q, k, v):
-    return F.silu(q @ k.mT) * (1.0 / k.shape[2]) @ v
-
-
-@fuse(**HEADS, scale="")
-def scale_zero_dim_parameter(q, k, v, scale):
-    return F.silu(q @ k.mT * scale) @ v
-
-
-@fuse(**HEADS, scale="1")
-def scale_one_element_parameter(q, k, v, scale):
-    return F.silu(scale * (q @ k.mT)) @ v
-
-
-@fuse(**HEADS, scale="const: ")
-def scale_buffer(q, k, v, scale):
-    return F.silu(q @ k.mT / scale) @ v
-
-
-@fuse(**HEADS, scale="h 1 1")
-def scale_per_head_parameter(q, k, v, scale):
-    return F.silu(q @ k.mT * scale.exp()) @ v
-
-
-@fuse(**HEADS, inner="", outer="h 1 1")
-def scale_before_and_after(q, k, v, inner, outer):
-    return (F.silu(q @ k.mT * inner) * outer) @ v
-
-
-@fuse(**HEADS, n="scalar: n")
-def scale_by_int_argument(q, k, v, n):
-    return F.silu(q @ k.mT) / n @ v
 
 
 @fuse(**SINGLE)
@@ -75,19 +25,9 @@ def divide_before_activation(q, k, v):
     return F.relu(q @ k.mT / q.shape[1]) ** 2 @ v
 
 
-@fuse(**HEADS, rab="b n m")
-def bias_then_scale(q, k, v, rab):
-    return F.silu(0.25 * (q @ k.mT + rab.unsqueeze(1))) @ v
-
-
 @fuse(varies=True, **HEADS, length="count: b 1 1 1")
 def divisor_integers_per_batch(q, k, v, length):
     return F.silu(q @ k.mT) / length @ v
-
-
-@fuse(varies=True, **HEADS, divisor="positive: n 1")
-def divisor_per_row(q, k, v, divisor):
-    return F.silu(q @ k.mT) / divisor @ v
 
 
 @fuse(varies=True, **HEADS, divisor="positive: b 1 n 1")
@@ -108,24 +48,9 @@ def divisor_over_rows_by_view(q, k, v, attn_scale):
 # Biases
 
 
-@fuse(**HEADS, bias="n m")
-def bias_of_positions(q, k, v, bias):
-    return F.silu(q @ k.mT + bias) @ v
-
-
-@fuse(varies=True, **HEADS, bias="1 n m")
-def bias_with_leading_one(q, k, v, bias):
-    return F.silu(q @ k.mT + bias) @ v
-
-
 @fuse(**HEADS, bias="h n m")
 def bias_per_head(q, k, v, bias):
     return F.silu(q @ k.mT + bias) @ v
-
-
-@fuse(varies=True, **HEADS, bias="b n m")
-def bias_per_batch_unsqueezed(q, k, v, bias):
-    return F.silu(q @ k.mT + bias.unsqueeze(1)) @ v
 
 
 @fuse(varies=True, **HEADS, bias="b h n m")
@@ -138,29 +63,9 @@ def bias_per_key(q, k, v, bias):
     return F.silu(q @ k.mT + bias) @ v
 
 
-@fuse(**HEADS, bias="n 1")
-def bias_per_row(q, k, v, bias):
-    return F.silu(q @ k.mT + bias) @ v
-
-
-@fuse(**HEADS, bias="")
-def bias_number(q, k, v, bias):
-    return torch.sigmoid(q @ k.mT + bias) @ v
-
-
 @fuse(varies=True, **HEADS, bias="n m h")
 def bias_permuted(q, k, v, bias):
     return F.silu(q @ k.mT + bias.permute(2, 0, 1)) @ v
-
-
-@fuse(**HEADS, bias="h n m")
-def bias_expanded(q, k, v, bias):
-    return F.silu(q @ k.mT + bias.expand(q.shape[0], -1, -1, -1)) @ v
-
-
-@fuse(**HEADS, position="h n m", time="const: b n m")
-def bias_sum_of_two(q, k, v, position, time):
-    return F.silu(q @ k.mT + (position + time[:, None])) @ v
 
 
 @fuse(**HEADS, bias="h n m")
@@ -179,13 +84,6 @@ def bias_toeplitz_of_a_learned_table(q, k, v, table):
 def bias_alibi(q, k, v, slopes):
     far = (torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])).abs()
     return torch.sigmoid(q @ k.mT - slopes * far) @ v
-
-
-@fuse(**HEADS, bias="h n m")
-def bias_in_place(q, k, v, bias):
-    s = q @ k.mT
-    s += bias
-    return F.silu(s) @ v
 
 
 @fuse(varies=True, **HEADS, bias="h n m", mask="bool: b 1 n m")
@@ -214,15 +112,6 @@ def clones_and_contiguous(q, k, v):
 
 
 @fuse(**HEADS)
-def casts_to_float_and_back(q, k, v):
-    return (
-        F.silu((q @ k.mT).float()).to(q.dtype) @ v
-        if q.dtype != torch.float64
-        else F.silu(q @ k.mT) @ v
-    )
-
-
-@fuse(**HEADS)
 def casts_to_own_type(q, k, v):
     return F.silu((q @ k.mT).to(q.dtype)).type_as(v).type(v.dtype) @ v
 
@@ -235,19 +124,9 @@ def dead_uses_of_scores(q, k, v):
     return F.silu(s) @ v
 
 
-@fuse(**HEADS, gate="b h n e")
-def gated_and_normed_output(q, k, v, gate):
-    return F.layer_norm(F.silu(q @ k.mT) @ v, (6,)) * gate
-
-
 @either(**HEADS)
 def multiplied_by_its_own_constant(q, k, v):
     return (F.silu(q @ k.mT) * torch.tensor([0.5, 1.0, 2.0], dtype=q.dtype).view(3, 1, 1)) @ v
-
-
-@fuse(**HEADS, other="b h n m")
-def gated_by_a_tensor(q, k, v, other):
-    return (F.silu(q @ k.mT) * torch.sigmoid(other)) @ v
 
 
 @fuse(**HEADS, kinds="bool: h 1 1")
@@ -306,11 +185,6 @@ def clamp_between_tensors(q, k, v, low, high):
 @fuse(**HEADS, low="n m")
 def clamp_from_a_tensor(q, k, v, low):
     return torch.clamp(q @ k.mT, min=low) @ v
-
-
-@fuse(**HEADS)
-def clamp_between_sizes(q, k, v):
-    return F.silu(torch.clamp(q @ k.mT, -q.shape[2], k.shape[2])) @ v
 
 
 @fuse(**HEADS)

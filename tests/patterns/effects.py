@@ -27,14 +27,14 @@ def run(function, operands, training=True, between=lambda *operands: None):
     with torch.set_grad_enabled(training):
         outputs = function(*own)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    found = [x.detach().clone() for x in outputs]
+    actual = [x.detach().clone() for x in outputs]
     tensors = [x for x in own if torch.is_tensor(x)]
-    found += [x.detach().clone() for x in tensors]
+    actual += [x.detach().clone() for x in tensors]
     between(*own)
-    asked = [x for x in outputs if x.requires_grad]
-    if asked:
-        torch.autograd.backward(asked, [torch.full_like(x, 0.1) for x in asked])
-    return found + [x.grad for x in tensors]
+    requested = [x for x in outputs if x.requires_grad]
+    if requested:
+        torch.autograd.backward(requested, [torch.full_like(x, 0.1) for x in requested])
+    return actual + [x.grad for x in tensors]
 
 
 def same(mine, theirs):

@@ -91,25 +91,10 @@ def segments_changed_caller(q, k, v, i):
     return torch.where(i[:, None, :, None] == i[:, None, None, :], F.silu(q @ k.mT), 0.0) @ v
 
 
-@case(lambda: [*heads(), torch.tensor(2.0)], between=lambda q, k, v, c: c.add_(1))
-def scale_changed_caller(q, k, v, c):
-    return F.silu(q @ k.mT + c) @ v
-
-
 @case(lambda: [*heads(), torch.randn(H)], between=lambda q, k, v, c: c.add_(1))
 def slopes_changed_caller(q, k, v, c):
     i = torch.arange(N)
     return F.silu(q @ k.mT + c[:, None, None] * (i[:, None] - i)) @ v
-
-
-@case(lambda: [*heads(), torch.randn(N, M)], between=lambda q, k, v, c: c.data.zero_())
-def bias_data_changed_caller(q, k, v, c):
-    return F.silu(q @ k.mT + c) @ v
-
-
-@case(lambda: [*heads(), torch.randn(H, N, M)], between=lambda q, k, v, c: c.zero_())
-def large_bias_changed_caller(q, k, v, c):
-    return F.silu(q @ k.mT + c) @ v
 
 
 @case(lambda: [*heads()[:2], torch.randn(B, H, M, D)], between=lambda q, k, v: v.data.zero_())
@@ -141,17 +126,6 @@ def bn_stats_after(q, k, v, m, s, x):
     o = F.silu(q @ k.mT + m) @ v
     y = F.batch_norm(x, m, s, training=True)
     return o + y.sum()
-
-
-@case(lambda: [drawn(B, H, N, D, dtype=BF16), drawn(B, H, M, D), drawn(B, H, M, D)])
-def ckpt_nested_write(q, k, v):
-    y = q.float()
-
-    def body(y, k, v):
-        return F.silu(y @ k.mT) @ v
-
-    y.mul_(0.5)
-    return checkpoint(body, y, k, v, use_reentrant=False)
 
 
 @case(lambda: [*heads(), LENGTHS])
@@ -205,30 +179,8 @@ def mask_and_written(q, k, v, l):
 
 
 @case(heads, "GRAD_MODE")
-def set_data_like(q, k, v):
-    s = q @ k.mT
-    s.data.copy_(F.relu(s.data))
-    return (s * 2) @ v
-
-
-@case(heads, "GRAD_MODE")
 def detach_then_view_write(q, k, v):
     s = (q @ k.mT).view(B * H, N, M)
     d = s.detach()
     d[0].zero_()
     return (F.relu(s * 2).view(B, H, N, M)) @ v
-
-
-@case(heads, "GRAD_MODE")
-def inplace_on_detached_weights(q, k, v):
-    w = F.silu(q @ k.mT).detach()
-    w.mul_(2.0)
-    return w @ v
-
-
-@case(heads, "GRAD_MODE")
-def detach_reassign_part(q, k, v):
-    s = q @ k.mT
-    t = s.detach()
-    t.mul_(2.0)
-    return F.relu(t) @ v

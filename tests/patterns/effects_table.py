@@ -28,14 +28,6 @@ def nograd_bmm3_inplace(q, k, v):
     return o
 
 
-@case(lambda: [drawn(B, N, H, D) for _ in range(3)])
-def output_inplace_grad(q, k, v):
-    o = torch.einsum("bhnm,bmhd->bnhd", F.silu(torch.einsum("bnhd,bmhd->bhnm", q, k)), v)
-    o.mul_(v.mean())
-    o[:, 0] = 0
-    return o
-
-
 @case(lambda: heads())
 def ckpt_alias(q, k, v):
     x = torch.cat([q, k], -1)
@@ -64,22 +56,6 @@ def ckpt_alias_mut(x, v):
     return checkpoint(body, x[..., :D], x[..., D:], v, use_reentrant=False)
 
 
-@case(
-    lambda: [drawn(B, H, N, 2 * D, grad=False), drawn(B, H, M, D, grad=False)],
-    "MUTATED_OPERAND",
-    **INFERENCE,
-)
-def ckpt_alias_mut2(x, v):
-    x = x * 1.0
-
-    def body(a, b, x, v):
-        w = F.silu(a @ b.mT)
-        x.mul_(3.0)
-        return w @ v
-
-    return checkpoint(body, x[..., :D], x[..., D:], x, v, use_reentrant=False)
-
-
 @case(lambda: [*heads(), torch.rand(N, M) > 0.5])
 def mask_int_written(q, k, v, m):
     i = m.to(torch.int64)
@@ -95,21 +71,6 @@ def arange_written(q, k, v, l):
     m2 = m.clone()
     m2[0] = True
     return torch.where(m2, F.silu(q @ k.mT), 0.0) @ v
-
-
-@case(lambda: [*heads(), LENGTHS])
-def arange_written_between(q, k, v, l):
-    a = torch.arange(M)
-    m = a < l[:, None, None, None]
-    a.add_(2)
-    return torch.where(m, F.silu(q @ k.mT), 0.0) @ v
-
-
-@case(lambda: [*heads(), LENGTHS])
-def lens_written_between(q, k, v, l):
-    m = torch.arange(M) < l[:, None, None, None]
-    l.add_(1)
-    return torch.where(m, F.silu(q @ k.mT), 0.0) @ v
 
 
 @case(lambda: [*heads(), drawn(H)])
@@ -141,33 +102,6 @@ def half_up_down(q, k, v):
     return F.silu(y @ k.mT) @ v
 
 
-@case(lambda: heads(torch.bfloat16))
-def same_dtype_to(q, k, v):
-    y = q.to(torch.bfloat16)
-    z = y * 1
-    z2 = z.to(torch.bfloat16)
-    z2.mul_(0.5)
-    return F.silu(z @ k.mT) @ v
-
-
-@case(lambda: heads())
-def contiguous_alias_leaf(q, k, v):
-    z = q * 1.0
-    c = z.contiguous()
-    r = z.reshape(B, H, N, D)
-    c.mul_(0.5)
-    return F.silu(r @ k.mT) @ v
-
-
-@case(lambda: heads())
-def aliases_between(q, k, v):
-    z = k * 1.0
-    r = z.transpose(1, 2).reshape(B, M, H * D)
-    s = q @ z.mT
-    r.mul_(0.5)
-    return F.silu(s) @ v + r.view(B, M, H, D).transpose(1, 2)
-
-
 @case(lambda: heads())
 def detach_leaf_written(q, k, v):
     z = q * 1.0
@@ -181,14 +115,6 @@ def data_leaf_written_before(q, k, v):
     zd = z.data
     zd[..., 0] = 0
     return F.relu(z @ k.mT) @ v
-
-
-@case(lambda: heads(), "GRAD_MODE")
-def grad_mode_inplace(q, k, v):
-    s = q @ k.mT
-    with torch.no_grad():
-        s.mul_(0.5)
-    return F.relu(s) @ v
 
 
 @case(lambda: heads())
@@ -205,14 +131,6 @@ def masked_scatter_detach(q, k, v):
     d = s.detach().clone()
     d.mul_(2.0)
     return F.relu(s + d) @ v
-
-
-@case(lambda: heads())
-def two_regions_dead(q, k, v):
-    s = q @ k.mT
-    a = F.silu(s) @ v
-    F.relu(s) @ v
-    return a
 
 
 @case(lambda: heads())
@@ -241,21 +159,9 @@ def item_alias(q, k, v, c):
     return o
 
 
-@case(lambda: [*heads(), torch.tensor(2.0)])
-def item_param_scaled(q, k, v, c):
-    c2 = c * 3
-    x = c2.item()
-    return F.silu(q @ k.mT * x) @ v
-
-
 @case(lambda: [*heads(), torch.tensor(2.0, requires_grad=True)])
 def item_both(q, k, v, c):
     return F.silu(q @ k.mT * c.item() * c + c.item()) @ v
-
-
-@case(lambda: [*heads(), torch.tensor([2.0, 3.0], requires_grad=True)])
-def item_elem(q, k, v, c):
-    return F.silu(q @ k.mT * c[0].item() / c[1].item()) @ v
 
 
 @case(lambda: [*heads(), torch.tensor([2.0, 3.0])], "MUTATED_OPERAND")
@@ -281,14 +187,6 @@ def bias_detach_(q, k, v, b):
 
 
 @case(lambda: [*heads(), drawn(B, H, N, M)], "MUTATED_OPERAND")
-def bias_data_between(q, k, v, b):
-    c = b * 1.0
-    s = q @ k.mT + c
-    c.data.zero_()
-    return F.silu(s) * c @ v
-
-
-@case(lambda: [*heads(), drawn(B, H, N, M)], "MUTATED_OPERAND")
 def bias_data_after(q, k, v, b):
     c = b * 1.0
     o = F.silu((q @ k.mT) * c) @ v
@@ -296,25 +194,10 @@ def bias_data_after(q, k, v, b):
     return o
 
 
-@case(lambda: [*heads(), drawn(M, grad=False)])
-def scale_data_after(q, k, v, b):
-    o = F.silu((q @ k.mT) + b) @ v
-    b.data.zero_()
-    return o
-
-
 @case(lambda: [*heads(), drawn(M, grad=False)], "MUTATED_OPERAND")
 def scale_data_after_saved(q, k, v, b):
     o = F.silu((q @ k.mT) * b) @ v
     b.data.zero_()
-    return o
-
-
-@case(lambda: [drawn(B, H, N, D), drawn(B, H, M, D, grad=False), drawn(B, H, M, D)])
-def q_data_after(q, k, v):
-    q = q * 1.0
-    o = F.silu(q @ k.mT) @ v
-    q.data.zero_()
     return o
 
 
@@ -342,31 +225,3 @@ def zeros_like_copy(q, k, v):
     z.copy_(s)
     z.data.mul_(2.0)
     return F.relu(z) @ v
-
-
-@case(lambda: heads())
-def set_grad_wrap(q, k, v):
-    with torch.no_grad():
-        k2 = k * 1.0
-        k2.mul_(2)
-    return F.silu(q @ k2.mT) @ v
-
-
-@case(lambda: heads())
-def out_alias_after(q, k, v):
-    o = F.silu(q @ k.mT) @ v
-    p = o.view(-1)
-    p.mul_(2.0)
-    o2 = o.transpose(1, 2).reshape(B, N, H * D)
-    o2.add_(1.0)
-    return o, o2
-
-
-@case(lambda: [drawn(B, N, H, D) for _ in range(3)])
-def out_alias_after2(q, k, v):
-    o = torch.einsum("bhnm,bmhd->bnhd", F.silu(torch.einsum("bnhd,bmhd->bhnm", q, k)), v)
-    o2 = o.reshape(B, N, H * D)
-    o2.add_(1.0)
-    o3 = o.contiguous()
-    o3.mul_(2.0)
-    return o, o2, o3

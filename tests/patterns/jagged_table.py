@@ -363,9 +363,9 @@ def padded_without_gradient(q, k, v, offsets, n):
 @jagged("q", "MUTATED_OPERAND")
 def values_changed_after_padding(q, k, v, offsets, n):
     v = v * 1.0
-    held = pad(v, offsets, n)
+    stored = pad(v, offsets, n)
     v.mul_(2.0)
-    return unpad(attend(pad(q, offsets, n), pad(k, offsets, n), held), offsets, q.shape[0]), v
+    return unpad(attend(pad(q, offsets, n), pad(k, offsets, n), stored), offsets, q.shape[0]), v
 
 
 @jagged("q", "JAGGED_OPERAND")

@@ -14,11 +14,6 @@ def mask_causal_multiplied(q, k, v):
     return F.silu(q @ k.mT) * q.new_ones(n, n).tril() @ v
 
 
-@fuse(**HEADS, mask="zero_one: n m")
-def mask_of_floats(q, k, v, mask):
-    return F.silu(q @ k.mT) * mask @ v
-
-
 @fuse(**HEADS, mask="int: b 1 n m")
 def mask_of_integers(q, k, v, mask):
     return F.silu(q @ k.mT) * mask @ v
@@ -43,11 +38,6 @@ def mask_product_of_two(q, k, v, rows, columns):
 @fuse(varies=True, **HEADS, padding="bool: b m")
 def mask_of_key_padding(q, k, v, padding):
     return F.silu(q @ k.mT).masked_fill(~padding[:, None, None, :], 0) @ v
-
-
-@fuse(**HEADS, mask="bool: n m")
-def mask_where(q, k, v, mask):
-    return torch.where(mask, torch.sigmoid(q @ k.mT), 0) @ v
 
 
 @fuse(**SELF)
@@ -86,13 +76,6 @@ def mask_of_targets_and_context(q, k, v, lengths, targets):
     mask = torch.logical_or(mask, (rows - columns) > 0)
     mask = torch.logical_or(mask, torch.logical_and(rows == 0, columns < last.unsqueeze(-1)))
     return F.silu(q @ k.mT) * mask.unsqueeze(1) @ v
-
-
-@fuse(**HEADS, mask="bool: n m")
-def mask_filled_in_place(q, k, v, mask):
-    p = F.silu(q @ k.mT)
-    p.masked_fill_(mask, 0)
-    return p @ v
 
 
 @fuse(varies=True, **HEADS, ids="int: m", own="int: n")
@@ -137,26 +120,6 @@ def mask_that_cuts(q, k, v):
 
 
 # Masks before it
-
-
-@fuse(**HEADS, mask="bool: b 1 n m")
-def premask_fill_zero(q, k, v, mask):
-    return torch.sigmoid((q @ k.mT).masked_fill(mask, 0)) @ v
-
-
-@fuse(**HEADS, mask="bool: n m")
-def premask_fill_1e4(q, k, v, mask):
-    return F.relu((q @ k.mT).masked_fill(mask, -1e4)) @ v
-
-
-@fuse(**HEADS, mask="bool: n m")
-def premask_fill_leaky(q, k, v, mask):
-    return F.leaky_relu((q @ k.mT).masked_fill(mask, -1e4)) @ v
-
-
-@fuse(**HEADS, mask="bool: n m")
-def premask_fill_30(q, k, v, mask):
-    return F.silu(torch.where(mask, q @ k.mT, -30.0)) @ v
 
 
 @fuse(varies=True, **HEADS, mask="bool: n m")

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from tests.patterns.rows import HEADS, SELF, SINGLE, either, fuse, refuse
+from tests.patterns.rows import HEADS, SELF, either, fuse, refuse
 
 
 @fuse(varies=True, **HEADS, e="n m d")
@@ -22,29 +22,14 @@ def transformer_xl(q, k, v, r):
     return F.silu((q @ k.mT + bias) * d**-0.5) @ v
 
 
-@fuse(varies=True, **HEADS, other="b h m d")
-def conformer_without_softmax(q, k, v, other):
-    return F.silu(q @ k.mT + q @ other.mT) @ v
-
-
 @fuse(**HEADS, left="h n 2", right="h 2 m")
 def low_rank_bias(q, k, v, left, right):
     return torch.sigmoid(left @ right + q @ k.mT) @ v
 
 
-@fuse(**SINGLE, left="b n d", right="b m d")
-def gate_by_another_product(q, k, v, left, right):
-    return (F.silu(q @ k.mT) * torch.sigmoid(left @ right.mT)) @ v
-
-
 @fuse(**HEADS, q2="b h n d", k2="b h m d")
 def difference_of_two_weights(q, k, v, q2, k2):
     return (F.silu(q @ k.mT) - 0.5 * F.silu(q2 @ k2.mT)) @ v
-
-
-@fuse(**HEADS, left="b h n d", right="b h m d", third="b h m d")
-def three_products(q, k, v, left, right, third):
-    return F.silu(q @ k.mT + left @ right.mT + left @ third.mT) @ v
 
 
 @fuse(**HEADS, other="b h m d")

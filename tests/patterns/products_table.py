@@ -16,20 +16,10 @@ def at_sign_transpose(q, k, v):
 
 
 @fuse(**HEADS)
-def matmul_mt(q, k, v):
-    return torch.matmul(F.silu(torch.matmul(q, k.mT)), v)
-
-
-@fuse(**HEADS)
 def assigned_in_place(q, k, v):
     p = F.silu(q @ k.mT)
     p @= v  # a new tensor
     return p
-
-
-@fuse(**HEADS)
-def method_permute(q, k, v):
-    return F.silu(q.matmul(k.permute(0, 1, 3, 2))).matmul(v)
 
 
 @fuse(**HEADS)
@@ -42,40 +32,10 @@ def key_stored_transposed(q, k, v):
     return F.silu(q @ k) @ v
 
 
-@fuse(varies=True, **SINGLE)
-def bmm_three_dims(q, k, v):
-    return torch.bmm(F.silu(torch.bmm(q, k.transpose(1, 2))), v)
-
-
-@fuse(**SINGLE)
-def matmul_three_dims(q, k, v):
-    return F.relu(q @ k.mT / q.shape[-1]) @ v
-
-
 @fuse(**BNHD)
 def einsum_bnhd(q, k, v):
     p = F.silu(torch.einsum("bnhd,bmhd->bhnm", q, k))
     return torch.einsum("bhnm,bmhd->bnhd", p, v)
-
-
-@fuse(q="b n h*d", k="b m h*d", v="b m h*e")
-def einsum_on_views(q, k, v):
-    b, n, m = q.shape[0], q.shape[1], k.shape[1]
-    q, k, v = q.view(b, n, 3, 4), k.view(b, m, 3, 4), v.view(b, m, 3, 6)
-    p = F.silu(torch.einsum("bnhd,bmhd->bhnm", q, k))
-    return torch.einsum("bhnm,bmhd->bnhd", p, v).reshape(b, n, 18)
-
-
-@fuse(**HEADS)
-def einsum_bhid(q, k, v):
-    p = F.silu(torch.einsum("bhid,bhjd->bhij", q, k))
-    return torch.einsum("bhij,bhjd->bhid", p, v)
-
-
-@fuse(**SINGLE)
-def einsum_spaced(q, k, v):
-    p = F.relu(torch.einsum("b i d, b j d -> b i j", q, k)) ** 2
-    return torch.einsum("b i j, b j d -> b i d", p, v)
 
 
 @fuse(varies=True, q="b g h n d", k="b g h m d", v="b g h m e")
@@ -96,18 +56,6 @@ def matmul_five_dims_permuted(q, k, v):
     return (F.silu(q @ k.mT) @ v).transpose(2, 3)
 
 
-@fuse(q="b h n d", k="b m d", v="b m e")
-def multi_query_einsum(q, k, v):
-    p = F.silu(torch.einsum("bhid,bjd->bhij", q, k))
-    return torch.einsum("bhij,bjd->bhid", p, v)
-
-
-@fuse(q="b h n d", k="b m d", v="b m e", bias="h n m", mask="bool: b 1 n m")
-def multi_query_with_head_bias(q, k, v, bias, mask):
-    s = torch.einsum("bhid,bjd->bhij", q, k) + bias
-    return torch.einsum("bhij,bjd->bhid", F.silu(s) * mask, v)
-
-
 @fuse(varies=True, q="b h n d", k="b m d", v="b m e")
 def multi_query_by_broadcast(q, k, v):
     return F.silu(q @ k.unsqueeze(1).mT) @ v[:, None]
@@ -117,16 +65,6 @@ def multi_query_by_broadcast(q, k, v):
 def seeds_shared_by_the_batch(q, k, v):
     p = F.gelu(torch.einsum("nhd,bmhd->bhnm", q, k) * 0.5, approximate="tanh")
     return torch.einsum("bhnm,bmhd->bnhd", p, v)
-
-
-@fuse(varies=True, q="h n d", k="b h m d", v="b h m e")
-def seeds_by_broadcast(q, k, v):
-    return F.gelu(q @ k.mT) @ v
-
-
-@fuse(varies=True, q="b h n d", k="h m d", v="h m e")
-def weights_shared_by_the_batch(q, k, v):
-    return F.gelu(q @ k.mT) @ v
 
 
 @fuse(q="b h n d", k="b h m d", v="h m e")
@@ -199,23 +137,12 @@ def baddbmm_without_its_bias(q, k, v, bias):
     return torch.bmm(F.silu(torch.baddbmm(bias, q, k.mT, beta=0, alpha=0.5)), v)
 
 
-@fuse(**HEADS)
-def folded_heads(q, k, v):
-    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
-    return torch.bmm(F.silu(torch.bmm(q, k.transpose(1, 2))), v).unflatten(0, (-1, 3))
-
-
 @fuse(**HEADS, bias="b h n m")
 def folded_heads_unfolded_for_the_bias(q, k, v, bias):
     b, h, n, m = bias.shape
     s = torch.bmm(q.reshape(b * h, n, 4), k.reshape(b * h, m, 4).mT)
     p = F.silu(s.view(b, h, n, m) + bias)
     return torch.bmm(p.view(b * h, n, m), v.reshape(b * h, m, 6)).view(b, h, n, 6)
-
-
-@fuse(varies=True, **HEADS, decay="h n m")
-def three_operand_einsum_with_decay(q, k, v, decay):
-    return torch.einsum("bhnm,bhme->bhne", torch.einsum("bhnd,bhmd,hnm->bhnm", q, k, decay), v)
 
 
 @fuse(**SELF)
@@ -246,20 +173,9 @@ def one_projection(x, w):
     return (F.silu(q @ k.mT / math.sqrt(4)) @ v).transpose(1, 2).flatten(2)
 
 
-@fuse(x="b n 6", wq="12 6", wk="12 6", wv="12 6", wo="6 12")
-def projections_around(x, wq, wk, wv, wo):
-    q, k, v = (F.linear(x, w).unflatten(-1, (3, 4)).transpose(1, 2) for w in (wq, wk, wv))
-    return x + F.linear((F.silu(q @ k.mT) @ v).transpose(1, 2).flatten(2), wo)
-
-
 @fuse(varies=True, x="b h n d")
 def query_is_key_is_value(x):
     return F.silu(x @ x.mT) @ x
-
-
-@fuse(varies=True, q="b h n d", kv="b h m d")
-def key_is_value(q, kv):
-    return F.silu(q @ kv.mT) @ kv
 
 
 @fuse(varies=True, regions=2, **HEADS, other="b h n d")
@@ -281,11 +197,6 @@ def keys_sliced_before(q, k, v):
 @either(**HEADS)
 def loop_over_heads(q, k, v):
     return torch.stack([F.silu(q[:, i] @ k[:, i].mT) @ v[:, i] for i in range(3)], dim=1)
-
-
-@either(**HEADS)
-def identity_without_anything(q, k, v):
-    return (q @ k.mT) @ v
 
 
 @leave(**HEADS)
@@ -324,11 +235,6 @@ def linear_with_values_for_a_weight(q, k, v):
 @leave(q="1 n d", weight="m d", other="e m")
 def linear_with_a_scaled_weight(q, weight, other):
     return F.linear(F.silu(F.linear(q, weight * 2)), other * 3)
-
-
-@fuse(**HEADS)
-def same_product_written_twice(q, k, v):
-    return (q @ k.mT) * torch.sigmoid(q @ k.mT) @ v
 
 
 @fuse(**HEADS)

@@ -21,11 +21,6 @@ def softmax(q, k, v):
     return F.softmax(q @ k.mT / 2, dim=-1) @ v
 
 
-@refuse(*NORMALISED, **HEADS, mask="zero_one: n m")
-def softmax_then_mask(q, k, v, mask):
-    return torch.softmax(q @ k.mT, -1) * mask @ v
-
-
 @refuse(*NORMALISED, **HEADS)
 def softmax_over_queries(q, k, v):
     return (q @ k.mT).softmax(dim=-2) @ v
@@ -36,11 +31,6 @@ def softmax_by_hand(q, k, v):
     s = q @ k.mT
     p = torch.exp(s - s.amax(-1, keepdim=True))
     return p / p.sum(-1, keepdim=True) @ v
-
-
-@refuse(*NORMALISED, **HEADS)
-def softmax_after_sigmoid(q, k, v):
-    return F.softmax(torch.sigmoid(q @ k.mT), -1) @ v
 
 
 @refuse(*NORMALISED, **HEADS)
@@ -61,25 +51,9 @@ def row_mean(q, k, v):
 
 
 @refuse(*NORMALISED, **HEADS)
-def row_l1(q, k, v):
-    return F.normalize(F.silu(q @ k.mT), p=1.0, dim=-1) @ v
-
-
-@refuse(*NORMALISED, **HEADS)
-def row_l2(q, k, v):
-    return F.normalize(q @ k.mT, dim=-1) @ v
-
-
-@refuse(*NORMALISED, **HEADS)
 def column_norm(q, k, v):
     p = F.relu(q @ k.mT)
     return p / p.norm(dim=-2, keepdim=True).clamp(min=1e-3) @ v
-
-
-@refuse(*NORMALISED, **HEADS)
-def rms_norm_of_weights(q, k, v):
-    p = F.relu(q @ k.mT)
-    return p * torch.rsqrt(p.square().mean(-1, keepdim=True) + 0.1) @ v
 
 
 @refuse(*NORMALISED, **HEADS)
@@ -118,7 +92,7 @@ def keys_rolled(q, k, v):
     return torch.roll(F.silu(q @ k.mT), 1, -1) @ v
 
 
-@refuse(*MIXED, varies=True, q="b h n d", k="b h n d", v="b h n e")
+@refuse("CROSS_ELEMENT", varies=True, q="b h n d", k="b h n d", v="b h n e")
 def scores_plus_their_transpose(q, k, v):
     s = q @ k.mT
     return F.silu(s + s.mT) @ v
@@ -144,21 +118,9 @@ def convolved_scores(q, k, v, kernel):
 
 
 @refuse(*ESCAPES, **HEADS)
-def weights_returned(q, k, v):
-    p = F.silu(q @ k.mT)
-    return p @ v, p
-
-
-@refuse(*ESCAPES, **HEADS)
 def scores_returned(q, k, v):
     s = q @ k.mT
     return F.silu(s) @ v, s
-
-
-@refuse(*ESCAPES, **HEADS)
-def weights_in_a_loss(q, k, v):
-    p = F.silu(q @ k.mT)
-    return p @ v, p.square().mean()
 
 
 @refuse(*ESCAPES, **HEADS)
@@ -167,23 +129,10 @@ def weights_added_to_the_output(q, k, v):
     return p @ v + p.sum(-1, keepdim=True)
 
 
-@refuse(*ESCAPES, **HEADS)
-def weights_in_a_dictionary_of_views(q, k, v):
-    p = F.silu(q @ k.mT)
-    first = p[:, 0]
-    return p @ v, first.mT
-
-
 @refuse(*ESCAPES, *NORMALISED, **HEADS)
 def softmax_plus_relu_of_one_score(q, k, v):
     s = q @ k.mT
     return s.softmax(-1) @ v + F.relu(s) ** 2 @ v
-
-
-@either(**HEADS, other="b h m e")
-def weights_used_twice(q, k, v, other):
-    p = F.silu(q @ k.mT)
-    return p @ v, p @ other
 
 
 @leave(**HEADS)
@@ -191,49 +140,13 @@ def indexer_without_values(q, k, v):
     return F.relu(q @ k.mT).sum(1), v * 2
 
 
-@leave(**HEADS)
-def scores_alone(q, k, v):
-    return F.silu(q @ k.mT), v.sin()
-
-
 # Where the letter counts
-
-
-@fuse(**HEADS, mask="bool: n m")
-def fill_1e9_after(q, k, v, mask):
-    return F.silu(q @ k.mT).masked_fill(mask, -1e9) @ v
-
-
-@fuse(**HEADS, mask="bool: n m")
-def sigmoid_with_zero_fill_before(q, k, v, mask):
-    return torch.sigmoid((q @ k.mT).masked_fill(mask, 0.0)) @ v
-
-
-@either(**HEADS, mask="bool: n m")
-def silu_of_minus_infinity(q, k, v, mask):
-    """NaN wherever eager has it."""
-    return F.silu((q @ k.mT).masked_fill(mask, float("-inf"))) @ v
-
-
-@either(**HEADS, mask="bool: n m")
-def sigmoid_of_minus_infinity(q, k, v, mask):
-    return torch.sigmoid((q @ k.mT).masked_fill(mask, float("-inf"))) @ v
-
-
-@fuse(**HEADS)
-def clamp_cuts_the_gradient(q, k, v):
-    return F.silu((q @ k.mT * 20).clamp(-30, 30)) @ v
 
 
 @either(**HEADS)
 def straight_through(q, k, v):
     s = q @ k.mT
     return (s + (F.relu(s) - s).detach()) @ v
-
-
-@either(**HEADS)
-def detached_scores(q, k, v):
-    return F.silu((q @ k.mT).detach()) @ v
 
 
 @either(varies=True, **SELF)
@@ -251,11 +164,6 @@ def head_dim_beyond_the_fused_kernels(q, k, v):
     return F.silu(q @ k.mT) @ v
 
 
-@either(varies=True, x="b n d", up="d 3*h", down="3*h d")
-def feed_forward(x, up, down):
-    return F.relu(x @ up) @ down
-
-
 @either(x="n d", up="3*h d", down="d 3*h")
 def feed_forward_linear(x, up, down):
     return F.linear(F.gelu(F.linear(x, up)), down)
@@ -264,11 +172,6 @@ def feed_forward_linear(x, up, down):
 @either(varies=True, x="g n d", up="g d m", down="g m d")
 def experts(x, up, down):
     return torch.bmm(F.relu(torch.bmm(x, up)), down)
-
-
-@either(varies=True, **HEADS)
-def one_query(q, k, v):
-    return F.silu(q[:, :, :1] @ k.mT) @ v
 
 
 @either(varies=True, **SINGLE)
@@ -317,11 +220,6 @@ def heads_contracted_too(q, k, v):
 @refuse("POINTWISE_OP", **HEADS)
 def complementary_error_function(q, k, v):
     return torch.erfc(q @ k.mT) @ v
-
-
-@refuse("POINTWISE_OP", **HEADS)
-def arc_tangent(q, k, v):
-    return torch.atan(q @ k.mT) @ v
 
 
 @refuse("POINTWISE_OP", **HEADS)

@@ -107,15 +107,19 @@ def judge(
     function: Callable,
     specs: Mapping[str, str] = HEADS,
     *,
+    operands: Mapping[str, object] | None = None,
     training: bool = True,
     dtype: torch.dtype = torch.float64,
     fullgraph: bool = True,
+    dynamic: bool | None = None,
     **tolerance: float,
 ) -> Recorder:
-    """Compile with the recorder and compare with eager; the recorder."""
+    """Compile with the recorder and compare with eager; the recorder. operands: in place of those
+    of the specs.
+    """
     recorder = Recorder()
-    compiled = torch.compile(function, backend=recorder, fullgraph=fullgraph)
-    operands = make_operands(specs, SIZES, dtype=dtype)
+    compiled = torch.compile(function, backend=recorder, fullgraph=fullgraph, dynamic=dynamic)
+    operands = operands or make_operands(specs, SIZES, dtype=dtype)
     fault = compare(function, compiled, operands, training=training, **tolerance)
     assert not fault, f"{fault}\n{recorder.graphs[-1].after}"
     assert all(graph.untouched for graph in recorder.graphs if not graph.matches)

@@ -20,11 +20,6 @@ def rows_by_a_learned_sum(q, k, v, scale):
     return torch.einsum("bhij,bhik->bhij", F.silu(q @ k.mT), scale) @ v
 
 
-@fuse(**HEADS, scale="n d")
-def rows_by_a_sum_that_heads_share(q, k, v, scale):
-    return torch.einsum("bhij,ik->bhij", F.silu(q @ k.mT), scale) @ v
-
-
 @fuse(**HEADS, scale="b h m d")
 def keys_by_a_sum_in_front(q, k, v, scale):
     return torch.einsum("bhjk,bhij->bhij", scale, F.silu(q @ k.mT)) @ v
@@ -61,17 +56,6 @@ def transposed_by_the_same_einsum(q, k, v, scale):
 def rows_by_a_trace(q, k, v, scale):
     """A letter that one operand has twice is a diagonal, which is summed."""
     return torch.einsum("bhij,ikk->bhij", F.silu(q @ k.mT), scale) @ v
-
-
-@fuse(**HEADS, scale="const: n d")
-def rows_by_a_sum_without_gradient(q, k, v, scale):
-    return torch.einsum("bhij,ik->bhij", F.silu(q @ k.mT), scale.detach()) @ v
-
-
-@fuse(**HEADS, scale="n d")
-def rows_by_a_sum_that_two_operands_are(q, k, v, scale):
-    p = torch.einsum("bhij,ik->bhij", F.silu(q @ k.mT), scale)
-    return torch.einsum("bhij,ik->bhij", p, scale.sin()) @ v
 
 
 @leave(varies=True, **HEADS, x="b h n d")

@@ -26,7 +26,7 @@ def test_names_are_unique_and_jagged_ones_first():
 
 def rewritten(function, monkeypatch, **shapes):
     """What a function is rewritten to, and how often a region of it was traced."""
-    traced, found = [], []
+    traced, results = [], []
     trace = plan.shadow.trace
 
     def counted(*args):
@@ -34,13 +34,13 @@ def rewritten(function, monkeypatch, **shapes):
         return trace(*args)
 
     def compiler(gm, inputs):
-        found.append(rewrite_graph(gm, options=ALWAYS))
+        results.append(rewrite_graph(gm, options=ALWAYS))
         return gm.forward
 
     monkeypatch.setattr(plan.shadow, "trace", counted)
     operands = {name: torch.randn(shape) for name, shape in (shapes or SHAPES).items()}
     torch.compile(function, backend=compiler, fullgraph=True)(**operands)
-    return found[0], len(traced)
+    return results[0], len(traced)
 
 
 def test_a_region_is_traced_once(monkeypatch):

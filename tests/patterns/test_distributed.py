@@ -63,7 +63,7 @@ WRITES: dict[str, Callable] = {
 
 def difference(between: Callable) -> tuple[float, int]:
     """From eager, of the rewritten graph run eagerly; how many regions were rewritten."""
-    found = []
+    regions = []
 
     def model(x, k, v):
         dt = distributed(x)
@@ -73,16 +73,16 @@ def difference(between: Callable) -> tuple[float, int]:
         return F.silu(scores) @ v
 
     def backend(gm, inputs):
-        found.extend(rewrite_graph(gm, options=Options(profit=False)).matches)
+        regions.extend(rewrite_graph(gm, options=Options(profit=False)).matches)
         return gm.forward
 
     torch._dynamo.reset()
-    given = [torch.randn(2, 2, 40, 16) for _ in range(3)]
+    operands = [torch.randn(2, 2, 40, 16) for _ in range(3)]
     want, got = (
-        function(*(x.clone() for x in given))
+        function(*(x.clone() for x in operands))
         for function in (model, torch.compile(model, backend=backend))
     )
-    return (want - got).abs().max().item(), len(found)
+    return (want - got).abs().max().item(), len(regions)
 
 
 @pytest.mark.parametrize(

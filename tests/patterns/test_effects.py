@@ -156,10 +156,10 @@ class Written(torch.nn.Module):
 def test_upcast_that_is_written_into_in_an_export():
     torch.manual_seed(0)
     q, k, v = heads(grad=False)
-    given = (q.bfloat16(), k, v)
-    program, report = gdpa_inductor.rewrite(torch.export.export(Written(), given), profit=False)
+    operands = (q.bfloat16(), k, v)
+    program, report = gdpa_inductor.rewrite(torch.export.export(Written(), operands), profit=False)
     assert len(report.matches) == 1
-    torch.testing.assert_close(program.module()(*given), Written()(*given))
+    torch.testing.assert_close(program.module()(*operands), Written()(*operands))
 
 
 def test_default_options():
@@ -346,8 +346,8 @@ def values():
 @pytest.mark.parametrize("offsets", CHANGED)
 def test_a_mask_by_lengths_that_changed_offsets_do_not_have(offsets):
     def attention(q, k, v, lengths):
-        made = offsets(lengths)
-        return jagged(q, k, v, made, made, own(lengths))
+        result = offsets(lengths)
+        return jagged(q, k, v, result, result, own(lengths))
 
     recorder = fused(attention, [*values(), torch.tensor([20, 26, 14])])
     (match,) = recorder.matches

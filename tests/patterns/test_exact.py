@@ -35,8 +35,8 @@ DECLARED = "a0:f[b,q_idx]; a1:f[b,kv_idx]; a2:i[b]; "
     ],
 )
 def test_conditions_that_round(text: str, fragile: str | None):
-    found = fragile_condition(ScoreMod.parse(DECLARED + text).weight)
-    assert (None if found is None else formula(found)) == fragile
+    actual = fragile_condition(ScoreMod.parse(DECLARED + text).weight)
+    assert (None if actual is None else formula(actual)) == fragile
 
 
 N = 320  # positions past 256 tie in bf16
@@ -115,6 +115,6 @@ def test_large_integers_round_to_fp32_beside_fp64_scores():
     at = 1_700_000_000 + torch.randint(0, 60, (2, 40)).cumsum(1)
     torch._dynamo.reset()
     recorder = Recorder()
-    found = torch.compile(attention, backend=recorder)(q, k, v, at)
+    actual = torch.compile(attention, backend=recorder)(q, k, v, at)
     assert recorder.matches
-    torch.testing.assert_close(found, attention(q, k, v, at))
+    torch.testing.assert_close(actual, attention(q, k, v, at))

@@ -23,8 +23,8 @@ def rewritten(function, operands, decomposed=False):
     program = torch.export.export(Model(function), (), operands)
     if decomposed:
         program = program.run_decompositions({})
-    made, report = gdpa_inductor.rewrite(program, profit=False)
-    return made.module(), report
+    result, report = gdpa_inductor.rewrite(program, profit=False)
+    return result.module(), report
 
 
 def _cases() -> list:
@@ -38,9 +38,9 @@ def _cases() -> list:
 def test_idiom(row: Row) -> None:
     made_up = make_operands(row.specs, SIZES)
     operands = {x: t.detach() if torch.is_tensor(t) else t for x, t in made_up.items()}
-    made, report = rewritten(row.function, operands)
+    result, report = rewritten(row.function, operands)
     assert len(report.matches) == row.regions, str(report)
-    torch.testing.assert_close(made(**operands), row.function(**operands))
+    torch.testing.assert_close(result(**operands), row.function(**operands))
 
 
 def causal(query, key, value):
@@ -61,12 +61,12 @@ def test_an_assertion_beside_a_cast_of_the_output_keeps_no_rows_padded(decompose
         out = cast(*padded).float()
         return torch.ops.gdpa.dense_to_jagged(out, offsets, 10)
 
-    given = {x: torch.randn(10, 8, dtype=torch.bfloat16) for x in ("query", "key", "value")}
-    operands = {**given, "offsets": torch.tensor([0, 3, 3, 9, 10])}
-    made, report = rewritten(attend, operands, decomposed)
+    inputs = {x: torch.randn(10, 8, dtype=torch.bfloat16) for x in ("query", "key", "value")}
+    operands = {**inputs, "offsets": torch.tensor([0, 3, 3, 9, 10])}
+    result, report = rewritten(attend, operands, decomposed)
     (match,) = report.matches
     assert match.problem.jagged_query and match.problem.jagged_key and not match.notes
-    torch.testing.assert_close(made(**operands), attend(**operands), atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(result(**operands), attend(**operands), atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize("decomposed", [False, True])
@@ -79,10 +79,10 @@ def test_an_assertion_beside_a_cast_is_no_escape(function, dtype, decomposed) ->
         x: (0.5 * torch.randn(2, 2, 24, 16, generator=generator)).to(dtype)
         for x in ("query", "key", "value")
     }
-    made, report = rewritten(function, operands, decomposed)
+    result, report = rewritten(function, operands, decomposed)
     assert len(report.matches) == 1, str(report)
     bound = 10 * torch.finfo(dtype).eps  # eager rounds scores of 16 bits before they are cast
-    torch.testing.assert_close(made(**operands), function(**operands), rtol=bound, atol=bound)
+    torch.testing.assert_close(result(**operands), function(**operands), rtol=bound, atol=bound)
 
 
 def without_gradients(query, key, value):
@@ -109,12 +109,12 @@ def test_parts_under_other_switches_are_read(function, decomposed) -> None:
     operands = {
         x: torch.randn(2, 2, 40, 16, generator=generator) for x in ("query", "key", "value")
     }
-    made, report = rewritten(lambda **given: function(**given) * 2.0, operands, decomposed)
+    result, report = rewritten(lambda **inputs: function(**inputs) * 2.0, operands, decomposed)
     assert len(report.matches) == 1, str(report)
-    found, wanted = made(**operands), function(**operands) * 2.0
-    assert found.dtype == wanted.dtype
+    actual, wanted = result(**operands), function(**operands) * 2.0
+    assert actual.dtype == wanted.dtype
     exact = without_gradients(**{x: t.double() for x, t in operands.items()}) * 2.0
-    mine, theirs = ((x.double() - exact).norm() / exact.norm() for x in (found, wanted))
+    mine, theirs = ((x.double() - exact).norm() / exact.norm() for x in (actual, wanted))
     assert mine <= theirs + 1e-6
 
 
@@ -125,12 +125,12 @@ def test_frozen_inputs_may_change_before_the_backward() -> None:
         return F.relu(q @ k.mT + bias) ** 2 @ v
 
     q, k, v = (torch.randn(2, 2, 4, 5) for _ in range(3))
-    given = {"q": q, "k": k, "v": v.requires_grad_(), "bias": torch.randn(4, requires_grad=True)}
-    made, report = rewritten(attention, given)
+    inputs = {"q": q, "k": k, "v": v.requires_grad_(), "bias": torch.randn(4, requires_grad=True)}
+    result, report = rewritten(attention, inputs)
     assert len(report.matches) == 1, report
-    trained = [given["v"], given["bias"]]
-    expected = torch.autograd.grad(attention(**given).sum(), trained)
-    out = made(**given)
+    trained = [inputs["v"], inputs["bias"]]
+    expected = torch.autograd.grad(attention(**inputs).sum(), trained)
+    out = result(**inputs)
     with torch.no_grad():
         q.zero_()
         k.zero_()
@@ -146,14 +146,14 @@ def test_the_key_of_a_query_that_was_cut_in_place_may_change_before_the_backward
         q.detach_()
         return F.relu(q @ k.mT) @ v
 
-    given = {x: torch.randn(2, 2, 4, 5).requires_grad_() for x in "qkv"}
-    made, report = rewritten(attention, given)
+    inputs = {x: torch.randn(2, 2, 4, 5).requires_grad_() for x in "qkv"}
+    result, report = rewritten(attention, inputs)
     assert len(report.matches) == 1, report
-    trained = [given["k"], given["v"]]
-    expected = torch.autograd.grad(attention(**given).sum(), trained)
-    out = made(**given)
+    trained = [inputs["k"], inputs["v"]]
+    expected = torch.autograd.grad(attention(**inputs).sum(), trained)
+    out = result(**inputs)
     with torch.no_grad():
-        given["k"].zero_()
+        inputs["k"].zero_()
     for got, wanted in zip(torch.autograd.grad(out.sum(), trained), expected, strict=True):
         torch.testing.assert_close(got, wanted)
 
@@ -178,8 +178,8 @@ class Layers(torch.nn.Module):
         self.first, self.second = Layer(), Layer()
 
     def forward(self, query, key, value):
-        found = self.first(query, key, value)
-        return self.second(found, key, value) + found
+        actual = self.first(query, key, value)
+        return self.second(actual, key, value) + actual
 
 
 @pytest.mark.parametrize("preserved, fused", [(["first", "second"], 2), (["second.scores"], 1)])
@@ -189,8 +189,8 @@ def test_preserved_signatures_of_modules_stay(preserved, fused) -> None:
     program = torch.export.export(
         Layers(), tuple(operands), preserve_module_call_signature=tuple(preserved)
     )
-    made, report = gdpa_inductor.rewrite(program, profit=False)
+    result, report = gdpa_inductor.rewrite(program, profit=False)
     assert len(report.matches) == fused, str(report)
-    assert len(made.graph_signature.user_outputs) == 1
-    for run in (made.module(), torch.export.unflatten(made)):
+    assert len(result.graph_signature.user_outputs) == 1
+    for run in (result.module(), torch.export.unflatten(result)):
         torch.testing.assert_close(run(*operands), Layers()(*operands))

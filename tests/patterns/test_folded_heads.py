@@ -48,9 +48,9 @@ def of_two(x: Tensor) -> Tensor:
 
 
 def written(x: Tensor) -> Tensor:
-    made = fold(x)
-    made.mul_(2)
-    return made
+    result = fold(x)
+    result.mul_(2)
+    return result
 
 
 def cats(recorder) -> int:

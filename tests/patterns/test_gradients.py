@@ -257,15 +257,15 @@ def test_operand_changed_after_a_part_under_autocast():
             return out
 
     torch.manual_seed(0)
-    model, (_, *given) = Model(), heads(grad=False)
-    program = torch.export.export(model, tuple(given))
+    model, (_, *arguments) = Model(), heads(grad=False)
+    program = torch.export.export(model, tuple(arguments))
     changed, report = gdpa_inductor.rewrite(program, profit=False)
     assert len(report.matches) == 1
-    found = []
+    gradients = []
     for module in (program.module(), changed.module()):
-        module(*given).sum().backward()
-        found.append(module.query.grad)
-    torch.testing.assert_close(*found)
+        module(*arguments).sum().backward()
+        gradients.append(module.query.grad)
+    torch.testing.assert_close(*gradients)
 
 
 # Numbers

@@ -229,9 +229,9 @@ def test_a_new_tensor_has_the_dtype_that_autocast_gave_the_scores():
 
 
 def written(s, change):
-    made = s.new_zeros(s.shape)
-    change(made, s)
-    return made
+    built = s.new_zeros(s.shape)
+    change(built, s)
+    return built
 
 
 ESCAPES = {

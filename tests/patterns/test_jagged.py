@@ -12,6 +12,7 @@ from tests._recorder import Recorder
 from tests.jagged import jagged_operands
 from tests.patterns.jagged_output_table import ROWS  # of both tables
 from tests.patterns.jagged_table import Row
+from tests.patterns.rows import fused
 
 SIZES = {"h": 2, "d": 4, "e": 6, "n": 6, "m": 5, "s": 3}
 LENGTHS = [(3, 0, 6, 1), (1, 5, 2)]
@@ -129,11 +130,7 @@ def in_bf16(q, k, v, offsets):
 def test_a_cast_back_under_autocast(training):
     """Outputs and gradients are no further from fp64 than eager's."""
     operands = jagged_operands(SPECS, LENGTHS[0], SIZES, dtype=torch.float32)
-    recorder = Recorder()
-    compiled = torch.compile(in_bf16, backend=recorder, fullgraph=True)
-    fault = compare(in_bf16, compiled, operands, training=training)
-    assert not fault, fault
-    (match,) = recorder.matches
+    (match,) = fused(in_bf16, operands=operands, training=training).matches
     assert match.problem.jagged_query and match.problem.jagged_key and not match.notes
     assert match.problem.dtype == torch.bfloat16
 
@@ -147,15 +144,15 @@ def test_nothing_leaks_from_neighbours_or_past_the_end():
     leaves = [torch.randn(LENGTH, 2, 4, dtype=torch.float64) for _ in range(3)]
     wanted = None
     for bad in ((), dirty):
-        given = [x.clone() for x in leaves]
-        for x in given:
+        inputs = [x.clone() for x in leaves]
+        for x in inputs:
             x[list(bad)] = torch.nan
             x.requires_grad_()
-        out = compiled(*given, offsets)
-        grads = torch.autograd.grad(out[clean].sum(), given)
-        found = [out[clean].detach(), *(grad[clean] for grad in grads)]
-        wanted = found if wanted is None else wanted
-        assert all(torch.equal(mine, other) for mine, other in zip(found, wanted))
+        out = compiled(*inputs, offsets)
+        grads = torch.autograd.grad(out[clean].sum(), inputs)
+        actual = [out[clean].detach(), *(grad[clean] for grad in grads)]
+        wanted = actual if wanted is None else wanted
+        assert all(torch.equal(mine, other) for mine, other in zip(actual, wanted))
         assert not out[12:].any()
     (match,) = recorder.matches
     assert match.problem.jagged_query and match.problem.jagged_key
@@ -179,11 +176,11 @@ def test_offsets_that_fbgemm_takes_do_not_raise(offsets):
     compiled = torch.compile(attend, backend=recorder)
     leaves = [torch.randn(8, 2, 3, requires_grad=True) for _ in range(3)]
     cotangent = torch.randn(8, 6)
-    found = []
+    actual = []
     for function in (attend, compiled):
         out = function(*leaves, cu)
-        found.append([out, *torch.autograd.grad(out, leaves, cotangent)])
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+        actual.append([out, *torch.autograd.grad(out, leaves, cotangent)])
+    torch.testing.assert_close(actual[1], actual[0], rtol=1e-4, atol=1e-5)
     (match,) = recorder.matches
     assert match.problem.jagged_query and match.problem.jagged_key
 
@@ -207,11 +204,11 @@ def test_zeros_times_padding_that_is_not_finite_are_no_zeros(name, fill):
     recorder, cu = Recorder(), torch.tensor([0, 2, 5])
     compiled = torch.compile(attend, backend=recorder)
     leaves = [torch.randn(5, 2, 3, requires_grad=True) for _ in range(3)]
-    found = []
+    actual = []
     for function in (attend, compiled):
         out = function(*leaves, cu)
-        found.append([out, *torch.autograd.grad(out.sum(), leaves)])
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5, equal_nan=True)
+        actual.append([out, *torch.autograd.grad(out.sum(), leaves)])
+    torch.testing.assert_close(actual[1], actual[0], rtol=1e-4, atol=1e-5, equal_nan=True)
     (match,) = recorder.matches
     assert not getattr(match.problem, "jagged_" + name)
     assert "JAGGED_FILL" in "\n".join(match_lines(match))

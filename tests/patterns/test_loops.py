@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 
 import gdpa_inductor
-from tests._judge import compare
-from tests._recorder import Recorder
 from tests.jagged import jagged_operands, offsets_of
+from tests.patterns.rows import fused
 
 LENGTHS = (5, 3, 7)
 SPECS = {"q": "l h d", "k": "l h d", "v": "l h e"}
@@ -41,19 +40,12 @@ def by_items(q, k, v, offsets):
 
 
 def test_split_by_a_list_is_one_region_for_each_sequence():
-    recorder = Recorder()
-    compiled = torch.compile(by_lengths, backend=recorder, fullgraph=True)
-    operands = jagged_operands(SPECS, LENGTHS, SIZES)
-    assert not compare(by_lengths, compiled, operands)
-    assert len(recorder.matches) == len(LENGTHS), recorder.why()
+    fused(by_lengths, operands=jagged_operands(SPECS, LENGTHS, SIZES), regions=len(LENGTHS))
 
 
 def test_a_loop_behind_tolist_is_unrolled():
-    recorder = Recorder()
-    compiled = torch.compile(by_offsets, backend=recorder)
     operands = jagged_operands({**SPECS, "offsets": "offsets"}, LENGTHS, SIZES)
-    assert not compare(by_offsets, compiled, operands)
-    assert len(recorder.matches) == len(LENGTHS), recorder.why()
+    fused(by_offsets, operands=operands, regions=len(LENGTHS), fullgraph=False)
 
 
 def test_a_loop_of_items_is_named_with_what_to_change():
@@ -61,5 +53,5 @@ def test_a_loop_of_items_is_named_with_what_to_change():
     q, k, v = (torch.randn(total, 2, 4) for _ in range(3))
     offsets = offsets_of(LENGTHS)
     report = gdpa_inductor.explain(by_items, profit=False)(q, k, v, offsets)
-    told = [*report.skipped_frames, *report.graph_breaks]
-    assert any("cu_seqlens" in entry.advice for entry in told), str(report)
+    messages = [*report.skipped_frames, *report.graph_breaks]
+    assert any("cu_seqlens" in entry.advice for entry in messages), str(report)

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 from tests._judge import compare, results
 from tests._recorder import Recorder
 from tests.operands import make_operands, recast
-from tests.patterns.rows import HEADS, SIZES, fused
+from tests.patterns.rows import HEADS, SIZES, fused, judge
 
 
 def attention(q, k, v):
@@ -90,10 +90,7 @@ def test_softmax_in_a_checkpoint_is_left():
     def block(q, k, v):
         return (q @ k.mT).softmax(-1) @ v
 
-    recorder = Recorder()
-    model = lambda q, k, v: checkpoint(block, q, k, v, use_reentrant=False)
-    compiled = torch.compile(model, backend=recorder, fullgraph=True)
-    assert not compare(model, compiled, make_operands(HEADS, SIZES))
+    recorder = judge(lambda q, k, v: checkpoint(block, q, k, v, use_reentrant=False))
     assert recorder.untouched and not recorder.matches
 
 
@@ -106,9 +103,7 @@ def test_product_outside_and_product_inside_a_checkpoint():
     def model(q, k, v):
         return checkpoint(block, q @ k.mT, v, use_reentrant=False)
 
-    recorder = Recorder()
-    compiled = torch.compile(model, backend=recorder, fullgraph=True)
-    assert not compare(model, compiled, make_operands(HEADS, SIZES))
+    recorder = judge(model)
     assert recorder.untouched and not recorder.matches
 
 
@@ -174,22 +169,12 @@ PARTLY = [autocast_of_the_first_product, autocast_of_the_second_product]
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("function", AUTOCAST, ids=lambda f: f.__name__)
 def test_autocast(function, training):
-    fault, recorder = _judge_autocast(function, training)
-    assert not fault, f"{fault}\n{recorder.graphs[-1].after}"
-    assert len(recorder.matches) == 1, recorder.why()
+    fused(function, training=training, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("function", PARTLY, ids=lambda f: f.__name__)
 def test_autocast_of_one_product(function):
-    fault, _ = _judge_autocast(function, True)
-    assert not fault
-
-
-def _judge_autocast(function, training):
-    recorder = Recorder()
-    compiled = torch.compile(function, backend=recorder, fullgraph=True)
-    operands = make_operands(HEADS, SIZES, dtype=torch.float32)
-    return compare(function, compiled, operands, training=training), recorder
+    judge(function, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
@@ -254,14 +239,14 @@ def test_module_trains_as_in_eager(layers):
     recorder = Recorder()
     compiled = torch.compile(model, backend=recorder, fullgraph=True)
     x = torch.randn(2, 5, 8, dtype=torch.float64)
-    found = []
+    gradients = []
     for module in (model, compiled):
         model.zero_grad()
         module(x).square().sum().backward()
-        found.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
     assert len(recorder.matches) == layers, recorder.why()
-    for name, grad in found[0].items():
-        torch.testing.assert_close(found[1][name], grad, rtol=1e-10, atol=1e-10)
+    for name, grad in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], grad, rtol=1e-10, atol=1e-10)
 
 
 def test_inference_mode():

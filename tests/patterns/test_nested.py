@@ -29,8 +29,8 @@ def nested(lengths, seed, others=None):
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(sum(lengths), 2, 16, generator=generator, requires_grad=True)
     offsets = offsets_of(lengths) if others is None else others.offsets()
-    made = torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=max(lengths))
-    return values, made
+    result = torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=max(lengths))
+    return values, result
 
 
 @pytest.mark.parametrize("backend", ["recorder", "gdpa"])

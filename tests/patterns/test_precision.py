@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests._judge import compare
 from tests._recorder import Recorder
 from tests.operands import make_operands
 from tests.patterns.rows import HEADS, SIZES, fused, refused
@@ -26,13 +25,8 @@ def long_rows(length: int = 300) -> list[torch.Tensor]:
 
 def judged(attention, *operands, dynamic: bool | None = None) -> Recorder:
     """Exact and fused."""
-    recorder = Recorder()
-    compiled = torch.compile(attention, backend=recorder, fullgraph=True, dynamic=dynamic)
-    given = dict(zip(inspect.signature(attention).parameters, operands, strict=True))
-    fault = compare(attention, compiled, given)
-    assert not fault, f"{fault}\n{recorder.graphs[-1].after}"
-    assert recorder.matches, recorder.why()
-    return recorder
+    inputs = dict(zip(inspect.signature(attention).parameters, operands, strict=True))
+    return fused(attention, operands=inputs, dynamic=dynamic)
 
 
 def masked(q, k, v, mask):
@@ -102,11 +96,11 @@ def test_places_counted_in_few_bits(dtype: torch.dtype) -> None:
 def test_arithmetic_of_operands_in_few_bits(dtype: torch.dtype, arithmetic) -> None:
     """The op reads the operands in their own dtype, and computes with them in 64 bits."""
 
-    def attention(q, k, v, given):
-        return masked(q, k, v, arithmetic(given[:, None], given))
+    def attention(q, k, v, inputs):
+        return masked(q, k, v, arithmetic(inputs[:, None], inputs))
 
-    given = torch.randint(-200, 200, (60,), generator=torch.Generator().manual_seed(1)).to(dtype)
-    judged(attention, *long_rows(60), given)
+    inputs = torch.randint(-200, 200, (60,), generator=torch.Generator().manual_seed(1)).to(dtype)
+    judged(attention, *long_rows(60), inputs)
 
 
 def test_a_square_of_places_in_32_bits() -> None:
@@ -118,11 +112,11 @@ def test_a_square_of_places_in_32_bits() -> None:
 
 
 def test_a_number_past_the_dtype_that_it_is_compared_in() -> None:
-    def attention(q, k, v, given, one):
-        return masked(q, k, v, (given > one)[:, None])
+    def attention(q, k, v, inputs, one):
+        return masked(q, k, v, (inputs > one)[:, None])
 
-    given = torch.arange(60, dtype=torch.int32) - 30
-    judged(attention, *long_rows(60), given, torch.tensor(1 << 32))
+    inputs = torch.arange(60, dtype=torch.int32) - 30
+    judged(attention, *long_rows(60), inputs, torch.tensor(1 << 32))
 
 
 def test_lengths_cast_to_32_bits_are_an_operand() -> None:

@@ -48,8 +48,8 @@ REASONS = {
 def test_the_reason_is_the_true_one(function):
     wanted = REASONS[function]
     (refusal,) = refused({wanted.partition(":")[0]}, function, SELF).rejections
-    told = re.sub(r"line \d+", "line ", f"{refusal.code.name}: {refusal.reason}")
-    assert told.startswith(wanted)
+    messages = re.sub(r"line \d+", "line ", f"{refusal.code.name}: {refusal.reason}")
+    assert messages.startswith(wanted)
 
 
 # States and layers are no scores: a model whose attention is fused must pass `gdpa.strict`
@@ -70,8 +70,8 @@ def time_training(q, k, v, ttt, w, bias):
 
 def time_training_of_two_layers(q, k, v, ttt, w, bias):
     """The hidden layer of a TTT-MLP is a key and a query of the second attention."""
-    hidden, asked = F.gelu(k @ w), F.gelu(q @ w)
-    return (ttt * torch.tril(asked @ hidden.mT)) @ v + asked @ w
+    hidden, requested = F.gelu(k @ w), F.gelu(q @ w)
+    return (ttt * torch.tril(requested @ hidden.mT)) @ v + requested @ w
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,15 @@ SHAPES = {"q": (2, 3, 5, 4), "k": (2, 3, 7, 4), "v": (2, 3, 7, 6)}
 
 def graph_of(function, dynamic: bool = False, **shapes) -> HostGraph:
     """The one graph of a function of tensors."""
-    found = []
+    graphs = []
 
     def capture(gm, inputs):
-        found.append(HostGraph.of(gm.graph, Ambient.of(gm.graph)))
+        graphs.append(HostGraph.of(gm.graph, Ambient.of(gm.graph)))
         return gm.forward
 
     operands = {name: torch.randn(shape) for name, shape in (shapes or SHAPES).items()}
     torch.compile(function, backend=capture, fullgraph=True, dynamic=dynamic)(**operands)
-    return found[0]
+    return graphs[0]
 
 
 def region_of(function, through=Through.VIEWS | Through.MASKS, **shapes) -> Region:
@@ -61,8 +61,8 @@ def test_in_place_calls_belong_to_the_region():
         s += 1.0
         return s @ v
 
-    found = names(region_of(attention).nodes)
-    assert found == ["matmul", "view", "mul_", "iadd", "matmul"]
+    actual = names(region_of(attention).nodes)
+    assert actual == ["matmul", "view", "mul_", "iadd", "matmul"]
 
 
 def test_unused_pure_branches_are_dead():

@@ -50,8 +50,8 @@ def test_an_export_whose_query_and_key_are_cut_from_their_history():
         def forward(self, q, k, v):
             return F.silu(q.long().double() @ k.long().double().mT) @ v
 
-    given = tuple(heads(torch.float64))
-    program, report = gdpa_inductor.rewrite(torch.export.export(Layer(), given), profit=False)
+    operands = tuple(heads(torch.float64))
+    program, report = gdpa_inductor.rewrite(torch.export.export(Layer(), operands), profit=False)
     assert len(report.matches) == 1 and not report.rejections
     copies = [n for n in program.graph.nodes if "kept" in str(n.target)]
     assert len(copies) == 1
@@ -75,8 +75,8 @@ class Detached(torch.nn.Module):
 @pytest.mark.parametrize(("model", "copies"), [(Autocast(), 1), (Detached(), 3)])
 def test_what_exports_keep_and_eager_does_not(model, copies):
     """The lengths of the first; query, key and value of the second, where only the value learns."""
-    given = (*heads(torch.bfloat16), torch.tensor(2))
-    program, report = gdpa_inductor.rewrite(torch.export.export(model, given), profit=False)
+    operands = (*heads(torch.bfloat16), torch.tensor(2))
+    program, report = gdpa_inductor.rewrite(torch.export.export(model, operands), profit=False)
     assert len(report.matches) == 1 and not report.rejections
     graphs = [g.graph for g in program.graph_module.modules() if hasattr(g, "graph")]
     kept = [n for graph in graphs for n in graph.nodes if "kept" in str(n.target)]
@@ -99,9 +99,9 @@ def test_a_query_that_learns_only_later():
     (expected,) = torch.autograd.grad(attention(q, k, v, bias)[0].sum(), bias)
     out, _ = compiled(q, k, v, bias)
     k.zero_()
-    (found,) = torch.autograd.grad(out.sum(), bias)
+    (actual,) = torch.autograd.grad(out.sum(), bias)
     assert recorder.matches
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 def autocast_attention(q, k, v):
@@ -118,24 +118,24 @@ def test_a_copy_is_taken_by_the_cast():
 
 
 def test_a_copy_is_generated_code():
-    given = [x.requires_grad_() for x in heads()]
-    wanted = torch.autograd.grad(autocast_attention(*given).sum(), given)
+    operands = [x.requires_grad_() for x in heads()]
+    wanted = torch.autograd.grad(autocast_attention(*operands).sum(), operands)
     function = torch.compile(
         autocast_attention, backend=gdpa_inductor.gdpa_backend, options={"gdpa.profit": False}
     )
 
     def step():
-        loss = function(*given).sum()
-        for x in given:
+        loss = function(*operands).sum()
+        for x in operands:
             x.data.neg_()
-        found = torch.autograd.grad(loss, given)
-        for x in given:
+        actual = torch.autograd.grad(loss, operands)
+        for x in operands:
             x.data.neg_()
-        return found
+        return actual
 
-    found, codes = run_and_get_code(step)
+    actual, codes = run_and_get_code(step)
     assert not any("gdpa.kept.default" in line for code in codes for line in calls_in(code))
-    for a, b in zip(found, wanted):
+    for a, b in zip(actual, wanted):
         assert a.dtype == torch.float32
         torch.testing.assert_close(a, b, rtol=0.02, atol=0.02 * b.abs().max().item())
 

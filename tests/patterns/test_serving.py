@@ -41,13 +41,13 @@ def causal(query, key, value, ends):
 
 def chosen(query, key, value, ends):
     """The same, as HSTU has it: rows of a mask of all rows, chosen by another mask."""
-    found = weights(query, key, ends)
+    actual = weights(query, key, ends)
     rows, lengths = query.shape[2], (ends[1:] - ends[:-1])[:, None]
     place = torch.arange(N)
     new = (place >= lengths - rows) & (place < lengths)
     every = (place <= place[:, None]).expand(len(lengths), N, N)
     seen = every.flatten(0, 1)[new.view(-1), :].view(-1, rows, N)
-    return (found * seen.unsqueeze(1)) @ pad(value, ends, N).transpose(1, 2)
+    return (actual * seen.unsqueeze(1)) @ pad(value, ends, N).transpose(1, 2)
 
 
 def judged(function, rows: int) -> list:
@@ -56,8 +56,8 @@ def judged(function, rows: int) -> list:
     compiled = torch.compile(function, backend=recorder, fullgraph=True)
     with torch.no_grad():
         for lengths in LENGTHS:
-            given = operands(lengths, rows)
-            torch.testing.assert_close(compiled(*given), function(*given))
+            inputs = operands(lengths, rows)
+            torch.testing.assert_close(compiled(*inputs), function(*inputs))
     return recorder.matches
 
 
@@ -77,13 +77,13 @@ def test_rows_of_a_mask_that_elements_choose_are_an_operand():
 
 
 def test_a_mask_that_breaks_the_graph_is_named_with_what_to_set():
-    given = operands(LENGTHS[0])
-    report = gdpa_inductor.explain(chosen, profit=False)(*given)
-    (found,) = report.graph_breaks
-    assert not report.matches and "test_serving.py:" in found.location
-    assert "capture_dynamic_output_shape_ops = True" in found.advice
+    inputs = operands(LENGTHS[0])
+    report = gdpa_inductor.explain(chosen, profit=False)(*inputs)
+    (actual,) = report.graph_breaks
+    assert not report.matches and "test_serving.py:" in actual.location
+    assert "capture_dynamic_output_shape_ops = True" in actual.advice
     with captured:
-        assert gdpa_inductor.explain(chosen, profit=False)(*given).matches
+        assert gdpa_inductor.explain(chosen, profit=False)(*inputs).matches
 
 
 @captured
@@ -93,8 +93,8 @@ def test_a_compiled_model_raises_where_the_mask_has_other_rows():
         chosen, backend="gdpa", fullgraph=True, options={"gdpa.profit": False, "gdpa.strict": True}
     )
     with torch.no_grad():
-        given = operands(LENGTHS[0])
-        torch.testing.assert_close(compiled(*given), chosen(*given))
+        inputs = operands(LENGTHS[0])
+        torch.testing.assert_close(compiled(*inputs), chosen(*inputs))
         short = operands((24, 7, 2))
         for function in (chosen, compiled):
             with pytest.raises(RuntimeError):
@@ -115,6 +115,6 @@ def test_a_cache_that_is_written_first_is_read_as_written():
     recorder = Recorder()
     with torch.no_grad():
         mine, eager = drawn(), drawn()
-        found = torch.compile(step, backend=recorder, fullgraph=True)(*mine)
-        torch.testing.assert_close(found, step(*eager))
+        actual = torch.compile(step, backend=recorder, fullgraph=True)(*mine)
+        torch.testing.assert_close(actual, step(*eager))
     assert recorder.matches and torch.equal(mine[2], eager[2])

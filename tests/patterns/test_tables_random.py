@@ -45,8 +45,8 @@ def of_all(spelling: Callable) -> Callable:
     """One row of a table for all heads: [N, M] or [B, 1, N, M]."""
 
     def bias(table: Tensor, index: Tensor) -> Tensor:
-        found = spelling(table, index)
-        return found.unsqueeze(1) if found.dim() == 3 else found
+        actual = spelling(table, index)
+        return actual.unsqueeze(1) if actual.dim() == 3 else actual
 
     return bias
 
@@ -55,8 +55,8 @@ def heads_first(spelling: Callable) -> Callable:
     """[H, ...] to [H, N, M] or [B, H, N, M]."""
 
     def bias(table: Tensor, index: Tensor) -> Tensor:
-        found = spelling(table, index)
-        return found.movedim(0, -3) if found.dim() == 4 else found
+        actual = spelling(table, index)
+        return actual.movedim(0, -3) if actual.dim() == 4 else actual
 
     return bias
 

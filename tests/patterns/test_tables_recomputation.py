@@ -50,14 +50,14 @@ def operands(dtype=torch.float64):
 def run(function, leaves, times):
     """The output, and what was kept for the backward, once everything is compiled."""
     function(*leaves, times)
-    kept = []
+    saved = []
 
     def pack(tensor):
-        kept.append(tensor)
+        saved.append(tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        return function(*leaves, times), kept
+        return function(*leaves, times), saved
 
 
 def gradients(output, leaves):
@@ -65,9 +65,9 @@ def gradients(output, leaves):
     return torch.autograd.grad(output, leaves, weights)
 
 
-def integers(kept) -> int:
+def integers(saved) -> int:
     """The most integers that one of these tensors has."""
-    return max((x.numel() for x in kept if not x.is_floating_point()), default=0)
+    return max((x.numel() for x in saved if not x.is_floating_point()), default=0)
 
 
 def compiled(function, backend="gdpa"):
@@ -79,9 +79,9 @@ def compiled(function, backend="gdpa"):
 def test_no_index_is_kept():
     """Of a bias per sample its own elements are kept once, and the time stamps."""
     leaves, times = operands()
-    output, kept = run(compiled(attention(minutes)), leaves, times)
-    assert integers(kept) == B * N
-    assert sum(x.numel() >= B * N * N for x in kept) == 1
+    output, saved = run(compiled(attention(minutes)), leaves, times)
+    assert integers(saved) == B * N
+    assert sum(x.numel() >= B * N * N for x in saved) == 1
     wanted = attention(minutes)(*leaves, times)
     torch.testing.assert_close(output, wanted)
     torch.testing.assert_close(gradients(output, leaves), gradients(wanted, leaves))
@@ -89,8 +89,8 @@ def test_no_index_is_kept():
 
 def test_a_bias_in_16_bits_is_kept_in_16_bits():
     leaves, times = operands(torch.bfloat16)
-    _, kept = run(compiled(attention(minutes)), leaves, times)
-    assert [x.dtype for x in kept if x.numel() >= B * N * N] == [torch.bfloat16]
+    _, saved = run(compiled(attention(minutes)), leaves, times)
+    assert [x.dtype for x in saved if x.numel() >= B * N * N] == [torch.bfloat16]
 
 
 def test_the_caller_may_change_what_an_index_is_made_from():
@@ -110,8 +110,8 @@ def test_an_index_that_is_an_input_is_not_kept_again():
 
     leaves, times = operands()
     places = minutes(times)[0].contiguous()
-    output, kept = run(compiled(function), leaves, places)
-    assert [x.data_ptr() for x in kept if not x.is_floating_point()] == [places.data_ptr()]
+    output, saved = run(compiled(function), leaves, places)
+    assert [x.data_ptr() for x in saved if not x.is_floating_point()] == [places.data_ptr()]
     wanted = function(*leaves, places)
     torch.testing.assert_close(gradients(output, leaves), gradients(wanted, leaves))
 
@@ -166,10 +166,10 @@ def stamps_written_through_an_alias(q, k, v, table, times):
 
 
 def table_written_after(q, k, v, table, times):
-    held = table * 1.0
-    bias = held[minutes(times)].unsqueeze(1)
+    stored = table * 1.0
+    bias = stored[minutes(times)].unsqueeze(1)
     with torch.no_grad():
-        held.mul_(3.0)
+        stored.mul_(3.0)
     return F.silu(q @ k.mT + bias) @ v
 
 
@@ -230,10 +230,10 @@ def test_writes_and_other_uses(function, backend):
 
     leaves, times = operands()
     mine = compiled(function, recorder if backend == "rewritten" else partitioned)
-    given = [times.clone() for _ in range(2)]
-    output, wanted = mine(*leaves, given[0]), function(*leaves, given[1])
+    arguments = [times.clone() for _ in range(2)]
+    output, wanted = mine(*leaves, arguments[0]), function(*leaves, arguments[1])
     torch.testing.assert_close(output, wanted)
-    assert torch.equal(*given)
+    assert torch.equal(*arguments)
     torch.testing.assert_close(gradients(output, leaves), gradients(wanted, leaves))
     assert recorder.matches, recorder.why()
 

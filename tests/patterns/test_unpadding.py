@@ -67,8 +67,8 @@ IMPLIED = {
 def test_a_condition_that_the_side_makes_true_vanishes(name: str) -> None:
     function, program = IMPLIED[name]
     recorder = Recorder()
-    found = torch.compile(function, backend=recorder, fullgraph=True)(*VALUES, CU)
-    torch.testing.assert_close(found, function(*VALUES, CU))
+    actual = torch.compile(function, backend=recorder, fullgraph=True)(*VALUES, CU)
+    torch.testing.assert_close(actual, function(*VALUES, CU))
     assert [str(match.score_mod) for match in recorder.matches] == [program]
 
 
@@ -109,7 +109,7 @@ KEPT = [shorter, closed, moved, mutated, padded_rows, of_heads]
 @pytest.mark.parametrize("function", KEPT)
 def test_any_other_condition_stays(function) -> None:
     recorder = Recorder()
-    found = torch.compile(function, backend=recorder, fullgraph=True)(*VALUES, CU)
-    torch.testing.assert_close(found, function(*VALUES, CU))
+    actual = torch.compile(function, backend=recorder, fullgraph=True)(*VALUES, CU)
+    torch.testing.assert_close(actual, function(*VALUES, CU))
     (match,) = recorder.matches
     assert match.problem.jagged and "where" in str(match.score_mod)

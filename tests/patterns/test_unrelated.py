@@ -37,19 +37,9 @@ def linear_layers(x, a, b):
     return F.linear(F.gelu(F.linear(x, a)), b)
 
 
-@quiet(x="b n d", gate="d 8", up="d 8", down="8 d")
-def gated_perceptron(x, gate, up, down):
-    return (F.silu(x @ gate) * (x @ up)) @ down
-
-
 @quiet(x="n d", w="d e", a="d 2", b="2 e")
 def low_rank_adapter(x, w, a, b):
     return x @ w + (x @ a) @ b * 0.5
-
-
-@quiet(x="b n d", w1="d d", w2="d d", w3="d d")
-def deep_perceptron(x, w1, w2, w3):
-    return torch.tanh(torch.tanh(torch.tanh(x @ w1) @ w2) @ w3)
 
 
 @quiet(x="b d n n", kernel="e d 3 3")
@@ -70,20 +60,10 @@ def library_attention(q, k, v):
     return F.scaled_dot_product_attention(q, k, v)
 
 
-@quiet(**HEADS)
-def library_attention_causal(q, k, v):
-    return F.scaled_dot_product_attention(q, k[:, :, :5], v[:, :, :5], is_causal=True)
-
-
 @quiet(x="b d", y="b d")
 def contrastive_loss(x, y):
     logits = F.normalize(x, dim=-1) @ F.normalize(y, dim=-1).t() / 0.07
     return F.cross_entropy(logits, torch.arange(2))
-
-
-@quiet(x="b n d", queries="m d")
-def retrieval_scores(x, queries):
-    return (x @ queries.t()).topk(2, dim=-1).values
 
 
 @quiet(x="b n d")
@@ -96,12 +76,6 @@ def dot_interaction(x):
     z = torch.bmm(x, x.mT)
     i, j = torch.tril_indices(x.shape[1], x.shape[1], offset=-1)
     return torch.cat([x.flatten(1), z[:, i, j]], dim=1)
-
-
-@quiet(x="b n d", w="e n*d")
-def factorisation_machine(x, w):
-    pairs = 0.5 * (x.sum(1).square() - x.square().sum(1))
-    return F.linear(x.flatten(1), w).sum(-1) + pairs.sum(-1)
 
 
 @quiet(x="b d", a="d 1", b="d 1")
@@ -130,17 +104,6 @@ def bilinear(x, w):
     return torch.einsum("bnd,hde,bme->bhnm", x, w, x)
 
 
-@quiet(x="b n d", w="d d")
-def highway(x, w):
-    gate = torch.sigmoid(x @ w)
-    return gate * x + (1 - gate) * torch.tanh(x @ w)
-
-
-@quiet(x="b n d", squeeze="d 2", excite="2 d")
-def squeeze_and_excite(x, squeeze, excite):
-    return x * torch.sigmoid(F.relu(x.mean(1, keepdim=True) @ squeeze) @ excite)
-
-
 @quiet(x="b n d", w="d 1")
 def attention_pooling(x, w):
     weights = (x @ w).softmax(1)
@@ -157,21 +120,9 @@ def mixer(x, w, u):
     return F.gelu((x.mT @ w).mT @ u)
 
 
-@quiet(x="b n d", left="d 3", right="3 d")
-def bottleneck(x, left, right):
-    return x + (x @ left) @ right
-
-
 @quiet(x="b n d")
 def spectrum(x):
     return torch.fft.rfft(x, dim=1).abs()
-
-
-@quiet(x="b n d", w="4*d d", u="4*d d")
-def gated_recurrence(x, w, u):
-    i, f, g, o = (F.linear(x[:, 0], w) + F.linear(x[:, 1], u)).chunk(4, -1)
-    cell = torch.sigmoid(f) + torch.sigmoid(i) * torch.tanh(g)
-    return torch.sigmoid(o) * torch.tanh(cell)
 
 
 @quiet(x="b n d", w="h d e", router="d h")
@@ -184,18 +135,6 @@ def softmax_attention(q, k, v):
     return (q @ k.mT / 2).softmax(-1) @ v
 
 
-@candidate(**HEADS, mask="bool: n m")
-def softmax_attention_masked(q, k, v, mask):
-    s = (q @ k.mT).masked_fill(~mask, -1e9)
-    return F.dropout(F.softmax(s, dim=-1), 0.0) @ v
-
-
-@candidate(**HEADS)
-def softmax_attention_by_einsum(q, k, v):
-    p = torch.einsum("bhnd,bhmd->bhnm", q, k).softmax(-1)
-    return torch.einsum("bhnm,bhme->bhne", p, v)
-
-
 @candidate(**HEADS)
 def linear_attention_normalised(q, k, v):
     q, k = F.elu(q) + 1, F.elu(k) + 1
@@ -203,11 +142,6 @@ def linear_attention_normalised(q, k, v):
     return (
         torch.einsum("bhnd,bhde->bhne", q, torch.einsum("bhmd,bhme->bhde", k, v)) / total[..., None]
     )
-
-
-@candidate(**HEADS)
-def linear_attention_by_softmax(q, k, v):
-    return q.softmax(-1) @ (k.softmax(-2).mT @ v)
 
 
 @candidate(**HEADS, features="d 8")

@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 
 from gdpa_inductor.options import Options
-from tests._judge import compare
 from tests._recorder import Recorder
 from tests.operands import make_operands
 from tests.patterns import values_table as table
@@ -59,14 +58,10 @@ def jagged(q, k, v, u, offsets):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_jagged_values_share_their_weights_too(training):
-    recorder = Recorder()
     operands = make_operands(dict.fromkeys("qkvu", "14 8"), SIZES, dtype=torch.float64)
     operands["offsets"] = torch.tensor([0, 5, 5, 14])
-    compiled = torch.compile(jagged, backend=recorder, fullgraph=True)
-    fault = compare(jagged, compiled, operands, training=training)
-    assert not fault, fault
-    assert len(recorder.matches) == 1 + training, recorder.why()
-    assert all(m.problem.jagged_query and m.problem.jagged_key for m in recorder.matches)
+    matches = fused(jagged, operands=operands, training=training, regions=1 + training).matches
+    assert all(m.problem.jagged_query and m.problem.jagged_key for m in matches)
 
 
 def as_advised(q, k, v, u):

@@ -47,9 +47,9 @@ COARSE = {
 
 def beside(numbers: list[float], dtype: torch.dtype) -> list[float]:
     """Numbers as a dtype has them, and the next ones below and above."""
-    found = torch.tensor(numbers, dtype=torch.float64).to(dtype)
-    ends = [torch.full_like(found, end) for end in (-math.inf, math.inf)]
-    return torch.cat([found, *(torch.nextafter(found, end) for end in ends)]).tolist()
+    actual = torch.tensor(numbers, dtype=torch.float64).to(dtype)
+    ends = [torch.full_like(actual, end) for end in (-math.inf, math.inf)]
+    return torch.cat([actual, *(torch.nextafter(actual, end) for end in ends)]).tolist()
 
 
 def samples(case: TorchCall, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -70,9 +70,9 @@ def samples(case: TorchCall, dtype: torch.dtype) -> list[torch.Tensor]:
 
 def rule(case: TorchCall):
     """The rule that the package uses on the installed torch."""
-    found = contract.holding(case.key)
-    assert found is not None, "torch does what no rule says"
-    return found
+    actual = contract.holding(case.key)
+    assert actual is not None, "torch does what no rule says"
+    return actual
 
 
 def program(case: TorchCall, kind: str, dtype: torch.dtype) -> Expr:
@@ -82,20 +82,21 @@ def program(case: TorchCall, kind: str, dtype: torch.dtype) -> Expr:
 eager = contract.eager
 
 
-def assert_same(got: torch.Tensor, wants: list[torch.Tensor], given, relative: float) -> None:
+def assert_same(got: torch.Tensor, wants: list[torch.Tensor], operands, relative: float) -> None:
     """Equal to one of several results but for rounding; the first few differences are named."""
     same = torch.zeros(wants[0].shape, dtype=torch.bool)
     got = got.expand_as(wants[0]).double()
     for want in (x.double() for x in wants):
         size = want.abs()
-        for operand in given:  # what cancels rounds by the size of what it is made from
+        for operand in operands:  # what cancels rounds by the size of what it is made from
             finite = torch.where(operand.double().isfinite(), operand.double().abs(), 0.0)
             size = torch.maximum(size, torch.where(finite < 1e3, finite, 0.0))
         close = (got - want).abs() <= relative * size + 1e-30
         same |= (got == want) | (got.isnan() & want.isnan()) | (close & want.isfinite())
     wrong = (~same).nonzero().flatten().tolist()
     first = [
-        (*(g[i].item() for g in given), "->", got[i].item(), wants[0][i].item()) for i in wrong[:4]
+        (*(g[i].item() for g in operands), "->", got[i].item(), wants[0][i].item())
+        for i in wrong[:4]
     ]
     assert not wrong, f"{wants[0].dtype}, {len(wrong)} of {len(same)}: {first}"
 
@@ -120,13 +121,15 @@ def each(cases: Sequence[TorchCall] = CASES) -> pytest.MarkDecorator:
 OF_ONE = [case for case in CASES if case.kinds == "f"]
 
 
-def computed(root: Expr, given: list[torch.Tensor], dtype: torch.dtype, grad=None) -> torch.Tensor:
+def computed(
+    root: Expr, operands: list[torch.Tensor], dtype: torch.dtype, grad=None
+) -> torch.Tensor:
     """As kernels compute: 16 bits in fp32, rounded at the end."""
     if dtype not in NARROW:
-        return evaluate(root, given, dtype, grad)
-    wide = [x.float() if x.is_floating_point() else x for x in given]
-    found = evaluate(root, wide, torch.float32, None if grad is None else grad.float())
-    return found.to(dtype) if found.is_floating_point() else found
+        return evaluate(root, operands, dtype, grad)
+    wide = [x.float() if x.is_floating_point() else x for x in operands]
+    actual = evaluate(root, wide, torch.float32, None if grad is None else grad.float())
+    return actual.to(dtype) if actual.is_floating_point() else actual
 
 
 def test_every_row_has_a_case() -> None:
@@ -142,13 +145,13 @@ def test_what_is_refused_says_why(name: str) -> None:
 @each()
 def test_value(case: TorchCall) -> None:
     for dtype in dtypes(case, WIDE + NARROW):
-        given = samples(case, dtype)
-        want = eager(case, given)
+        operands = samples(case, dtype)
+        want = eager(case, operands)
         root = program(case, kind_of(want.dtype), dtype)
         assert root.kind == kind_of(want.dtype), dtype
-        got = computed(root, given, dtype)
+        got = computed(root, operands, dtype)
         if want.is_floating_point():
-            assert_same(got, by_torch(case, given), given, TOLERANCE[dtype])
+            assert_same(got, by_torch(case, operands), operands, TOLERANCE[dtype])
         else:
             assert torch.equal(got.expand_as(want), want), dtype
 
@@ -157,9 +160,9 @@ def test_value(case: TorchCall) -> None:
 def test_what_may_differ_in_the_last_bit_is_named(case: TorchCall) -> None:
     """Else a rule that computes in other words than ATen is to be added to REWORDED."""
     for dtype in dtypes(case):
-        given = samples(case, dtype)
-        want = eager(case, given)
-        got = evaluate(program(case, kind_of(want.dtype), dtype), given, dtype).expand_as(want)
+        operands = samples(case, dtype)
+        want = eager(case, operands)
+        got = evaluate(program(case, kind_of(want.dtype), dtype), operands, dtype).expand_as(want)
         same = (got == want) | (got.isnan() & want.isnan())
         assert same.all() or case.name in REWORDED, dtype
 
@@ -186,10 +189,12 @@ def test_gradient_at_nan(case: TorchCall, dtype: torch.dtype, coming: float) -> 
     (term,) = contract.slopes(case, rule(case), dtype)
     slopes = set()
     for count in (1, 64):
-        given = torch.full((count,), math.nan, dtype=dtype).requires_grad_()
+        operands = torch.full((count,), math.nan, dtype=dtype).requires_grad_()
         grad = torch.full((count,), coming, dtype=dtype)
-        slopes |= {*map(str, torch.autograd.grad(eager(case, [given]), given, grad)[0].tolist())}
-        got = {*map(str, evaluate(term, [given.detach()], dtype, grad).tolist())}
+        slopes |= {
+            *map(str, torch.autograd.grad(eager(case, [operands]), operands, grad)[0].tolist())
+        }
+        got = {*map(str, evaluate(term, [operands.detach()], dtype, grad).tolist())}
         assert got == {str(case.at_nan)}
     assert got <= slopes
 
@@ -200,66 +205,66 @@ def test_torch_has_one_gradient_at_nan(case: TorchCall, dtype: torch.dtype) -> N
     """Where it has two, the case says in `at_nan` which is the row's: that of vectors."""
     slopes = set()
     for count in (1, 64):
-        given = torch.full((count,), math.nan, dtype=dtype).requires_grad_()
-        found = eager(case, [given])
-        if found.requires_grad:
-            (grad,) = torch.autograd.grad(found.sum(), given)
+        operands = torch.full((count,), math.nan, dtype=dtype).requires_grad_()
+        actual = eager(case, [operands])
+        if actual.requires_grad:
+            (grad,) = torch.autograd.grad(actual.sum(), operands)
             slopes |= {*map(str, (grad + 0.0).tolist())}
     assert len(slopes) <= 1
 
 
-def by_torch(case: TorchCall, given: list[torch.Tensor]) -> list[torch.Tensor]:
+def by_torch(case: TorchCall, operands: list[torch.Tensor]) -> list[torch.Tensor]:
     """The values by eager torch: of 16-bit operands, in fp32 and rounded too, as kernels have it.
 
     There the two differ at a few places, where fp16 overflows or a power is computed otherwise.
     """
-    want = eager(case, given)
+    want = eager(case, operands)
     if want.dtype not in NARROW:
         return [want]
-    return [want, eager(case, widened(given)).to(want.dtype)]
+    return [want, eager(case, widened(operands)).to(want.dtype)]
 
 
-def widened(given: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [x.float() if x.is_floating_point() else x for x in given]
+def widened(operands: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [x.float() if x.is_floating_point() else x for x in operands]
 
 
-def gradients_by_torch(case: TorchCall, given: list[torch.Tensor], coming: float):
+def gradients_by_torch(case: TorchCall, operands: list[torch.Tensor], coming: float):
     """The same for gradients, of the floating operands; None where there is none at all."""
-    leaves = [x.clone().requires_grad_(x.is_floating_point()) for x in given]
+    leaves = [x.clone().requires_grad_(x.is_floating_point()) for x in operands]
     want = eager(case, leaves)
     if not want.requires_grad:
         return None
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     grad = torch.full_like(want, coming)
-    found = torch.autograd.grad(want, wanted, grad, allow_unused=True)
-    return [torch.zeros_like(want) if x is None else x for x in found]
+    actual = torch.autograd.grad(want, wanted, grad, allow_unused=True)
+    return [torch.zeros_like(want) if x is None else x for x in actual]
 
 
 def assert_gradients(case: TorchCall, dtype: torch.dtype, coming: float, at=None) -> None:
-    given = samples(case, dtype)
+    operands = samples(case, dtype)
     if at is not None:
-        given = [x[at(x)] for x in given]
+        operands = [x[at(x)] for x in operands]
     if case.at_nan is not None:
-        given = [x[~x.isnan()] for x in given]
+        operands = [x[~x.isnan()] for x in operands]
     if case.name == "addcmul" and case.options:  # its factors meet in another order
-        given = [torch.where(x.abs() > 1e3, 1.0, x) for x in given]
-    expected = [gradients_by_torch(case, given, coming)]
+        operands = [torch.where(x.abs() > 1e3, 1.0, x) for x in operands]
+    expected = [gradients_by_torch(case, operands, coming)]
     if expected[0] is None:
         return
     if dtype in NARROW:
-        wide = gradients_by_torch(case, widened(given), coming)
+        wide = gradients_by_torch(case, widened(operands), coming)
         expected.append([x.to(dtype) for x in wide])
     grad = torch.full_like(expected[0][0], coming)
     for term, *wants in zip(contract.slopes(case, rule(case), dtype), *expected, strict=True):
         none = torch.zeros_like(grad)
-        got = none if term is None else computed(term, given, dtype, grad)
-        assert_same(got, wants, given, COARSE[dtype])
+        got = none if term is None else computed(term, operands, dtype, grad)
+        assert_same(got, wants, operands, COARSE[dtype])
 
 
 def count() -> str:
     """A line on the contract with the installed torch: what `test_value` and others compare."""
     tried = [(case, dtype) for case in CASES for dtype in dtypes(case, WIDE + NARROW)]
-    places = sum(len(samples(*given)[0]) for given in tried)
+    places = sum(len(samples(*operands)[0]) for operands in tried)
     rows = {case.key for case in CASES}
     return f"torch {torch.__version__}: {len(rows)} rows, {len(tried)} cases, {places} places"
 

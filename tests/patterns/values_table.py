@@ -48,12 +48,6 @@ def two_functions_of_one_score(q, k, v, u):
 
 
 @fuse(regions=2, **TWO)
-def a_function_of_the_weights_too(q, k, v, u):
-    w = torch.sigmoid(q @ k.mT)
-    return w @ v, (w * w) @ u
-
-
-@fuse(regions=2, **TWO)
 def a_value_that_is_made_from_the_first_result(q, k, v, u):
     w = F.silu(q @ k.mT)
     first = w @ v
@@ -117,12 +111,6 @@ def weights_and_their_transpose(q, k, v):
 def two_values_and_the_weights(q, k, v, u):
     w = F.silu(q @ k.mT)
     return w @ v, w @ u, w.square().mean()
-
-
-@refuse(*ESCAPES, **TWO)
-def a_function_that_is_refused_beside(q, k, v, u):
-    s = q @ k.mT
-    return s.softmax(-1) @ v + F.relu(s) ** 2 @ u
 
 
 @refuse("SCORES_ESCAPE", "POINTWISE_OP", **TWO)

@@ -4,7 +4,8 @@ A hunt is one file `tests/adversary/hunts/NAME.py`, or a package of that name, t
 
     CASES: list[tuple[Callable, Callable[[], tuple]]]
 
-and, if there are many that found nothing, `MORE` of them, which the slow tests run.
+and, if there are many that found nothing, `MORE` of them, which the slow tests run: one for each
+branch, reason or kind of operand that no other program has.
 
 Each case is a function of tensors and a function that makes its arguments. Both are plain torch:
 

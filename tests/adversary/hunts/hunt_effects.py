@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from .rows import Programs, after, leaves, normal, nothing, of_scores, plus, qkv32, scored, values
+from .rows import Programs, after, leaves, normal, nothing, of_scores, plus, qkv32, values
 
 CASES = Programs()
 case, table = CASES.case, CASES.table
@@ -72,16 +72,6 @@ table(
 # Writes to the scores, to operands and to the output
 
 
-@case(qkv32, of=of_scores)
-def scores_in_place_chain(s):
-    t = s.view(6, 6, 7)
-    t.mul_(2)
-    u = t.transpose(1, 2)
-    u.add_(1)
-    s.relu_()
-    return s
-
-
 @case(with_bias, of=of_scores)
 def scores_in_place_with_bias(s, b):
     s += b
@@ -129,12 +119,6 @@ def item_scale(q, k, v, t):
 # Overlapping memory, parts of complex numbers, several regions that share operands
 
 
-table(
-    qkv32,
-    scalar_tensor_scale=(of_scores(lambda s, t: relu(s * t)), values(0.5, grad=True)),
-    overlapping_keys=lambda q, k, v: relu(q @ k[:, :, :1].expand(2, 3, 7, 8).mT) @ v,
-    shared_regions=scored(lambda s, v: (relu(s) @ v, torch.tanh(s) @ v)),
-)
 table(
     nothing,
     observer_changes_a_scale=(

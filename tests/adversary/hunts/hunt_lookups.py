@@ -61,31 +61,12 @@ FOUND.table(
 TRIED.table(
     matrices,
     {
-        "transposed": (lambda t, i: t.T[:, i], normal((T, H)), at()),
         "none_and_integer": (
             lambda t, i: t[i, None, 1].squeeze(2).permute(2, 0, 1), normal((T, 3, H)), at(),
-        ),
-        "three_widths": (
-            lambda t, i, j, k: t[i, j, k.long()].permute(2, 0, 1),
-            normal((2, 2, 2, H)), at(0, 2, (N, 1)), at(0, 2, (M,)), at(-2, 2, dtype=torch.int32),
         ),
         "aten_index": (
             lambda t, i: torch.ops.aten.index.Tensor(t, [None, i])[1].permute(2, 0, 1),
             normal((3, T, H)), at(),
-        ),
-        "take_transposed": (
-            lambda t, i: torch.take(torch.stack([t, t * 2]).T, i * 2), normal(T), at(),
-        ),
-        "normed_rows": (lambda t, i: (t / t.norm())[i], normal(T), at()),
-        "strided_result": (
-            lambda t, i: t[i].as_strided((H, N, M), (1, M * H, H)), normal((T, H)), at(),
-        ),
-        "root_of_time": (
-            lambda t, x: t[apart(x).float().sqrt().long().clamp(max=4)], normal(T), times,
-        ),
-        "sign_of_time": (
-            lambda t, x: t[torch.div(x[:, :, None] - x[:, None, :1], -60, rounding_mode="trunc")
-                           .clamp(-2, 2)[:, None] + 2], normal(T), times,
         ),
     },
     of=of_biases,

@@ -48,7 +48,6 @@ def masked(f):
 table(
     with_bytes,
     of=masked,
-    bytes_less=lambda t: t[:, None] < t[None, :],
     bytes_low_bits=lambda t: (t[:, None] & 15) == (t[None, :] & 15),
     bytes_shifted=lambda t: (t[:, None] << 3) < (t[None, :] >> 2),
     bytes_as_truth=lambda t: torch.logical_and(t[:, None] >> 6, t[None, :] & 1),
@@ -58,7 +57,6 @@ table(
     with_small,
     of=masked,
     small_abs=lambda t: t.abs()[:, None] <= t[None, :].abs(),
-    small_neg=lambda t: (-t)[:, None] <= t[None, :],
     small_wide=lambda t: (t[:, None].long() - t[None, :].long()).abs() < 3,
 )
 table(
@@ -67,24 +65,16 @@ table(
     ints_apart_wide=lambda t: (t[:, None].long() - t[None, :]) >= 0,
     ints_product_wide=lambda t: (t[:, None].long() * t[None, :]) >> 20 > 7,
     ints_as_floats=lambda t: t[:, None].float() >= t[None, :],
-    ints_times_half=lambda t: t[:, None] * 0.5 >= t[None, :],
 )
 table(
     with_longs,
     of=masked,
-    longs_apart=lambda t: (t[:, None] - t[None, :]) >= 0,
     longs_fmod=lambda t: torch.fmod(t[:, None], 3) <= torch.fmod(t[None, :], 5),
     longs_trunc=lambda t: (
         torch.div(t[:, None] - 0 * t[None, :], 3, rounding_mode="trunc")
         >= torch.div(t, 3, rounding_mode="trunc")
     ),
-    longs_abs=lambda t: (t[:, None] - 0 * t[None, :]).abs() >= t[None, :].abs(),
     longs_floor_of_product=lambda t: (t[:, None] * t[None, :]) // 1000 >= 0,
-    longs_as_floats=lambda t: t[:, None].float() > t[None, :].float(),
-    longs_against_float=lambda t: t[:, None] >= t[None, :].float(),
-    longs_max_min=lambda t: (
-        (torch.maximum(t[:, None], t[None, :]) - torch.minimum(t[:, None], t[None, :])) < 2**40
-    ),
     longs_clamped=lambda t: (t[:, None] + t[None, :]).clamp(-5, 2**62) > 0,
     longs_chosen=lambda t: torch.where(t[:, None] > t[None, :], t[:, None], -t[None, :]) % 4 == 1,
 )
@@ -93,33 +83,23 @@ table(
     of=masked,
     flags_added=lambda f: (f[:, None] + f[None, :]) == 1,
     flags_compared=lambda f: f[:, None] <= f[None, :],
-    flags_max=lambda f: torch.maximum(f[:, None], f[None, :]),
     flags_xor_not=lambda f: ~(f[:, None] ^ ~f[None, :]),
-    flags_and_one=lambda f: (f[:, None] & 1) == f[None, :],
 )
 table(
     with_flags,
     of=of_scores,
-    flags_times=lambda s, f: F.silu(s) * (f[:, None] * f[None, :]),
-    flags_as_bias=lambda s, f: F.silu(s + (f[:, None] | f[None, :])),
-    flags_minus_float=lambda s, f: F.silu(s + (1 - (f[:, None] & f[None, :]).float()) * -1e4),
     flags_in_scale=lambda s, f: F.silu(s * (2 - (f[:, None] & f[None, :]).int())),
 )
 table(
     with_reals,
     of=masked,
     reals_as_truth=lambda r: torch.logical_or(r[:, None], r[None, :] - 1),
-    reals_equal=lambda r: r[:, None] == r[None, :],
     reals_not_greater=lambda r: ~(r[:, None] > r[None, :]),
-    reals_is_inf=lambda r: torch.isinf(torch.maximum(r[:, None], r[None, :])),
-    reals_quotient=lambda r: (r[:, None] / r[None, :]) > 0,
     reals_clamped=lambda r: r[:, None].clamp(0, 2) >= torch.clamp(r[None, :], min=1),
 )
 table(
     with_halves,
     of=masked,
-    halves_below_odd=lambda h: torch.maximum(h[:, None], h[None, :]) < 257,
-    halves_apart=lambda h: (h[:, None] - h[None, :]) >= 3,
     halves_and_positions=lambda h: h[:, None] < 253 + torch.arange(M),
     halves_at_most_clamped=lambda h: torch.maximum(h[:, None], h[None, :]).clamp(max=257) >= 257,
     halves_chosen=lambda h: (
@@ -141,27 +121,6 @@ table(
         half_with_number,
     ),
 )
-table(
-    nothing,
-    of=of_scores,
-    detached_part=(lambda s, a, b: F.silu(s + (a[:, None].detach() * b[None, :])), with_columns),
-    detached_view=(
-        lambda s, a, b: F.silu(s + a.detach()[:, None] + b.data[None, :] * a[:, None]),
-        with_columns,
-    ),
-)
-
-
-@case(with_columns)
-def detached_twice(q, k, v, a, b):
-    x = a[:, None] * b[None, :]
-    return F.silu(q @ k.mT * x.detach() + x) @ v
-
-
-@case(with_columns)
-def detached_score(q, k, v, a, b):
-    s = q @ k.mT + a[:, None]
-    return (F.silu(s) * s.detach().sigmoid() + b) @ v
 
 
 @case(with_columns)

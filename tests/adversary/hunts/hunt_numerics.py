@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from .rows import D64, Programs, leaves, nothing, of_scores, plus, values
+from .rows import D64, Programs, leaves, nothing, of_scores, plus
 
 CASES = Programs()
 table = CASES.table
@@ -33,15 +33,8 @@ def thousands():
     return (q.requires_grad_(), k, v)
 
 
-def doubled(make):
-    return lambda: tuple(x.detach().double().requires_grad_() for x in make())
-
-
-double_whole_scores, double_thousands = doubled(whole_scores), doubled(thousands)
 # Timestamps of today in double precision, a second apart.
 SECONDS = lambda: (1_700_000_000.0 + torch.arange(N, dtype=D64).repeat(B, 1),)
-WHOLE_SECONDS = lambda: (1_700_000_000 + torch.arange(N).repeat(B, 1),)
-TINY = lambda: (torch.tensor([1e-300, 0.0], dtype=D64).repeat(N // 2)[:, None].repeat(1, M),)
 half = lambda: qkv(torch.bfloat16)
 COUNTED = plus(half, lambda: (torch.arange(250, 250 + N * M).view(N, M).bfloat16(),))
 
@@ -60,12 +53,6 @@ table(
     qkv,
     of=masked,
     seconds_in_double=(lambda t: (t[:, :, None] > t[:, None, :])[:, None], SECONDS),
-    seconds_floor=(lambda t: (t.long()[:, :, None] > t.long()[:, None, :])[:, None], SECONDS),
-    seconds_after_double=(
-        lambda t, start: (t >= start)[:, None, None, :],
-        WHOLE_SECONDS,
-        values(1_700_000_003.5, dtype=D64),
-    ),
 )
 table(
     COUNTED,
@@ -100,11 +87,8 @@ table(
     nothing,
     of=at_least_one,
     log2_bucket=(lambda s: torch.log2(s).floor(), whole_scores),
-    log2_bucket_in_fp64=(lambda s: torch.log2(s).floor(), double_whole_scores),
     log10_bucket=(lambda s: torch.log10(s).floor(), thousands),
-    log10_bucket_in_fp64=(lambda s: torch.log10(s).floor(), double_thousands),
     log10_is_whole=(whole(torch.log10), thousands),
-    log10_is_whole_in_fp64=(whole(torch.log10), double_thousands),
 )
 table(
     whole_scores,
@@ -113,25 +97,15 @@ table(
     power_of_ten_is=lambda s: torch.where(
         torch.pow(10.0, torch.where(s < 16, s, 0.0)) == 100.0, 1.0, s
     ),
-    power_of_three=lambda s: 3.0 ** (s * 0.0625).clamp(max=40),
 )
 table(
     qkv,
     compare_past_fp32=where(lambda s: s < 1e300),
-    large_integer_compare=where(lambda s: s < (1 << 62)),
-    tiny_doubles_fill=(of_scores(lambda s, mask: F.silu(s).masked_fill(mask == 0, 0.0)), TINY),
 )
 table(
     qkv,
     of=of_scores,
-    smooth_of_log2=lambda s: torch.tanh(torch.log2(s.abs() + 1.0)),
-    times_past_fp32=lambda s: torch.sigmoid(s * 1e39),
     plus_past_fp32=lambda s: torch.tanh(s - 1e40),
-    scale_below_fp32=lambda s: F.silu(s * 1e-50),
-)
-table(
-    qkv,
-    head_slice_before=lambda q, k, v: F.silu((q @ k.mT)[:, -9:1]) @ v[:, :1],
 )
 
 
@@ -147,10 +121,6 @@ table(
     of=of_scores,
     half_positions_below_257=(
         lambda s: torch.where(torch.arange(300).to(s.dtype) < 257, F.silu(s), 0.0),
-        long_half,
-    ),
-    half_positions_at_least_257=(
-        lambda s: F.silu(s) * (torch.arange(300, dtype=torch.int64).to(torch.bfloat16) >= 257),
         long_half,
     ),
     log_sigmoid_times_infinity=(lambda s, weight: F.logsigmoid(s) * weight, with_infinity),

@@ -67,13 +67,6 @@ table(qkv, ACTS, of=of_infinities, prefix="infinities_through_")
 table(special, ACTS, of=of_halves, prefix="specials_through_")
 
 
-@case(with_bias)
-def expanded_batches(q, k, v, b):
-    k, v = k[:1].expand(B, H, M, D), v[:, :1].expand(B, H, M, D)
-    s = torch.bmm(q.reshape(-1, N, D), k.reshape(-1, M, D).mT).view(B, H, N, M)
-    return F.relu(s + b) @ v
-
-
 table(
     with_bias,
     einsum_ellipsis=lambda q, k, v, b: torch.einsum(
@@ -106,15 +99,4 @@ table(
         lambda s, a, b: F.silu(s + b.as_strided((N, M), (1, 1)) * a.as_strided((N, M), (0, 1))),
         with_vectors,
     ),
-    heads_apart=(lambda s: torch.cat([F.silu(s[:, -9:1]), F.gelu(s[:, 1:])], 1), qkv),
-    heads_stacked=(
-        lambda s: torch.stack([f(s[:, i]) for i, f in enumerate((F.relu, torch.tanh))], 1),
-        qkv,
-    ),
-    empty_in_cat=(lambda s: torch.cat([torch.empty(0), F.silu(s)], -1), qkv),
-)
-table(
-    qkv,
-    one_tensor=lambda q, k, v: F.silu(q @ q.mT) @ q,
-    keys_are_values=lambda q, k, v: F.elu(q @ k.mT, 0.3) @ k,
 )

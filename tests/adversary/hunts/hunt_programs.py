@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from .rows import Programs, nothing, qkv32, scored
+from .rows import Programs, qkv32, scored
 
 CASES = Programs()
 case, table = CASES.case, CASES.table
@@ -12,10 +12,6 @@ case, table = CASES.case, CASES.table
 
 def frozen():
     return tuple(x.detach() for x in qkv32())
-
-
-def bf():
-    return qkv32(torch.bfloat16)
 
 
 class M(nn.Module):
@@ -76,14 +72,6 @@ table(
     grad_inside=lambda q, k, v: (
         torch.func.grad(lambda q: (torch.relu(q @ k.mT) @ v).sum())(q) @ k.mT
     ),
-    cond_branches=lambda q, k, v: torch.cond(
-        q.sum() > 0,
-        lambda q, k, v: torch.relu(q @ k.mT) @ v,
-        lambda q, k, v: torch.tanh(q @ k.mT) @ v,
-        (q, k, v),
-    ),
-    dynamic_scale=lambda q, k, v: torch.relu(q @ k.mT / k.shape[-2]) @ v,
-    dynamic_triangle=lambda q, k, v: torch.relu((q @ k.mT).tril(k.shape[2] - q.shape[2])) @ v,
 )
 
 
@@ -92,31 +80,6 @@ def lengths_item(q, k, v, l):
     n = int(l.max())
     torch._check(n < 7)
     return torch.relu(q[:, :, :n] @ k[:, :, :n].mT) @ v[:, :, :n]
-
-
-table(
-    nothing,
-    dtype_changes=(lambda q, k, v: torch.relu((q @ k.mT).double()).float() @ v.float(), bf),
-)
-
-
-@case(qkv32)
-def autocast_cache(q, k, v):
-    with torch.autocast("cpu", torch.bfloat16):
-        with torch.no_grad():
-            a = q @ k.mT
-        o = torch.relu(q @ k.mT) @ v
-    return (o * 0, a * 0)
-
-
-@case(frozen)
-def autocast_nested(q, k, v):
-    with torch.autocast("cpu", torch.bfloat16):
-        s = q @ k.mT
-        with torch.autocast("cpu", enabled=False):
-            w = torch.relu(s.float())
-            o = w @ v
-    return o.bfloat16()
 
 
 @case(frozen, of=scored)

@@ -8,7 +8,6 @@ from .rows import Programs, of_scores, plus, qkv32
 CASES = Programs()
 case, table = CASES.case, CASES.table
 relu = of_scores(torch.relu)
-biased = of_scores(lambda s, bias: torch.relu(s + bias))
 in_16_bits = lambda: qkv32(torch.bfloat16)
 with_bias = plus(qkv32, lambda: (torch.randn(6, 7),))
 
@@ -37,35 +36,12 @@ CASES.add("step_on_q_before_backward", relu, frozen(1), zero_query)
 
 
 @case(with_bias)
-def bias_is_output(q, k, v, r):
-    bias = r * 0.5
-    return biased(q, k, v, bias), bias
-
-
-@case(with_bias)
 def bias_changed_after_a_break(q, k, v, r):
     bias = r * 0.5
     out = torch.relu(q @ k.mT + bias) @ v
     torch._dynamo.graph_break()
     bias.mul_(2)
     return out + bias.sum()
-
-
-@case(with_bias)
-def input_bias_changed_after_a_break(q, k, v, r):
-    out = torch.relu(q @ k.mT + r) @ v
-    torch._dynamo.graph_break()
-    r.mul_(2)
-    return out + r.sum()
-
-
-@case(with_bias)
-def small_bias_changed_after_a_break(q, k, v, r):
-    b = r[0] * 0.5
-    out = torch.relu(q @ k.mT + b) @ v
-    torch._dynamo.graph_break()
-    b.mul_(2)
-    return out + b.sum()
 
 
 @case(qkv32)
@@ -90,23 +66,6 @@ def frozen_keys_changed_later(q, k, v):
     return out + q2.sum()
 
 
-@case(qkv32)
-def no_grad_write_of_query_later(q, k, v):
-    q2 = q * 1
-    o = relu(q2, k.detach() * 1, v)
-    with torch.no_grad():
-        q2.mul_(3)
-    return o
-
-
-@case(qkv32)
-def detach_in_place_of_operand_later(q, k, v):
-    k2 = k * 1
-    o = relu(q, k2, v)
-    k2.detach_()
-    return o + k2.sum()
-
-
 # Inference mode: no history, and nothing to keep.
 
 
@@ -124,29 +83,7 @@ def view_in_inference_mode(q, k, v):
     return torch.relu(q.detach() @ kt) @ v
 
 
-@case(in_16_bits)
-def upcast_in_no_grad(q, k, v):
-    with torch.no_grad():
-        kf = k.float()
-    return relu(q.float(), kf, v.float())
-
-
 # Checkpoints read their operands again.
-
-
-table(
-    qkv32,
-    nested_checkpoints=lambda q, k, v: checkpoint(
-        lambda *x: checkpoint(relu, *x, use_reentrant=False) * 2, q, k, v, use_reentrant=False
-    ),
-    reentrant_checkpoint=lambda q, k, v: checkpoint(relu, q, k, v, use_reentrant=True),
-)
-
-
-@case(qkv32)
-def checkpoint_then_change(q, k, v):
-    k2 = k * 1.0
-    return checkpoint(relu, q, k2, v, use_reentrant=False), k2
 
 
 @case(with_bias)

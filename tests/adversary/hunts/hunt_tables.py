@@ -30,17 +30,13 @@ def of_rows(f):
     return of_biases(lambda *more: f(*more).permute(2, 0, 1))
 
 
-looked_up = lambda t, i: t[i]
 tab = plus(operands(4, 3), places())
 tab16 = plus(operands(4, 3, dtype=torch.bfloat16), places())
 table(
     operands(4, 3),
     of=of_rows,
-    table_getitem=(looked_up, places()),
-    table_negative=(looked_up, places(-4)),
     table_indexed_by_bytes=(lambda t, i: t[i.long()], places(dtype=torch.uint8)),
 )
-table(tab16, of=of_rows, table_bf16=looked_up)
 table(
     tab,
     of=of_rows,
@@ -133,12 +129,6 @@ def before_a_write_to_a_view(at):
     return index
 
 
-def with_a_write(at):
-    index = (at[:, :, None] // 60 + at[:, None, :] // 60) % 5
-    index.transpose(1, 2)[:, :7] = 2
-    return index
-
-
 def under_another_switch(at):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return (apart(at).float().sqrt() / 3).long().clamp(max=4)
@@ -151,16 +141,8 @@ table(
     table_by_log_time=logarithms,
     table_by_time_of_a_view=before_a_write_to_a_view,
     table_by_random_places=lambda at: torch.randint(0, 5, (2, 32, 32)),
-    table_by_places_with_a_write=with_a_write,
     table_under_another_switch=under_another_switch,
 )
-
-
-@case(stamps)
-def table_by_places_of_scores(q, k, v, t, at):
-    """An index that changes with a parameter."""
-    index = (q.sum((1, 3))[:, :, None] > k.sum((1, 3))[:, None]).long() + 2
-    return F.silu(q @ k.mT + t[index].unsqueeze(1)) @ v
 
 
 def step_on_the_table(q, k, v, t, at):

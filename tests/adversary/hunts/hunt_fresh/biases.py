@@ -3,31 +3,20 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import D64, Programs, normal, nothing, values
+from ..rows import D64, Programs, normal, nothing
 from .operands import T, bf16, fp32, fp64, frozen, of_scores, rounded
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
 
-LEARNED_SCALE = values(0.7, dtype=D64, grad=True)
-
 
 table(
     fp64,
     of=of_scores,
-    bias_col=(lambda s, b: torch.sigmoid(s + b), normal((5, 1))),
-    bias_one=(lambda s, b: torch.sigmoid(s + b), normal(1)),
     bias_adds_rank_mul=(lambda s, b: torch.sigmoid(s) * b, normal((3, 1, 1, 5, 5))),
     bias_used_twice=(lambda s, b: torch.sigmoid(s + b) * b, normal((2, 1, 5, 5))),
     bias_unfold=(lambda s, b: torch.sigmoid(s + b.unfold(1, 5, 1).flip(1)), normal((2, 9))),
-    bias_as_strided=(
-        lambda s, b: torch.sigmoid(s + torch.as_strided(b, (2, 5, 5), (9, 1, 1))),
-        normal((2, 9)),
-    ),
     bias_outer=(lambda s, b: torch.sigmoid(s + torch.outer(b, b)), normal(5)),
-    bias_diff_pow=(lambda s, b: torch.sigmoid(s - (b[:, None] - b[None]) ** 2), normal(5)),
-    mask_float_gate_row_col=(lambda s, b: torch.sigmoid(s) * b[:, None] * b[None], normal(5)),
-    bias_detached_partly=(lambda s, b: torch.sigmoid(s + b[:, None].detach() + b[None]), normal(5)),
 )
 
 
@@ -39,14 +28,9 @@ table(
     fp32,
     of=of_scores,
     float8_weights=lambda s: torch.sigmoid(s).to(torch.float8_e4m3fn).to(torch.float32),
-    weights_rounded_bf16=lambda s: torch.sigmoid(s).bfloat16().float(),
     scores_rounded_half=lambda s: F.relu(s.half().float()),
-    where_double_branch=lambda s: torch.where(s > 0, s, torch.zeros(5, 5, dtype=D64)).float(),
     python_float_big=lambda s: torch.sigmoid(s * 1e39 * 1e-39),
-    python_int_big=lambda s: torch.sigmoid(s + 2**24 + 1 - 2**24),
-    round_trip_add=lambda s: s + 1e6 - 1e6,
     neg_zero=lambda s: (1 / (s.relu() * -0.0)).clamp(-1, 1),
-    square_root_square=lambda s: s.square().sqrt(),
 )
 
 
@@ -60,20 +44,7 @@ def default_dtype_double(q, k, v):
 
 
 table(
-    bf16,
-    of=of_scores,
-    bf_scalar_tensor_bias=lambda s: F.relu(s + torch.tensor(0.1)),
-    bf_times_int_mask=lambda s: F.relu(s) * torch.ones(5, 5, dtype=torch.int64).tril(),
-    bf_float_mask_cast=lambda s: (F.relu(s) * torch.ones(5, 5).tril()).bfloat16(),
-    bf_scores_float=lambda s: F.relu(s.float() * 100).bfloat16(),
-)
-table(
     nothing,
-    mixed_value_dtype=(
-        lambda q, k, v: torch.sigmoid(q @ T(k)).to(v.dtype) @ v,
-        normal((2, 2, 5, 4), (2, 2, 5, 4), dtype=torch.float32),
-        normal((2, 2, 5, 4), dtype=torch.bfloat16),
-    ),
     mixed_all=(
         lambda q, k, v: torch.sigmoid(q @ T(k).float()).double() @ v,
         normal((2, 2, 5, 4), dtype=torch.float32),
@@ -100,7 +71,6 @@ table(
         lambda q, k, v: torch.sigmoid((q * 300) @ T(k * 300) * 1e-4) @ v,
         rounded(torch.float16),
     ),
-    scale_on_weights=(lambda q, k, v, s: (F.silu(q @ T(k)) * s) @ v, fp64, LEARNED_SCALE),
 )
 table(
     nothing,
@@ -108,26 +78,5 @@ table(
     complex_plain=(torch.tanh, rounded(torch.complex128)),
     integers=(F.relu, multiplied(3, torch.int64)),
     integers8=(F.relu, multiplied(50, torch.int8)),
-    scores_two_branches_mask=(lambda s: torch.where(s > 0, s, torch.zeros(())), fp64),
     where_int_branch=(lambda s: torch.where(s > 0, 1, 0).to(D64), fp64),
-)
-
-
-@case(fp32)
-def exp_overflow(q, k, v):
-    s = q @ T(k) * 50
-    return (torch.exp(s) / (1 + torch.exp(s))) @ v
-
-
-@case(fp32)
-def silu_by_exp(q, k, v):
-    s = q @ T(k) * 50
-    return (s / (1 + torch.exp(-s))) @ v
-
-
-table(
-    fp32,
-    arange_mask_promotes=lambda q, k, v: (
-        F.relu(q @ T(k)).double() * torch.arange(5, dtype=torch.float64) @ v.double()
-    ),
 )

@@ -12,45 +12,10 @@ case, table = PROGRAMS.case, PROGRAMS.table
 table(
     fp64,
     of=of_scores,
-    detach_weights=lambda s: torch.sigmoid(s).detach(),
-    detach_scores_in_gate=lambda s: s * torch.sigmoid(s.detach()),
     custom_scale_grad=lambda s: torch.tanh(Scale.apply(s)),
-    arg_unused_grad=lambda s: torch.sigmoid(s * 0),
-    const_activation=lambda s: (torch.sigmoid(s) > 0).to(D64),
-    floor_activation=torch.floor,
     bool_activation_int=lambda s: (s > 0).int().double(),
     ones_like_activation=lambda s: torch.ones_like(s).tril(),
-    detach_where=lambda s: torch.where(s > 0, s, s.detach()),
-    detach_add=lambda s: s + s.detach(),
 )
-
-
-@case(fp64, of=of_scores)
-def straight_through(s):
-    h = (s > 0).to(s.dtype)
-    soft = torch.sigmoid(s)
-    return h + soft - soft.detach()
-
-
-@case(fp64)
-def no_grad_scores_only(q, k, v):
-    with torch.no_grad():
-        s = q @ T(k)
-    return torch.tanh(s) @ v
-
-
-@case(fp64, of=weighted(torch.tanh))
-def no_grad_value(w, v):
-    with torch.no_grad():
-        u = v * 2
-    return w @ u
-
-
-@case(fp64, of=weighted(torch.tanh))
-def no_grad_last_product(w, v):
-    with torch.no_grad():
-        o = w @ v
-    return o, w.sum()
 
 
 @case(fp64)
@@ -72,12 +37,7 @@ class Scale(torch.autograd.Function):
 
 table(
     fp64,
-    bias_from_query=lambda q, k, v: torch.relu(q @ T(k) + q[..., :1]) @ v,
     bias_from_key_mean=lambda q, k, v: torch.relu(q @ T(k) - k.mean(-1).unsqueeze(-2)) @ v,
-    mul_detached_mask_param=lambda q, k, v: (
-        (torch.relu(q @ T(k)) * torch.sigmoid(v[..., 0]).unsqueeze(-2)) @ v
-    ),
-    weights_detached_returned=weighted(torch.sigmoid)(lambda w, v: (w @ v, w.detach().mean())),
     row_normalised_after=weighted(torch.sigmoid)(lambda w, v: (w @ v) / w.sum(-1, keepdim=True)),
     hook_on_scores=scored(
         after(
@@ -113,12 +73,6 @@ def module(f):
 
 
 @module
-def mod_counter(s, q, k, v):
-    s.count += 1
-    return F.silu(s.linear(q) @ T(s.linear(k)) * s.scale) @ s.linear(v) * s.count
-
-
-@module
 def mod_running_stats(s, q, k, v):
     w = torch.sigmoid(q @ T(k))
     with torch.no_grad():
@@ -126,33 +80,4 @@ def mod_running_stats(s, q, k, v):
     return w @ v
 
 
-@module
-def mod_param_inplace_between(s, q, k, v):
-    x = F.silu(q @ T(k) + s.scale.detach())
-    with torch.no_grad():
-        s.scale.mul_(2)
-    return x @ v + s.scale
-
-
-@module
-def mod_python_state(s, q, k, v):
-    s.calls += 1
-    return F.silu(q @ T(k) * s.calls) @ v
-
-
-@module
-def mod_hook(s, q, k, v):
-    h = s.linear.register_forward_hook(lambda m, i, o: o * 2)
-    o = F.silu(q @ T(s.linear(k))) @ v
-    h.remove()
-    return o
-
-
 # A step as an optimizer's, between output and backward.
-
-
-@module
-def StepInside(s, q, k, v):
-    o = torch.sigmoid(q @ T(k) + s.bias) @ v
-    s.bias.data.mul_(3)
-    return o

@@ -44,10 +44,6 @@ def output(f):
     return padded(lambda a, b, c, o: f(torch.sigmoid(a @ T(b)) @ c, o))
 
 
-def split(x):
-    return x.view(3, 5, 2, 4).transpose(1, 2)
-
-
 def lengths(o):
     return (o[1:] - o[:-1])[:, None, None]
 
@@ -58,7 +54,6 @@ table(
     jag_causal=lambda s, o: torch.sigmoid(s) * (torch.arange(5)[:, None] >= torch.arange(5)),
     jag_scale_batch=lambda s, o: torch.sigmoid(s) / lengths(o),
     jag_mask_lengths=lambda s, o: torch.sigmoid(s) * (torch.arange(5) < lengths(o) - 1),
-    jag_bias_positions_end=lambda s, o: torch.sigmoid(s + torch.arange(5).flip(0).to(D64)),
     jag_pad_scores=lambda s, o: F.elu(s.masked_fill(torch.arange(5) >= lengths(o), -1e9)) + 1,
 )
 table(
@@ -93,16 +88,6 @@ def jag_offsets_written(q, k, v, o):
     a, b, c = pad(q, o), pad(k, o), pad(v, o)
     o[1] = 3
     return plain(a, b, c, o)
-
-
-@case(jag())
-def jag_manual_index(q, k, v, o):
-    l = o[1:] - o[:-1]
-    i = torch.arange(5)
-    ix = (o[:-1, None] + i).clamp(max=8)
-    m = i < l[:, None]
-    a, b, c = q[ix], k[ix], v[ix]
-    return ((F.silu(a @ T(b)) * m[:, None]) @ c) * m[..., None]
 
 
 @case(jag())

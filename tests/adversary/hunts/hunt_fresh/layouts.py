@@ -16,16 +16,6 @@ table(
     bias_on_flat_scores=lambda s: torch.tanh(s.view(4, 25) + torch.arange(25, dtype=D64) / 10).view(
         2, 2, 5, 5
     ),
-    bias_on_transposed_scores=lambda s: torch.tanh(s.mT + torch.arange(5, dtype=D64)[:, None]).mT,
-    bias_on_permuted_heads=lambda s: torch.tanh(
-        s.permute(0, 2, 3, 1) + torch.arange(2, dtype=D64)
-    ).permute(0, 3, 1, 2),
-    bias_swapped_batch_head=lambda s: torch.tanh(
-        s.transpose(0, 1) + torch.arange(2, dtype=D64)[:, None, None]
-    ).transpose(0, 1),
-    bias_swapped_not_back=lambda s: torch.tanh(
-        s.transpose(0, 1) + torch.arange(2, dtype=D64)[:, None, None]
-    ),
 )
 table(
     fp64,
@@ -36,12 +26,6 @@ table(
         torch.sigmoid(torch.cat([torch.zeros(2, 2, 5, 1, dtype=D64), q @ T(k)], -1))[..., 1:] @ v
     ),
 )
-
-
-@case(fp64)
-def index_weights(q, k, v):
-    i = torch.tensor([4, 0, 0, 2])
-    return F.relu(q @ T(k))[..., i] @ v[..., i, :]
 
 
 @case(fp64)
@@ -106,26 +90,20 @@ table(
     tensordot_allheads=lambda q, k, v: torch.tensordot(
         torch.tensordot(q, k, ([3], [3])).relu(), v, ([3, 4, 5], [0, 1, 2])
     ),
-    mul_sum_spelling=lambda q, k, v: (
-        (q.unsqueeze(-2) * k.unsqueeze(-3)).sum(-1).tanh().unsqueeze(-1) * v.unsqueeze(-3)
-    ).sum(-2),
     bilinear=lambda q, k, v: F.bilinear(q, q, torch.randn(5, 4, 4, dtype=D64)).relu() @ v,
     same_scores_twice=weighted(F.silu)(lambda w, v: (w @ v, w @ (v + 1))),
     value_is_scores=scored(lambda s, v: torch.tanh(s) @ s),
 )
 table(
     matrices,
-    addmm_2d=lambda q, k, v: torch.addmm(v, F.silu(q @ k.t()), v, beta=-1, alpha=0.3),
     addmm_bias_row=lambda q, k, v: F.relu(torch.addmm(torch.arange(5.0, dtype=D64), q, k.t())) @ v,
     linear_2d_bias=lambda q, k, v: F.linear(
         F.silu(F.linear(q, k, torch.arange(5.0, dtype=D64))), v.t(), torch.ones(4, dtype=D64)
     ),
     addmv=lambda q, k, v: torch.mv(F.silu(q @ k.t()), v[:, 0]),
-    sparse_weights=lambda q, k, v: torch.sparse.mm(F.relu(q @ k.t()).detach().to_sparse(), v),
 )
 table(
     fp64,
     of=of_scores,
     weights_plus_eye=lambda s: F.silu(s) + torch.eye(5, dtype=D64),
-    two_activations_sum=lambda s: F.silu(s) + torch.tanh(s),
 )

@@ -1,7 +1,5 @@
 """Scores: activations, masks, special values, sizes, and what reduces or mixes them."""
 
-import math
-
 import torch
 import torch.nn.functional as F
 
@@ -24,7 +22,6 @@ table(
 )
 table(
     fp64,
-    sigmoid_minus_logn=lambda q, k, v: torch.sigmoid(q @ T(k) - math.log(k.shape[-2])) @ v,
     item_scale=lambda q, k, v: F.relu(q @ T(k) * q.detach().abs().max()) @ v,
     std_scale=lambda q, k, v: F.relu(q @ T(k) / q.std()) @ v,
     batched_scale=lambda q, k, v: F.relu(q @ T(k) * q.norm(dim=-1, keepdim=True)) @ v,
@@ -43,29 +40,19 @@ def naninf():
 table(
     naninf,
     of=of_scores,
-    nan_where=lambda s: torch.where(torch.isnan(s), 0.0, s),
     nan_to_num=lambda s: torch.nan_to_num(s, posinf=1.0),
-    nan_times_zero=lambda s: s * 0,
     nan_eq_self=lambda s: (s == s).to(D64) + s.detach() * 0,
     nan_fmax=lambda s: torch.fmax(s, torch.zeros((), dtype=D64)),
     nan_minmax=lambda s: torch.minimum(
         torch.maximum(s, torch.zeros((), dtype=D64)), torch.ones((), dtype=D64)
     ),
-    nan_sub_self=lambda s: s - s,
-    nan_ternary_not=lambda s: torch.where(~(s <= 0), s, 0.0),
 )
 
 
 table(
     fp64,
     of=of_scores,
-    bias_neg_inf_relu=lambda s: F.relu(
-        s + torch.zeros(5, 5, dtype=D64).masked_fill(torch.ones(5, 5).triu(1) > 0, float("-inf"))
-    ).square(),
     bias_neg_inf_exp=lambda s: torch.exp(
-        s + torch.zeros(5, 5, dtype=D64).masked_fill(torch.ones(5, 5).triu(1) > 0, float("-inf"))
-    ),
-    bias_neg_inf_softplus=lambda s: F.softplus(
         s + torch.zeros(5, 5, dtype=D64).masked_fill(torch.ones(5, 5).triu(1) > 0, float("-inf"))
     ),
     bias_neg_inf_gelu=lambda s: F.gelu(
@@ -74,24 +61,14 @@ table(
 )
 
 
-@case(fp64)
-def bias_neg_inf_silu_mul(q, k, v):
-    b = torch.zeros(5, 5, dtype=D64).masked_fill(torch.ones(5, 5).triu(1) > 0, float("-inf"))
-    s = q @ T(k) + b
-    return (s * torch.sigmoid(s)) @ v
-
-
 table(
     fp32,
     of=of_scores,
     weights_round=torch.round,
-    weights_floor_frac=lambda s: s - s.floor(),
     weights_sign_sqrt=lambda s: s.sign() * s.abs().sqrt(),
     weights_nan_to_num=lambda s: torch.nan_to_num(torch.log(s), nan=-1.0),
-    weights_gelu_tanh=lambda s: F.gelu(s, approximate="tanh"),
     weights_prelu=lambda s: F.prelu(s, torch.tensor([0.1, 0.4])),
     weights_prelu_learned=(lambda s, a: F.prelu(s, a), values([0.1, 0.4], grad=True)),
-    weights_prelu_learned1=(lambda s, a: F.prelu(s, a), values([0.4], grad=True)),
 )
 table(
     nothing,
@@ -101,8 +78,6 @@ table(
     fp64,
     of=of_scores,
     weights_pow_zero=lambda s: F.relu(s) ** 0,
-    weights_pow_half=lambda s: F.relu(s) ** 0.5,
-    weights_relu2_max=lambda s: torch.maximum(s, torch.zeros((), dtype=D64)).square(),
     hypot=lambda s: torch.hypot(s, torch.ones((), dtype=D64)),
     atan2=lambda s: torch.atan2(s, s + 1),
     lerp=lambda s: torch.lerp(s, s.tanh(), 0.3),
@@ -113,24 +88,11 @@ table(
 )
 
 
-@case(fp64)
-def relu_maximum_ties(q, k, v):
-    s = q.round() @ T(k.round())
-    return torch.maximum(s, torch.zeros_like(s)) @ v
-
-
-@case(fp64)
-def where_scores_positive(q, k, v):
-    s = q.round() @ T(k.round())
-    return torch.where(s > 0, s, 0.1 * s) @ v
-
-
 table(
     fp64,
     relu_clamp_tensor=lambda q, k, v: (
         (q.round() @ T(k.round())).clamp(torch.zeros(1, dtype=D64), torch.ones(1, dtype=D64)) @ v
     ),
-    abs_at_zero=lambda q, k, v: (q.round() @ T(k.round())).abs() @ v,
     heaviside=lambda q, k, v: (
         torch.heaviside((q.round() @ T(k.round())).detach(), torch.tensor(0.25, dtype=D64)) @ v
     ),
@@ -152,39 +114,21 @@ def outer(f, positions=lambda: torch.arange(5)):
 
 table(
     fp64,
-    positions_half=outer(torch.gt, lambda: torch.arange(2048, 2053).half()),
     positions_float_step=outer(lambda i, j: i * 3 - j <= 0.3, lambda: torch.arange(0, 0.5, 0.1)),
     positions_linspace=outer(torch.ge, lambda: torch.linspace(0, 1, 5)),
-    mod_positions=outer(lambda i, j: (i - j) % 2 == 0),
     fmod_positions=outer(lambda i, j: torch.fmod(i - j, 3) == 1),
-    remainder_positions=outer(lambda i, j: torch.remainder(i - j, -3) == -1),
     div_floor_positions=outer(lambda i, j: torch.div(i - j, 2, rounding_mode="floor") == -1),
     div_trunc_positions=outer(lambda i, j: torch.div(i - j, 2, rounding_mode="trunc") == 0),
     shift_positions=outer(lambda i, j: ((i - j) >> 1) == -1),
-    mask_bucketize=outer(torch.eq, lambda: torch.bucketize(torch.arange(5), torch.tensor([1, 3]))),
-    mask_searchsorted=outer(
-        torch.eq, lambda: torch.searchsorted(torch.tensor([0, 2, 5]), torch.arange(5), right=True)
-    ),
-    triu_of_transposed=lambda q, k, v: T(torch.triu(F.silu(k @ T(q)))) @ v,
 )
 table(
     fp64,
     of=of_scores,
-    masked_fill_then_relu_plus1=(
-        lambda s, m: torch.sigmoid(s.masked_fill(~m, float("-inf"))),
-        MASK,
-    ),
-    masked_fill_inf_silu=(lambda s, m: F.silu(s.masked_fill(~m, float("-inf"))), MASK),
     masked_fill_elu1=(lambda s, m: F.elu(s.masked_fill(~m, float("-inf"))) + 1, MASK),
     mask_where_nan=(lambda s, m: torch.where(m, torch.sqrt(s), 0.0), MASK),
     mask_where_log=(lambda s, m: torch.where(s > 0, torch.log(s), torch.zeros_like(s)), MASK),
     mask_add_int=(lambda s, m: torch.sigmoid(s + m.to(torch.int64) * -100), MASK),
-    tril_of_scores_diag=lambda s: F.silu(torch.tril(s, -1)),
-    tril_before_sigmoid=lambda s: torch.sigmoid(torch.tril(s)),
-    mask_from_scores_threshold=lambda s: s * (s > 0.3),
-    mask_from_scores_float=lambda s: torch.exp(-s.abs()) * (s > 0.3).to(torch.int8),
     max_subtracted_detached=lambda s: torch.exp(s - s.amax(-1, keepdim=True).detach()),
-    mask_roll=lambda s: F.relu(s) * torch.roll(torch.ones(5, 5).tril(), 1, 0),
     mask_flip=lambda s: F.relu(s) * torch.flip(torch.ones(5, 5).tril(), (1,)),
     mask_cumsum=lambda s: F.relu(s) * (torch.ones(5, 5).cumsum(-1) > torch.ones(5, 5).cumsum(-2)),
     mask_one_hot=lambda s: F.relu(s) * F.one_hot(torch.tensor([0, 2, 1, 4, 3]), 5),
@@ -210,9 +154,5 @@ table(
     one_query_bias_broadcasts_rows=(
         lambda s: torch.sigmoid(s + torch.arange(3, dtype=D64)[:, None]),
         normal((2, 2, 1, 4), (2, 2, 5, 4), (2, 2, 5, 4)),
-    ),
-    one_key_broadcasts=(
-        lambda s: torch.sigmoid(s + torch.arange(3, dtype=D64)),
-        normal((2, 2, 5, 4), (2, 2, 1, 4), (2, 2, 3, 4)),
     ),
 )

@@ -85,15 +85,9 @@ table(
     of=weights,
     prefix="jagged_",
     exp=lambda s, o: torch.exp(s),
-    reciprocal=lambda s, o: 1 / (s * s + 1),
     log=lambda s, o: torch.log(s.abs() + 1),
     abs_sqrt=lambda s, o: (s.abs() + 1e-6).sqrt(),
-    masked_where_it_is=lambda s, o: torch.where(
-        columns(within((o[:-1] - o[1:]).neg())), 7.0, F.silu(s)
-    ),
     masked_by_diff=lambda s, o: F.silu(s) * columns(within(o.diff().to(torch.int8))) + 1,
-    causal=lambda s, o: F.silu(s).tril(),
-    bias_of_keys=(bias_of_keys, normal(9)),
     bias_by_other_offsets=(bias_of_keys, normal(9), OTHERS),
     bias_of_more_values=(bias_of_keys, normal(12)),
     bias_of_tokens=(
@@ -124,22 +118,6 @@ def jagged_padded_value_written(a, b, c, o):
 
 
 @case(plus(ROWS, OFFSETS))
-def jagged_values_written_between(q, k, v, o):
-    v = v * 1
-    a, b, c = (heads_first(x, o) for x in (q, k, v))
-    s = torch.sigmoid(a @ b.mT)
-    v.mul_(3)
-    return unpad((s @ c).transpose(1, 2), o, q.shape[0]) + v.sum()
-
-
-@case(plus(ROWS, OFFSETS))
-def jagged_offsets_copied_and_written(q, k, v, o):
-    p = o.clone()
-    p[1] = 2
-    return attend(q, k, v, o, torch.sigmoid, out=p)
-
-
-@case(plus(ROWS, OFFSETS))
 def jagged_query_padded_without_gradient(q, k, v, o):
     with torch.no_grad():
         a = heads_first(q, o)
@@ -154,24 +132,3 @@ table(
         lambda s, o: F.silu(s) * columns(within(l - 1)) * rows(within(l - 1).flip(0))
     )(q, k, v, ends(l)),
 )
-
-
-@case(plus(ROWS, LENGTHS))
-def jagged_lengths_changed(q, k, v, l):
-    o = ends(l)
-    l.copy_(torch.tensor([1, 4, 2, 2]))
-    return attend(q, k, v, o, kv=ends(l))
-
-
-def nested(*fills):
-    """Keys and values may have offsets of their own."""
-
-    def program(q, k, v, o, kv=None):
-        kv = o if kv is None else kv
-        a, b, c = (
-            torch.nested.nested_tensor_from_jagged(x, p).to_padded_tensor(fill).transpose(1, 2)
-            for x, p, fill in zip((q, k, v), (o, kv, kv), fills)
-        )
-        return torch.sigmoid(a @ b.mT) @ c
-
-    return program
