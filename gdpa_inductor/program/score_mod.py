@@ -264,10 +264,10 @@ def _parse_term(text: str, names: Mapping[str, Expr]) -> Expr:
         raise ScoreModError(f"{error.msg} at {place!r}") from None
     except (ValueError, MemoryError, RecursionError) as error:
         raise ScoreModError(f"{text[:20]!r} cannot be parsed: {error}") from None
-    return _term(root, names, 0)
+    return _term(root, text, names, 0)
 
 
-def _term(node: ast.expr, names: Mapping[str, Expr], depth: int) -> Expr:
+def _term(node: ast.expr, text: str, names: Mapping[str, Expr], depth: int) -> Expr:
     if depth > _MAX_DEPTH:
         raise ScoreModError("a term is nested too deeply")
     match node:
@@ -284,12 +284,12 @@ def _term(node: ast.expr, names: Mapping[str, Expr], depth: int) -> Expr:
         case ast.Name(name):
             raise ScoreModError(f"unknown name {name!r}")
         case ast.Call(ast.Name(name), operands, []):
-            args = [_term(x, names, depth + 1) for x in operands]
+            args = [_term(x, text, names, depth + 1) for x in operands]
             try:
                 return call(_KEYWORDS.get(name, name), *args)
             except ValueError as error:
                 raise ScoreModError(str(error)) from None
-    raise ScoreModError(f"unexpected {ast.unparse(node)[:20]!r}")
+    raise ScoreModError(f"unexpected {text[node.col_offset : node.end_col_offset][:20]!r}")
 
 
 def _literal(value: float) -> Expr:

@@ -176,6 +176,10 @@ def test_what_a_program_reads() -> None:
         ("where(not lt(s,0.0),s,0.0)", "at .not_ lt"),
         ("s if s else s", "unexpected"),
         ("neg(" * 500 + "s" + ")" * 500, "nested"),
+        ("+".join("s" * 3000), "unexpected|cannot be parsed"),
+        ("+".join("s" * 30000), "unexpected|cannot be parsed"),
+        ("-" * 200 + "s", "unexpected"),
+        ("-" * 60000 + "s", "parsed|nested|stack|unexpected"),
     ],
 )
 def test_what_is_not_a_program_is_refused(text: str, message: str) -> None:

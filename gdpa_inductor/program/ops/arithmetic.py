@@ -42,11 +42,15 @@ def _at_most(x: torch.Tensor, high: float) -> torch.Tensor:
 def _clamp(function: Callable[..., torch.Tensor], says: str, plain: str, passes: str) -> Op:
     """passes: The comparison of x with the bound for which the gradient passes."""
     return Op(
-        OF_REALS, function, says, params=1,
+        OF_REALS,
+        function,
+        says,
+        params=1,
         vjp=lambda g, y, x, bound: (keep(g, call(passes, x, bound)), None),
-        interval=intervals.rising, traits=VALUES | Trait.TURNS,
+        interval=intervals.rising,
+        traits=VALUES | Trait.TURNS,
         plain=lambda x, bound: call(plain, x, bound),
-    )  # fmt: skip
+    )
 
 
 def _d_pow(g: Expr, _y: Expr, x: Expr, exponent: Expr) -> tuple[Expr | None, ...]:

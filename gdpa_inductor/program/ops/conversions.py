@@ -14,10 +14,13 @@ from .arithmetic import REAL, VALUES, where
 def _narrowed(name: str, dtype: torch.dtype, says: str) -> Op:
     # The gradient is rounded too, as autograd does it.
     return Op(
-        REAL, lambda x: x.to(dtype).to(x.dtype), says,
+        REAL,
+        lambda x: x.to(dtype).to(x.dtype),
+        says,
         vjp=lambda g, y, x: (call(name, g),),
-        interval=intervals.rising, traits=VALUES | Trait.SMOOTH,
-    )  # fmt: skip
+        interval=intervals.rising,
+        traits=VALUES | Trait.SMOOTH,
+    )
 
 
 def _whole(function: Callable[..., torch.Tensor], says: str = "no gradient") -> Op:

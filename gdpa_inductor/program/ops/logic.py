@@ -36,8 +36,12 @@ ROWS = {
     "not": Op(("b>b",), torch.logical_not, "the opposite", interval=intervals.opposite),
     "isnan": Op(("f>b",), torch.isnan, "x is NaN"),
     "where": Op(
-        ("bff>f", "bii>i"), torch.where, "x where c, else z", traits=Trait.SMOOTH,
+        ("bff>f", "bii>i"),
+        torch.where,
+        "x where c, else z",
+        traits=Trait.SMOOTH,
         vjp=lambda g, y, c, x, z: (None, keep(g, c), where(c, 0.0, g)),
-        interval=intervals.where, integers=integers.where,
+        interval=intervals.where,
+        integers=integers.where,
     ),
-}  # fmt: skip
+}
