@@ -7,7 +7,7 @@ candidate is read in the ways of `ATTEMPTS`, one after the other, until one succ
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,7 +16,6 @@ from torch.fx import Node
 from .._compat import shapes
 from ..options import Options
 from ..problem import Problem
-from ..program.score_mod import ScoreMod
 from ..rejection import Code, Rejection
 from . import profit, tables
 from .host import facts, places, row_sums
@@ -27,10 +26,9 @@ from .host.sizes import is_one, is_zero, product
 from .jagged.padding import GraphPadding, NotPadded
 from .jagged.unpadding import Understood, without_padding
 from .reading import shadow
-from .reading.layout import program_of
 from .reading.matcher import read
 from .reading.reached import with_gradients
-from .reading.reading import Operand, Reading
+from .reading.reading import Reading
 from .result import Origin, Refused, internal_error
 from .writing.recipe import Handle, Recipe
 from .writing.replacement import replacement
@@ -147,10 +145,8 @@ class Analyst:
             return rejection(candidate, internal_error(error))
 
     def _outcome_of_several(self, candidate: Candidate) -> RegionPlan | Rejection:
-        """One of several products may give the scores; the others are operands: biases or gates.
-
-        The one with the most elements is the first to try: those are not stored.
-        """
+        # One of several products may give the scores; the others are operands: biases or gates. The
+        # one with the most elements is the first to try: those are not stored.
         reduction = self.graph.reduction(candidate)
         if reduction is not None:
             return rejection(candidate, row_sums.within(reduction, candidate.second))
@@ -170,17 +166,19 @@ class Analyst:
         return rejection(candidate, Refused(Code.SEVERAL_SCORES, reason))
 
     def _outcome(self, candidate: Candidate) -> RegionPlan | Rejection:
-        """The plan of a candidate whose scores are one product, or why there is none.
-
-        A side is jagged if it can be. Otherwise `RegionPlan.notes` says why it stays padded.
-        """
-        notes: dict[Code, Rejection] = {}
+        # The plan of a candidate whose scores are one product, or why there is none. A side is
+        # jagged if it can be. Otherwise `RegionPlan.notes` says why it stays padded.
+        sink, refusals = self._sink(candidate)
+        notes = {refusal.code: rejection(candidate, refusal) for refusal in refusals}
+        feeds = self.padding.feeds(candidate)
         refused: Refused | None = None
         siblings = self.graph.siblings(candidate)
         finder = Finder(self.graph, self.padding.padded, self.padding.pads, siblings)
-        for attempt, sink in self._attempts(candidate, notes):
+        for attempt in ATTEMPTS:
+            if (attempt.is_jagged and not feeds) or (attempt.rows and sink is None):
+                continue
             try:
-                plan = self._plan(candidate, attempt, sink, finder)
+                plan = self._plan(candidate, attempt, sink if attempt.rows else None, finder)
                 return replace(plan, notes=tuple(notes.values()))
             except Refused as refusal:
                 log.debug("%s, %s: %s", candidate.second, attempt.name, refusal.reason)
@@ -194,24 +192,16 @@ class Analyst:
         assert refused is not None
         return rejection(candidate, refused)
 
-    def _attempts(
-        self, candidate: Candidate, notes: dict[Code, Rejection]
-    ) -> Iterator[tuple[Attempt, Sink | None]]:
-        """The attempts for a candidate, each with the sink of its rows if their padding goes."""
-        feeds = self.padding.feeds(candidate)
-        sink: Sink | None = None
-        refusals = [] if feeds else list(self._unused_padding(candidate))
+    def _sink(self, candidate: Candidate) -> tuple[Sink | None, list[Refused]]:
+        """(the call that unpads the rows, why padding stays)"""
+        if not self.padding.feeds(candidate):
+            return None, list(self._unused_padding(candidate))
         try:
-            sink = self.padding.sink(candidate.second) if feeds else None
+            return self.padding.sink(candidate.second), []
         except Refused as refusal:
-            refusals += [refusal] if self.padding.pads_rows(candidate) else []
-        notes.update({refusal.code: rejection(candidate, refusal) for refusal in refusals})
-        for attempt in ATTEMPTS:
-            if not attempt.is_jagged or (feeds and (sink is not None or not attempt.rows)):
-                yield attempt, sink if attempt.rows else None
+            return None, [refusal] if self.padding.pads_rows(candidate) else []
 
     def _unused_padding(self, candidate: Candidate) -> Iterator[Refused]:
-        """Why padding before the operands cannot be removed."""
         if self.padding.derives(candidate):
             reason = "the operands are computed from padded values"
             advice = "act on the values before they are padded"
@@ -224,7 +214,6 @@ class Analyst:
     def _plan(
         self, candidate: Candidate, attempt: Attempt, sink: Sink | None, finder: Finder
     ) -> RegionPlan:
-        """The plan of one attempt. A mask or bias that cannot be read becomes an operand."""
         closed: set[Node] = set()
         while True:
             try:
@@ -239,11 +228,8 @@ class Analyst:
                 closed.add(node)
 
     def _worth_closing(self, node: Node, candidate: Candidate) -> bool:
-        """Whether a node may become an operand.
-
-        It must not be made from scores. It should not be an integer for each score either, if a
-        mask of one byte for each score is made from it.
-        """
+        # Whether a node may become an operand. It must not be made from scores. It should not be an
+        # integer for each score either, if a mask of one byte for each score is made from it.
         tensors, scores = facts.tensors(node), facts.tensors(candidate.firsts[0])[0]
         if len(tensors) != 1 or set(candidate.firsts) & self.graph.reach[node]:
             return False
@@ -258,12 +244,10 @@ class Analyst:
             raise Refused(Code.TOO_SMALL, "a dimension has size 0", change="")
         reading = self._reading(region, candidate.firsts[0])
         understood = without_padding(self.padding, reading, region.sink, attempt.keys, region.end)
-        program, operands = program_of(understood.reading, understood.layout)
         try:
-            return self._approved(candidate, region, understood, program, operands)
+            return self._approved(candidate, region, understood)
         except Refused as refusal:
-            refusal.formula = program.formula
-            raise
+            raise refusal.but(formula=understood.program.formula) from refusal.__cause__
 
     def _reading(self, region: Region, first: Node) -> Reading:
         key = first, region.makers, region.nodes, region.leaves
@@ -279,44 +263,40 @@ class Analyst:
             raise reading
         return reading
 
-    def _approved(
-        self,
-        candidate: Candidate,
-        region: Region,
-        understood: Understood,
-        program: ScoreMod,
-        operands: Sequence[Operand],
-    ) -> RegionPlan:
-        """The plan of a region. Raises Refused if it does not pay, or has no replacement."""
+    def _approved(self, candidate: Candidate, region: Region, understood: Understood) -> RegionPlan:
         reading = understood.reading
-        rank = profit.rank(program, reading)
+        rank = profit.rank(understood.program, reading)
         if rank == profit.SCALE and not understood.layout.rows:
             reason = "three matrices are multiplied, one of them a row: there are no weights"
             raise Refused(Code.CONTRACTION, reason)
-        recipe, result, problem = replacement(
-            self.graph, region, understood, program, operands, self.options
-        )
-        leaves = tuple(operand.leaf for operand in operands)
+        recipe, result, problem = replacement(self.graph, region, understood, self.options)
+        leaves = tuple(operand.leaf for operand in understood.operands)
         biases = leaves if problem.training else ()
         if problem.training:
             problem = replace(problem, crowded=tables.crowded(self.graph, list(biases)))
-        refusal = profit.judge(problem, rank, self.options.profit)
-        if refusal is not None:
-            raise refusal
-        sizes = [size for node in region.sizes for size in _shape_values(node)]
-        if not all(map(self.writer.can_write, [*reading.scalars, *sizes, *recipe.sizes()])):
+        profit.check(problem, rank, self.options.profit)
+        sizes = [*reading.scalars, *recipe.sizes()]
+        for values in map(facts.value, region.sizes):
+            sizes += values if isinstance(values, (tuple, list)) else [values]
+        known_sizes = [size for size in sizes if isinstance(size, (int, torch.SymInt))]
+        if not all(map(self.writer.can_write, known_sizes)):
             reason = "a symbolic size cannot be computed from the graph's inputs"
             raise Refused(Code.ANALYSIS, reason)
-        choice = self._choice(problem)
         known = self.padding.pads
-        pads = tuple(n for leaf in region.leaves if leaf in known for n in known[leaf].calls)
-        origins = tuple(places.origin(leaf, candidate.second) for leaf in leaves)
         return RegionPlan(
-            candidate, region, recipe, result, problem, choice, rank, pads, biases, origins=origins
+            candidate=candidate,
+            region=region,
+            recipe=recipe,
+            result=result,
+            problem=problem,
+            choice=self._choice(problem),
+            rank=rank,
+            pads=tuple(n for leaf in region.leaves if leaf in known for n in known[leaf].calls),
+            biases=biases,
+            origins=tuple(places.origin(leaf, candidate.second) for leaf in leaves),
         )
 
     def _choice(self, problem: Problem) -> object:
-        """The kernel for a problem. Raises Refused if there is none."""
         choice = True if self.supports is None else self.supports(problem)
         if isinstance(choice, Rejection):
             raise Refused(choice.code, choice.reason)
@@ -328,6 +308,8 @@ class Analyst:
 def rejection(candidate: Candidate, refusal: Refused) -> Rejection:
     """A refusal as a value, with its place in the user's source."""
     second, firsts = candidate.second, candidate.firsts
+    scores = facts.tensors(firsts[0])[0]
+    count = shapes.size_hint(scores.numel())
     return Rejection(
         refusal.code,
         refusal.reason,
@@ -335,18 +317,6 @@ def rejection(candidate: Candidate, refusal: Refused) -> Rejection:
         second.name,
         places.module(*firsts, second),
         refusal.formula,
-        None if second in firsts else _bytes(facts.tensors(firsts[0])[0]),
+        None if second in firsts or count is None else count * scores.itemsize,
         refusal.change,
     )
-
-
-def _bytes(scores: torch.Tensor) -> int | None:
-    """The bytes of the scores. Symbolic sizes count by their hints."""
-    count = shapes.size_hint(scores.numel())
-    return None if count is None else count * scores.itemsize
-
-
-def _shape_values(node: Node) -> list[int | torch.SymInt]:
-    value = facts.value(node)
-    values = value if isinstance(value, (tuple, list)) else [value]
-    return [size for size in values if isinstance(size, (int, torch.SymInt))]

@@ -11,7 +11,7 @@ from ..problem import Problem
 from ..program.expr import AXES, SCORE, postorder
 from ..program.score_mod import ScoreMod
 from ..rejection import Code
-from .reading.reading import Reading
+from .reading.reading import LINEAR_ATTENTION, Reading
 from .result import Refused
 
 MIN_CHANNELS, MIN_SCORES = 16, 32 * 32
@@ -33,8 +33,7 @@ def rank(program: ScoreMod, reading: Reading) -> int:
     ):
         return MASK
     if reading.swapped:
-        reason = "three matrices are multiplied, the right-hand ones first: there are no weights"
-        raise Refused(Code.CONTRACTION, reason)
+        raise Refused(Code.CONTRACTION, LINEAR_ATTENTION)
     left, right = reading.left, reading.right
     inner = set(reading.inner)  # what the first product sums over
     dims = [[dim for dim, x in enumerate(o.index) if inner & set(x)] for o in (left, right)]
@@ -43,22 +42,19 @@ def rank(program: ScoreMod, reading: Reading) -> int:
     return SCALE
 
 
-def judge(problem: Problem, rank: int, profit: Profit) -> Refused | None:
-    """Why a problem does not pay on any device, or None. Unknown sizes count as large."""
-    known = {
-        name: shapes.size_hint(getattr(problem, name))
-        for name in ("rows", "cols", "head_dim", "value_dim")
-    }
-    rows, cols, dim, value_dim = (1 << 20 if hint is None else hint for hint in known.values())
+def check(problem: Problem, rank: int, profit: Profit) -> None:
+    """Raise Refused if a problem does not pay on any device. Unknown sizes count as large."""
     if not profit or problem.unbounded:
-        return None
+        return
+    sizes = (problem.rows, problem.cols, problem.head_dim, problem.value_dim)
+    hints = map(shapes.size_hint, sizes)
+    rows, cols, dim, value_dim = (1 << 20 if hint is None else hint for hint in hints)
     if min(dim, value_dim) < MIN_CHANNELS:
         reason = f"the head dims are {dim} and {value_dim}; fusing pays from {MIN_CHANNELS}"
-        return Refused(Code.TOO_SMALL, reason)
+        raise Refused(Code.TOO_SMALL, reason)
     if not problem.jagged and rows * cols < MIN_SCORES:
         few = f"{rows} rows × {cols} keys are {rows * cols} scores"
-        return Refused(Code.TOO_SMALL, f"{few}; fusing pays from {MIN_SCORES}")
+        raise Refused(Code.TOO_SMALL, f"{few}; fusing pays from {MIN_SCORES}")
     if rank == SCALE and cols <= 2 * max(dim, value_dim):
         reason = f"with {cols} columns between: the scores are small"
-        return Refused(Code.SLOWER, f"three matrices are multiplied, {reason}")
-    return None
+        raise Refused(Code.SLOWER, f"three matrices are multiplied, {reason}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch.fx import Node
 
@@ -74,19 +75,29 @@ class Result:
 class Refused(Exception):
     """Raised in the analysis of one candidate. It becomes the candidate's `Rejection`.
 
-    node: The user's node that could not be read, if there is one. formula: The weights, if they
-    were read before the refusal. change: The advice, where that of the code does not fit.
+    node:     The user's node that could not be read, if there is one.
+    change:   The advice, where that of the code does not fit.
+    formula:  The weights, if they were read before the refusal.
     """
 
     def __init__(
-        self, code: Code, reason: str, node: Node | None = None, change: str | None = None
+        self,
+        code: Code,
+        reason: str,
+        node: Node | None = None,
+        change: str | None = None,
+        formula: str = "",
     ) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
         self.node = node
         self.change = change
-        self.formula = ""
+        self.formula = formula
+
+    def but(self, **known: Any) -> Refused:
+        """The same refusal with what is known further out."""
+        return Refused(**{**vars(self), **known})
 
 
 def internal_error(error: Exception) -> Refused:

@@ -8,7 +8,7 @@ the regions are neither run nor changed. `validation` decides whether the result
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from torch.fx import Graph, GraphModule, Node
@@ -43,17 +43,15 @@ class PassConfig:
     banned: Collection[tuple[str, ...]] = ()
 
 
+Ban = tuple[tuple[str, ...], Rejection]  # the names of the nodes that a plan replaces, and why not
+
+
 class RewriteError(Exception):
-    """Plans could not be written, and the graph is half changed.
+    """Plans could not be written, and the graph is half changed."""
 
-    plans: For each, the names of the nodes that it replaces, and its refusal.
-    """
-
-    def __init__(
-        self, replaced: Iterable[tuple[str, ...]], rejections: Iterable[Rejection]
-    ) -> None:
+    def __init__(self, bans: list[Ban]) -> None:
         super().__init__("regions could not be written")
-        self.plans = list(zip(replaced, rejections, strict=True))
+        self.bans = bans
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def _rewrite(gm: GraphModule, config: PassConfig, visited: set[int], caller: Cal
 
 
 def _of_several_modes(call: Node, body: GraphModule, visited: set[int]) -> Result:
-    """A body that is called in several modes stays as it is: what it computes depends on them."""
+    # A body that is called in several modes stays as it is: what it computes depends on them.
     if id(body) in visited or not _worthwhile(body.graph):
         return Result()
     visited.add(id(body))
@@ -125,29 +123,30 @@ def _of_several_modes(call: Node, body: GraphModule, visited: set[int]) -> Resul
 
 
 def _relieved(gm: GraphModule, graph: HostGraph, result: Result) -> Result:
-    """Change look-ups of tables also for biases that are passed to bodies."""
+    # Change look-ups of tables also for biases that are passed to bodies.
     try:
         (notes,) = tables.replace_lookups(graph, [tables.bias_sources(gm)], Writer(graph))
         gm.recompile()
     except Exception as error:
         log.warning("tables could not be looked up in another way", exc_info=True)
         refusal = internal_error(error)
-        code, reason, matches = refusal.code, refusal.reason, result.matches
-        rejections = [Rejection(code, reason, m.location, m.node) for m in matches]
-        raise RewriteError([m.replaced for m in matches], rejections) from error
+        raise RewriteError(
+            [
+                (m.replaced, Rejection(refusal.code, refusal.reason, m.location, m.node))
+                for m in result.matches
+            ]
+        ) from error
     matches = tuple(replace(m, notes=(*m.notes, *notes)) for m in result.matches)
     return Result(matches, result.rejections)
 
 
 def _failed(error: Exception) -> Result:
-    """A graph that could not be analysed at all."""
     log.warning("a graph could not be analysed", exc_info=True)
     refusal = internal_error(error)
     return Result((), (Rejection(refusal.code, refusal.reason),))
 
 
 def _caller(graph: HostGraph, call: Node, body: GraphModule) -> Caller:
-    """The facts that one call site gives about a body."""
     pairs = facts.body_inputs(call, body)
     later, learns = _changed_after(graph, call, pairs), _learning(graph, pairs)
     return Caller(graph.ambient.inside(call), later, learns)
@@ -156,19 +155,16 @@ def _caller(graph: HostGraph, call: Node, body: GraphModule) -> Caller:
 def _changed_after(
     graph: HostGraph, call: Node, pairs: Sequence[tuple[Node, Node]]
 ) -> frozenset[int]:
-    """The storages of a body's inputs that are changed after it was called."""
     place = graph.order[call]
     inputs = [x for x, outer in pairs if graph.changes_after(facts.storages(outer), place)]
     return frozenset[int]().union(*map(facts.storages, inputs))
 
 
 def _learning(graph: HostGraph, pairs: Sequence[tuple[Node, Node]]) -> frozenset[Node]:
-    """The inputs of a body that want gradients."""
     return frozenset(inner for inner, outer in pairs if graph.wants(outer))
 
 
 def _worthwhile(graph: Graph) -> bool:
-    """Whether there are two products in the graph."""
     matmuls = [n for n in graph.nodes if products.is_product(n)]
     return len(matmuls) > 1 or any(len(products.operands(n)) > 3 for n in matmuls)
 
@@ -189,15 +185,15 @@ def _rewrite_one(gm: GraphModule, graph: HostGraph, config: PassConfig) -> Resul
     if not chosen:
         return Result((), reported)
     config.snapshot()
-    replaced = [Replacement.of(plan).replaced for plan in chosen]
     try:
         matches = _write(replacements(chosen, writer, config.supports, config.banned), writer)
         gm.recompile()
     except Exception as error:
         log.warning("regions could not be written", exc_info=True)
         refusal = internal_error(error)
-        rejections = [rejection(plan.candidate, refusal) for plan in chosen]
-        raise RewriteError(replaced, rejections) from error
+        raise RewriteError(
+            [(Replacement.of(plan).replaced, rejection(plan.candidate, refusal)) for plan in chosen]
+        ) from error
     return Result(tuple(matches), reported)
 
 
@@ -232,7 +228,7 @@ def _flat(second: Node) -> Rejection:
 
 
 def _write(rewrites: Sequence[Replacement], writer: Writer) -> list[Match]:
-    """Write all of it into the graph. Bodies go last: until then the graph can be restored."""
+    # Write all of it into the graph. Bodies go last: until then the graph can be restored.
     left = [plan for rewrite in rewrites for plan in rewrite.plans]
     removed = [n for p in left for n in (*p.region.all_nodes, *p.region.dead, *p.pads)]
     bodies = dict.fromkeys(x for n in removed for x in n.all_input_nodes if x.op == "get_attr")
@@ -264,9 +260,9 @@ def _commit(rewrite: Replacement, writer: Writer, left: list[RegionPlan]) -> Mat
         _erase(plan, writer, left)
     seconds = [plan.candidate.second for plan in rewrite.plans]
     return Match(
-        rewrite.problem,
-        places.location(nodes[rewrite.results[0]]),
-        nodes[rewrite.recipe.attention].name,
+        problem=rewrite.problem,
+        location=places.location(nodes[rewrite.results[0]]),
+        node=nodes[rewrite.recipe.attention].name,
         choice=rewrite.choice,
         replaced=rewrite.replaced,
         notes=tuple(dict.fromkeys(note for plan in rewrite.plans for note in plan.notes)),

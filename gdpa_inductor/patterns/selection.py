@@ -41,7 +41,6 @@ class Replacement:
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """The names of the nodes that are removed."""
         nodes = itertools.chain(*((*p.region.all_nodes, *p.region.dead) for p in self.plans))
         return tuple(dict.fromkeys(node.name for node in nodes))
 
@@ -66,7 +65,10 @@ def compatible(
         incomplete = [plan for plan in chosen if _outer_users(plan, chosen)]
         slow: list[RegionPlan] = []
         if not incomplete and profit is True:
-            slow = [plan for plan in chosen if _is_again(plan, chosen)]
+            for plan in chosen:
+                alike = _of_same_scores(plan, chosen)
+                if len(alike) > 1 and any(p.problem.training for p in alike):
+                    slow.append(plan)
         if not incomplete and not slow:
             return sorted(chosen, key=lambda p: graph.order[p.region.end]), refused
         refused += [(plan, Refused(Code.SLOWER, _AGAIN, change=_BESIDE)) for plan in slow]
@@ -86,18 +88,12 @@ _BESIDE = (
 )
 
 
-def _is_again(plan: RegionPlan, chosen: Sequence[RegionPlan]) -> bool:
-    """Whether a region trains, and others compute the same scores."""
-    alike = _of_same_scores(plan, chosen)
-    return len(alike) > 1 and any(p.problem.training for p in alike)
-
-
 def _of_same_scores(plan: RegionPlan, plans: Sequence[RegionPlan]) -> list[RegionPlan]:
     return [p for p in plans if p.candidate.firsts == plan.candidate.firsts]
 
 
 def _may_meet(one: RegionPlan, other: RegionPlan) -> bool:
-    """Whether two plans share no node, or just what is made of the same scores."""
+    # Whether two plans share no node, or just what is made of the same scores.
     mine, theirs = set(one.region.all_nodes), set(other.region.all_nodes)
     if mine.isdisjoint(theirs):
         return True
@@ -167,7 +163,7 @@ def _trains(plans: Sequence[RegionPlan], writer: Writer) -> bool:
 
 
 def _may_move(plan: RegionPlan, first: RegionPlan, writer: Writer) -> bool:
-    """Whether all that a region reads is at the end of an earlier one, and does not change."""
+    # Whether all that a region reads is at the end of an earlier one, and does not change.
     graph, here, there = writer.host, first.region.end, plan.region.end
     start, end = graph.order[here], graph.order[there]
     arguments = (x for call in plan.recipe.calls for x in fx.tree_leaves(list(call.args)))

@@ -18,7 +18,7 @@ from ..options import Options
 from ..rejection import Code, Rejection
 from .plan import Supports
 from .result import Match, Result
-from .rewrite import PassConfig, RewriteError, rewrite_once
+from .rewrite import Ban, PassConfig, RewriteError, rewrite_once
 
 log = logging.getLogger("gdpa_inductor")
 
@@ -54,7 +54,7 @@ def rewrite_graph(
             judged = config.options.judge and result.matches
             bans = list(_bans(original[0], gm, result)) if judged else []
         except RewriteError as failure:
-            bans = failure.plans
+            bans = failure.bans
         if not bans:
             return result + Result((), tuple(rejections))
         graphs.restore(gm, original[0])
@@ -66,7 +66,7 @@ def rewrite_graph(
 
 
 def claims(gm: GraphModule, matches: Iterable[Match]) -> judge.Claims:
-    """The claims to judge: each result of a fused call stands for a node of the original graph."""
+    # The claims to judge: each result of a fused call stands for a node of the original graph.
     results: dict[GraphModule, dict[str, str]] = {}
     for path, body in gm.named_modules(remove_duplicate=False):
         if isinstance(body, GraphModule):
@@ -76,10 +76,8 @@ def claims(gm: GraphModule, matches: Iterable[Match]) -> judge.Claims:
     return results
 
 
-def _bans(
-    original: GraphModule, gm: GraphModule, result: Result
-) -> Iterator[tuple[tuple[str, ...], Rejection]]:
-    """The rewrites to ban: the one at fault, or all if it is not known which one is."""
+def _bans(original: GraphModule, gm: GraphModule, result: Result) -> Iterator[Ban]:
+    # The rewrites to ban: the one at fault, or all if it is not known which one is.
     verdict = judge.validate(original, gm, claims(gm, result.matches))
     if verdict is None:
         return
@@ -91,7 +89,6 @@ def _bans(
 
 
 def _log_verdict(match: Match, verdict: judge.Verdict, graph: GraphModule) -> None:
-    """Count an invalid rewrite, and log all that is needed to reproduce it."""
     dynamo.counters["gdpa"]["invalid" if verdict.invalid else "unjudged"] += 1
     if verdict.invalid:
         log.error(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 from .expr import OPS, Expr, Trait, call, const, fold
 from .rounding import reworded_decision
@@ -27,9 +28,8 @@ def canonical(weight: Expr) -> Expr:
     """
     changed = set[Expr]()
 
-    def apply(node: Expr, values: list[object]) -> Expr:
-        args = [v if isinstance(v, Expr) else const(v) for v in values]  # type: ignore[arg-type]
-        term = call(node.op, *args)
+    def apply(node: Expr, values: list[Any]) -> Expr:
+        term = call(node.op, *values)
         rewritten = _named(_folded(term))
         if rewritten is not term and rewritten.kind == "f":
             changed.add(rewritten)
@@ -40,46 +40,35 @@ def canonical(weight: Expr) -> Expr:
 
 
 def _named(node: Expr) -> Expr:
-    """The operation that a term equals by `Op.spelled`, or the term itself."""
-    spelled = ((name, row.spelled) for name, row in OPS.items() if row.spelled is not None)
-    for name, written in spelled if node.op in OPS else ():
-        for spelling in _spellings(written):
+    for name, row in OPS.items() if node.op in OPS else ():
+        for spelling in () if row.spelled is None else _spellings(row.spelled):
             argument = _match(spelling, node)
             if argument is not None:
                 return call(name, argument)
     return node
 
 
-@functools.cache
-def _spellings(written: Callable[[Expr], tuple[Expr, ...]]) -> tuple[Expr, ...]:
-    """The formulas of a row, made once and not for each comparison."""
-    return written(X)
+@functools.cache  # comparisons are many
+def _spellings(spelled: Callable[[Expr], tuple[Expr, ...]]) -> tuple[Expr, ...]:
+    return spelled(X)
 
 
 def _folded(node: Expr) -> Expr:
-    """Fold x·c·d to x·(c·d), if both overflow and vanish for the same x. Integers lose neutral
-    terms.
-    """
-    if node.kind == "i" and node.op in ("add", "sub"):
-        left, right = node.args
-        if right.is_const and right.value == 0:
-            return left
-        return right if node.op == "add" and left.is_const and left.value == 0 else node
-    if node.kind == "f" and node.op == "mul" and node.args[0].op == "mul":
-        (x, inner), outer = node.args[0].args, node.args[1]
-        if inner.is_const and outer.is_const:
-            first, second = float(inner.value or 0), float(outer.value or 0)
-            if _same_range(first, second):
-                return call("mul", x, first * second)
+    zero = const(0)
+    match node.op, node.args:
+        case "add" | "sub", (x, y) if y is zero:
+            return x
+        case "add", (x, y) if x is zero:
+            return y
+        case "mul", (Expr(op="mul", args=(x, inner)), outer) if inner.is_const and outer.is_const:
+            if node.kind == "f" and _same_range(inner.value, outer.value):
+                return call("mul", x, inner.value * outer.value)
     return node
 
 
 def _same_range(first: float, second: float) -> bool:
-    """Whether x·first·second leaves the range of a float for the same x as x·(first·second).
-
-    It does if both numbers shrink x or both enlarge it. Then the intermediate result is not further
-    out than the final one.
-    """
+    """Whether x·first·second overflows and vanishes for the same x as x·(first·second)."""
+    # So it does if the intermediate result is not further out than the final one.
     product = abs(first * second)
     grows = abs(first) >= 1.0 and abs(second) >= 1.0
     shrinks = abs(first) <= 1.0 and abs(second) <= 1.0
@@ -88,11 +77,12 @@ def _same_range(first: float, second: float) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _match(pattern: Expr, node: Expr) -> Expr | None:
-    """The term for X, if `node` is an instance of `pattern`; else None."""
+    """The term that X stands for, or X if it is not in `pattern`; None if they do not match."""
     if pattern is X:
         return node
     if pattern.is_const:
-        return X if node.is_const and _close(pattern, node) else None  # X: no wildcard seen
+        is_float = node.is_const and node.kind == "f"
+        return X if is_float and math.isclose(pattern.value, node.value, rel_tol=1e-12) else None
     if pattern.op != node.op or len(pattern.args) != len(node.args):
         return None
     for args in [node.args, node.args[::-1]] if pattern.op in _COMMUTATIVE else [node.args]:
@@ -105,9 +95,3 @@ def _match(pattern: Expr, node: Expr) -> Expr | None:
         else:
             return argument
     return None
-
-
-def _close(pattern: Expr, node: Expr) -> bool:
-    return node.kind == "f" and math.isclose(
-        float(pattern.value or 0), float(node.value or 0), rel_tol=1e-12
-    )

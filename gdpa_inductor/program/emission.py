@@ -37,7 +37,6 @@ def emitted(roots: Sequence[Expr], own: Container[str], fast: bool) -> list[Expr
 
 
 def _form(node: Expr, args: Sequence[Expr], own: Container[str], fast: bool) -> Expr | None:
-    """The form that replaces an operation on `args`, or None if it is emitted itself."""
     op = OPS.get(node.op)
     if op is None:  # an instruction
         return None

@@ -11,6 +11,7 @@ Kinds: "f" a real number in the compute dtype, "i" an integer, "b" a truth value
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -21,6 +22,14 @@ T = TypeVar("T")
 Literal = bool | int | float
 
 
+def _operators(name: str) -> tuple[Callable[[Expr, Expr | Literal], Expr], ...]:
+    """A binary operator of Python, and its reflection."""
+    return (
+        lambda self, other: call(name, self, other),
+        lambda self, other: call(name, other, self),
+    )
+
+
 class Expr:
     """One term. `op` is a leaf ("s", "g", "b", "h", "q_idx", "kv_idx", "aux", "scalar", "const") or
     a name in `OPS`.
@@ -28,7 +37,9 @@ class Expr:
     s:                    The score q·k.
     g:                    The gradient of the loss by the weight P[b,h,q_idx,kv_idx].
     b, h, q_idx, kv_idx:  Batch, query head, query and key of the score, as in FlexAttention.
-    aux, scalar:          An aux operand or an integer argument. `value` is its number.
+    aux, scalar:          An aux operand or an integer argument.
+
+    value: The number of an aux operand or of an integer argument, and what a literal is. Else None.
     """
 
     __slots__ = ("op", "args", "value", "kind", "__weakref__")  # noqa: RUF023 (the constructor)
@@ -36,7 +47,7 @@ class Expr:
 
     op: str
     args: tuple[Expr, ...]
-    value: Literal | None
+    value: Any
     kind: str
 
     def __new__(
@@ -61,29 +72,10 @@ class Expr:
     def is_const(self) -> bool:
         return self.op == "const"
 
-    def __add__(self, other: Expr | Literal) -> Expr:
-        return call("add", self, other)
-
-    def __radd__(self, other: Literal) -> Expr:
-        return call("add", other, self)
-
-    def __sub__(self, other: Expr | Literal) -> Expr:
-        return call("sub", self, other)
-
-    def __rsub__(self, other: Literal) -> Expr:
-        return call("sub", other, self)
-
-    def __mul__(self, other: Expr | Literal) -> Expr:
-        return call("mul", self, other)
-
-    def __rmul__(self, other: Literal) -> Expr:
-        return call("mul", other, self)
-
-    def __truediv__(self, other: Expr | Literal) -> Expr:
-        return call("div", self, other)
-
-    def __rtruediv__(self, other: Literal) -> Expr:
-        return call("div", other, self)
+    __add__, __radd__ = _operators("add")
+    __sub__, __rsub__ = _operators("sub")
+    __mul__, __rmul__ = _operators("mul")
+    __truediv__, __rtruediv__ = _operators("div")
 
     def __neg__(self) -> Expr:
         return call("neg", self)
@@ -180,12 +172,10 @@ class Op:
     fast: Callable[..., Expr | None] | None = None
     traits: Trait = Trait.NONE
 
-    def result_kind(self, kinds: str) -> str | None:
-        for signature in self.kinds:
-            accepted, result = signature.split(">")
-            if accepted == kinds:
-                return result
-        return None
+    @functools.cached_property
+    def results(self) -> dict[str, str]:
+        """The kind of the result, by the kinds of the operands."""
+        return {x.partition(">")[0]: x.partition(">")[2] for x in self.kinds}
 
 
 def call(name: str, *operands: Expr | Literal) -> Expr:
@@ -202,7 +192,7 @@ def call(name: str, *operands: Expr | Literal) -> Expr:
     if op is None:
         raise ValueError(f"unknown operation {name!r} in a score program")
     kinds = "".join(a.kind for a in args)
-    result = op.result_kind(kinds)
+    result = op.results.get(kinds)
     if result is None:
         raise ValueError(f"{name} takes {' or '.join(op.kinds)}, not {kinds or 'nothing'}")
     if op.params and not all(a.is_const for a in args[-op.params :]):
@@ -223,14 +213,8 @@ def call(name: str, *operands: Expr | Literal) -> Expr:
 
 
 def _folds_alike(literals: Sequence[Expr]) -> bool:
-    """Whether an operation on literals gives the same result in fp32, in fp64 and here.
-
-    No literal may overflow or vanish in one of these, and integers have to fit into 64 bits.
-    """
-    return all(
-        is_ordinary(float(x.value or 0)) if x.kind == "f" else abs(int(x.value or 0)) < 1 << 63
-        for x in literals
-    )
+    # In fp32, in fp64 and here: none overflows or vanishes, and integers fit into 64 bits.
+    return all(is_ordinary(x.value) if x.kind == "f" else abs(x.value) < 1 << 63 for x in literals)
 
 
 def is_ordinary(value: float) -> bool:
@@ -261,17 +245,19 @@ def fold(
     """Evaluate terms bottom-up, each once. For `params` of an operation, `apply` gets literals."""
     values: dict[Expr, T] = {}
     for node in postorder(roots):
-        if node in values:
-            continue
         if not node.args:
             values[node] = leaf(node)
             continue
         row = row_of(node.op)
-        params = row.params if row else 0
-        plain = node.args[: len(node.args) - params]
-        literals = [a.value for a in node.args[len(plain) :]]
-        values[node] = apply(node, [values[a] for a in plain] + literals)
+        first_param = len(node.args) - (row.params if row else 0)
+        literals = [a.value for a in node.args[first_param:]]
+        values[node] = apply(node, [values[a] for a in node.args[:first_param]] + literals)
     return [values[root] for root in roots]
+
+
+def with_leaves(root: Expr, leaf: Callable[[Expr], Expr]) -> Expr:
+    """The term with other leaves, as it is written: nothing is simplified."""
+    return fold([root], leaf, lambda node, args: call(node.op, *args))[0]
 
 
 # The rows of `ops`: operations of programs, and instructions that only kernels have. `ops` fills
@@ -281,7 +267,6 @@ INSTRUCTIONS: dict[str, Op] = {}
 
 
 def row_of(name: str) -> Op | None:
-    """The row of an operation of programs or kernels."""
     return OPS.get(name) or INSTRUCTIONS.get(name)
 
 
@@ -291,13 +276,14 @@ def differentiate(output: Expr, wrt: Sequence[Expr], seed: Expr = GRAD) -> list[
     Reverse mode on terms, by the vector-Jacobian products of their operations.
     """
     order = list(postorder([output]))
+    vjps = {node: OPS[node.op].vjp for node in order if node.op in OPS}
     active: set[Expr] = set(wrt)
-    for node in order:
-        if _vjp(node) is not None and any(a in active for a in node.args):
+    for node, vjp in vjps.items():
+        if vjp is not None and not active.isdisjoint(node.args):
             active.add(node)
     cotangents: dict[Expr, Expr] = {output: seed} if output in active else {}
     for node in reversed(order):
-        g, vjp = cotangents.get(node), _vjp(node)
+        g, vjp = cotangents.get(node), vjps.get(node)
         if g is None or vjp is None or node not in active:
             continue
         for arg, part in zip(node.args, vjp(g, node, *node.args), strict=False):
@@ -306,17 +292,17 @@ def differentiate(output: Expr, wrt: Sequence[Expr], seed: Expr = GRAD) -> list[
     return [cotangents.get(leaf) for leaf in wrt]
 
 
-def _vjp(node: Expr) -> Callable[..., tuple[Expr | None, ...]] | None:
-    return OPS[node.op].vjp if node.op in OPS else None
+def dtype_of(kind: str, real: torch.dtype) -> torch.dtype:
+    """The dtype of a kind, where real numbers are in `real`."""
+    return {"f": real, "i": torch.int64, "b": torch.bool}[kind]
 
 
 def torch_apply(dtype: torch.dtype) -> Callable[[Expr, list[Any]], torch.Tensor]:
     """The plain-torch meaning of an operation, floats in `dtype`: the `apply` that `fold` wants."""
 
     def apply(node: Expr, values: list[Any]) -> torch.Tensor:
-        if node.op == "float":
-            result: torch.Tensor = values[0].to(dtype)
-            return result
-        return OPS[node.op].torch(*values)
+        result: torch.Tensor
+        result = values[0].to(dtype) if node.op == "float" else OPS[node.op].torch(*values)
+        return result
 
     return apply

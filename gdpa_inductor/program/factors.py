@@ -51,17 +51,16 @@ def of_queries(terms: Sequence[Expr], weight: Expr) -> tuple[tuple[Expr, ...], f
 
 
 def _power_of_two(node: Expr) -> float:
-    """The factor of a score, if it is a power of two; else 1."""
     if node.op != "mul" or not node.args[1].is_const:
         return 1.0
-    factor = float(node.args[1].value or 0.0)
+    factor = float(node.args[1].value)
     exact = 1 / LEAST >= factor >= LEAST and math.log2(factor).is_integer()
     return factor if exact else 1.0
 
 
 def _split(term: Expr) -> tuple[Expr, float]:
     """(rest, c) with term = c · rest."""
-    numbers = [float(x.value or 0) if x.is_const else None for x in term.args]
+    numbers = [float(x.value) if x.is_const else None for x in term.args]
     match term.op, numbers:
         case "where", [_, _, 0.0]:
             condition, chosen, zero = term.args

@@ -100,7 +100,7 @@ def gated(term: Expr, weight: Expr) -> Expr:
 def _scaled(x: Expr) -> tuple[Expr, float]:
     """y and c of c·y, or x and 1."""
     if x.op in ("mul", "div") and x.args[1].is_const and x.kind == "f":
-        factor = float(x.args[1].value or 0.0)
+        factor = float(x.args[1].value)
         scale = factor if x.op == "mul" or not factor else 1.0 / factor
         # c³ y² stays far from the ends of fp32, and c·y does not overflow where y does not.
         if 2.0**-10 <= abs(scale) <= 1.0:

@@ -39,7 +39,7 @@ def ranges(roots: Sequence[Expr], leaf: Callable[[Expr], Range]) -> dict[Expr, R
         if node.kind != "i":
             continue
         if node.is_const:
-            known = (int(node.value or 0),) * 2
+            known = (node.value,) * 2
         elif not node.args:
             known = leaf(node)
         else:
@@ -73,12 +73,9 @@ def wrapping(terms: Sequence[Expr]) -> set[Expr]:
 
 def sums(terms: Sequence[Expr]) -> set[Expr]:
     """The integer leaves that enter a sum, a product or a quotient."""
-    results = [x for x in postorder(terms) if x.kind == "i" and _computes(x)]
+    computed = [x for x in postorder(terms) if x.args and x.kind == "i" and x.op not in _KEEPS]
+    results = [x for x in computed if OPS[x.op].integers is not None]
     return {x for x in postorder(results) if not x.args and x.kind == "i"}
-
-
-def _computes(x: Expr) -> bool:
-    return bool(x.args) and OPS[x.op].integers is not None and x.op not in _KEEPS
 
 
 # Rules: from the ranges of the operands to that of the result.

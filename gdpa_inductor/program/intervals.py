@@ -69,10 +69,9 @@ def unknown(kind: str) -> Interval:
 
 
 def literal(node: Expr) -> Interval:
-    """The interval of a constant."""
     if node.kind != "f":
         return Interval(node, node)
-    value = float(node.value or 0)
+    value: float = node.value
     whole = abs(value) if value.is_integer() else math.inf
     return Interval(node, node, const(value == 0), falls=value == -math.inf, whole=whole)
 
@@ -100,25 +99,18 @@ def pinned(lo: Bound, hi: Bound, flat: bool) -> Expr:
 
 
 def _do(name: str, *bounds: Bound | Literal) -> Bound:
-    """An operation on bounds. It is None if one of them is None."""
+    # None if a bound is not known
     known = [x for x in bounds if x is not None]
     return build(name, *known) if len(known) == len(bounds) else None
 
 
-def _flags(*operands: Any) -> dict[str, bool]:
-    """`flat` and `falls` of a result. Each is true if it is true for one of the operands."""
-    intervals = [x for x in operands if isinstance(x, Interval)]
-    return {"flat": any(x.flat for x in intervals), "falls": any(x.falls for x in intervals)}
-
-
-def _widened(lo: Bound, hi: Bound, whole: float = math.inf) -> tuple[Bound, Bound]:
-    """The bounds of a rounded result. 0, infinities and exact integers are not widened."""
-    if whole <= _EXACT:
+def _rounded(kind: str, lo: Bound, hi: Bound, whole: float = math.inf) -> tuple[Bound, Bound]:
+    if kind != "f" or whole <= _EXACT:  # nor does the product below widen 0 and infinities
         return lo, hi
-    ways = (1.0 - SLACK, 1.0 + SLACK)
+    least, most = 1.0 - SLACK, 1.0 + SLACK
     return (
-        _do("minimum", *(_do("mul", lo, way) for way in ways)),
-        _do("maximum", *(_do("mul", hi, way) for way in ways)),
+        _do("minimum", _do("mul", lo, least), _do("mul", lo, most)),
+        _do("maximum", _do("mul", hi, least), _do("mul", hi, most)),
     )
 
 
@@ -126,32 +118,31 @@ def _widened(lo: Bound, hi: Bound, whole: float = math.inf) -> tuple[Bound, Boun
 
 
 def add(node: Expr, x: Interval, y: Interval) -> Interval:
-    lo, hi, whole = _do("add", x.lo, y.lo), _do("add", x.hi, y.hi), x.whole + y.whole
-    if node.kind == "f":
-        lo, hi = _widened(lo, hi, whole)
+    lo, hi = _do("add", x.lo, y.lo), _do("add", x.hi, y.hi)
+    lo, hi = _rounded(node.kind, lo, hi, x.whole + y.whole)
     for term in (x, y):
         if term.falls and term.hi is not None:
             fallen, rest = build("eq", term.hi, -math.inf), const(math.inf) if hi is None else hi
             hi = build("where", fallen, -math.inf, rest)
-    flags = _flags(x, y)
-    zero = either(both(x.zero, y.zero), pinned(lo, hi, flags["flat"]))
-    return Interval(lo, hi, zero, **flags, whole=whole)
+    return _sum(lo, hi, x, y)
 
 
 def sub(node: Expr, x: Interval, y: Interval) -> Interval:
-    lo, hi, whole = _do("sub", x.lo, y.hi), _do("sub", x.hi, y.lo), x.whole + y.whole
-    if node.kind == "f":
-        lo, hi = _widened(lo, hi, whole)
-    flags = _flags(x, y)
-    zero = either(both(x.zero, y.zero), pinned(lo, hi, flags["flat"]))
-    return Interval(lo, hi, zero, **flags, whole=whole)
+    lo, hi = _do("sub", x.lo, y.hi), _do("sub", x.hi, y.lo)
+    return _sum(*_rounded(node.kind, lo, hi, x.whole + y.whole), x, y)
+
+
+def _sum(lo: Bound, hi: Bound, x: Interval, y: Interval) -> Interval:
+    flat = x.flat or y.flat
+    zero = either(both(x.zero, y.zero), pinned(lo, hi, flat))
+    return Interval(lo, hi, zero, flat, x.falls or y.falls, x.whole + y.whole)
 
 
 def _corners(name: str, x: Interval, y: Interval) -> tuple[Bound, Bound]:
-    """The bounds of an operation that is monotone in each operand: the extremes of its corners."""
+    # The operation is monotone in each operand, so its extremes are at ends of both.
     if y.point is not None and y.point.is_const:
         ends = (_do(name, x.lo, y.point), _do(name, x.hi, y.point))
-        return ends if float(y.point.value or 0) >= 0 else ends[::-1]
+        return ends if y.point.value >= 0 else ends[::-1]
     lo = hi = None
     for a, b in dict.fromkeys((a, b) for a in (x.lo, x.hi) for b in (y.lo, y.hi)):
         corner = _do(name, a, b)
@@ -164,27 +155,26 @@ def _corners(name: str, x: Interval, y: Interval) -> tuple[Bound, Bound]:
 
 def mul(node: Expr, x: Interval, y: Interval) -> Interval:
     whole = x.whole * y.whole if x.whole and y.whole else 0.0
-    zero, flags = either(x.zero, y.zero), _flags(x, y)
     if node.args[0] is node.args[1]:
-        x = y = absolute(node, x)
-        lo, hi = _do("mul", x.lo, x.lo), _do("mul", x.hi, x.hi)
+        magnitude = absolute(node, x)
+        ends = _do("mul", magnitude.lo, magnitude.lo), _do("mul", magnitude.hi, magnitude.hi)
+    elif x.point is not None and x.point.is_const:
+        ends = _corners("mul", y, x)
     else:
-        first_is_literal = x.point is not None and x.point.is_const
-        lo, hi = _corners("mul", *((y, x) if first_is_literal else (x, y)))
-    if node.kind == "f":
-        lo, hi = _widened(lo, hi, whole)
-    return Interval(lo, hi, zero, **flags, whole=whole)
+        ends = _corners("mul", x, y)
+    lo, hi = _rounded(node.kind, *ends, whole)
+    return Interval(
+        lo, hi, either(x.zero, y.zero), x.flat or y.flat, x.falls or y.falls, whole=whole
+    )
 
 
 def div(node: Expr, x: Interval, y: Interval) -> Interval:
-    """The rule of x / y. A quotient 0 / y counts as 0 only if y is known not to be 0."""
-    lo, hi = _widened(*_corners("div", x, y)) if y.point is not None else (None, None)
+    lo, hi = (None, None) if y.point is None else _rounded("f", *_corners("div", x, y))
     if y.point is not None:
-        apart = build("ne", y.point, 0.0)
+        is_not_zero = build("ne", y.point, 0.0)
     else:
-        above = FALSE if y.lo is None else build("gt", y.lo, 0.0)
-        apart = either(above, FALSE if y.hi is None else build("lt", y.hi, 0.0))
-    return Interval(lo, hi, both(x.zero, apart), **_flags(x, y))
+        is_not_zero = either(_do("gt", y.lo, 0.0) or FALSE, _do("lt", y.hi, 0.0) or FALSE)
+    return Interval(lo, hi, both(x.zero, is_not_zero), x.flat or y.flat, x.falls or y.falls)
 
 
 def neg(node: Expr, x: Interval) -> Interval:
@@ -200,13 +190,14 @@ def absolute(node: Expr, x: Interval) -> Interval:
 
 def extremum(name: str) -> Rule:
     def rule(node: Expr, x: Interval, y: Interval) -> Interval:
-        ends = {"lo": _do(name, x.lo, y.lo), "hi": _do(name, x.hi, y.hi)}
+        lo, hi = _do(name, x.lo, y.lo), _do(name, x.hi, y.hi)
         if node.kind == "i":  # one bound suffices; for floats, the other operand may be NaN
-            end = "lo" if name == "maximum" else "hi"
-            ends[end] = ends[end] or getattr(x, end) or getattr(y, end)
-        zero = either(both(x.zero, y.zero), pinned(ends["lo"], ends["hi"], node.kind == "f"))
-        falls, whole = x.falls or y.falls, max(x.whole, y.whole)
-        return Interval(**ends, zero=zero, flat=True, falls=falls, whole=whole)
+            if name == "maximum":
+                lo = lo or x.lo or y.lo
+            else:
+                hi = hi or x.hi or y.hi
+        zero = either(both(x.zero, y.zero), pinned(lo, hi, node.kind == "f"))
+        return Interval(lo, hi, zero, True, x.falls or y.falls, max(x.whole, y.whole))
 
     return rule
 
@@ -217,7 +208,7 @@ def floordiv(node: Expr, x: Interval, y: Interval) -> Interval:
 
 
 def mod(node: Expr, x: Interval, y: Interval) -> Interval:
-    """The rule of x % y. It is monotone on a set without a multiple of the divisor inside."""
+    # It rises where no multiple of the divisor is inside.
     divisor = y.point
     if divisor is None or x.lo is None or x.hi is None:
         return unknown("i")
@@ -232,29 +223,22 @@ def mod(node: Expr, x: Interval, y: Interval) -> Interval:
 # Functions of one real
 
 
-def _keeps_zero(node: Expr, params: Sequence[Literal]) -> bool:
-    """True if f(0) = 0, by the torch function that defines the operation."""
-    return bool(OPS[node.op].torch(torch.zeros((), dtype=torch.float64), *params) == 0)
-
-
 def function(node: Expr, x: Interval, *params: Literal) -> Interval:
     """The rule of any function. It gives no bounds. The result is 0 if x is 0 and f(0) = 0."""
-    return Interval(None, None, x.zero if _keeps_zero(node, params) else FALSE, x.flat)
+    at_zero = OPS[node.op].torch(torch.zeros((), dtype=torch.float64), *params)
+    return Interval(None, None, x.zero if at_zero == 0 else FALSE, x.flat)
 
 
 def rising(node: Expr, x: Interval, *params: Literal) -> Interval:
     """The rule of a function that is monotone and exact."""
     lo, hi = _do(node.op, x.lo, *params), _do(node.op, x.hi, *params)
     flat = lo is not None and hi is not None
-    zero = either(x.zero if _keeps_zero(node, params) else FALSE, pinned(lo, hi, flat))
+    zero = either(function(node, x, *params).zero, pinned(lo, hi, flat))
     return Interval(lo, hi, zero, x.flat or flat, x.falls)
 
 
 def sign(node: Expr, x: Interval) -> Interval:
-    """The rule of the sign, by comparisons. torch's sign of a NaN is 0.
-
-    A bound may be NaN, by inf - inf, and then must not count as 0.
-    """
+    # By comparisons: a bound may be NaN, by inf - inf. torch's sign of it is 0, which is no bound.
     lo = hi = None
     if x.lo is not None:
         below = build("where", build("ge", x.lo, 0.0), 0.0, -1.0)
@@ -276,18 +260,17 @@ def vanishing(below: float, at_infinity: bool) -> Rule:
         if params and float(params[0]) <= 0:  # softplus with a negative slope decreases
             return function(node, x, *params)
         limit = below / float(params[0]) if params else below
-        far = FALSE if x.hi is None else build("le", x.hi, limit)
+        far = _do("le", x.hi, limit) or FALSE
         if not at_infinity:
-            far = both(far, FALSE if x.lo is None else build("gt", x.lo, -math.inf))
+            far = both(far, _do("gt", x.lo, -math.inf) or FALSE)
         return Interval(None, None, either(function(node, x, *params).zero, far), x.flat)
 
     return rule
 
 
 def relu(node: Expr, x: Interval) -> Interval:
-    low = FALSE if x.hi is None else build("le", x.hi, 0.0)
-    lo, hi = _do("relu", x.lo), _do("relu", x.hi)
-    return Interval(lo, hi, either(x.zero, low), flat=True)
+    is_zero = either(x.zero, _do("le", x.hi, 0.0) or FALSE)
+    return Interval(_do("relu", x.lo), _do("relu", x.hi), is_zero, flat=True)
 
 
 # Truth values
@@ -343,18 +326,14 @@ def where(node: Expr, c: Interval, x: Interval, y: Interval) -> Interval:
         zero = either(both(c.always, x.zero), both(c.never, y.zero))
     else:
         zero = both(either(c.never, x.zero), either(c.always, y.zero))
-    falls, whole = x.falls or y.falls, max(x.whole, y.whole)
-    return Interval(lo, hi, zero, flat=True, falls=falls, whole=whole)
+    return Interval(lo, hi, zero, True, x.falls or y.falls, max(x.whole, y.whole))
 
 
 def _between(c: Interval, x: Bound, y: Bound, merge: str, none: Bound) -> Bound:
-    """A bound of `where(c, x, y)`, from bounds of x and y.
-
-    merge: The operation that joins both bounds. none: It replaces the bound of one side if that is
-    not known; None if there is no such value.
-    """
-    if (x is None) != (y is None):
-        x, y = x or none, y or none
+    # merge: What joins both bounds. none: A bound for the side that has none, if there is one.
+    if x is None and y is None:
+        return None
+    x, y = x or none, y or none
     if x is None or y is None:
         return None
     mixed = build(merge, x, y)
@@ -374,11 +353,7 @@ def to_float(node: Expr, x: Interval) -> Interval:
 
 
 def to_int(node: Expr, x: Interval) -> Interval:
-    """The rule of a conversion to an integer. It has bounds for a bool only.
-
-    A float may be too large for an integer, and then may become any integer.
-    """
-    if node.args[0].kind == "f":
+    if node.args[0].kind == "f":  # one that is too large for an integer may become any integer
         return unknown("i")
     return Interval(_do("int", x.lo), _do("int", x.hi), flat=True)
 

@@ -13,7 +13,8 @@ A kernel then computes these ends instead of classifying every tile of the loop.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from .expr import POSITIONS, Expr, const, postorder
@@ -21,12 +22,16 @@ from .integers import sums
 from .simplify import FALSE, TRUE, both, build, either, negation
 from .tile_classes import TileClasses, within
 
-NAMES = ("upper", "lower", "empty", "whole_lower", "whole_upper", "mixed")
 # Ends that skip no tile.
 _ALL = {"upper": 1 << 30, "lower": -1, "whole_lower": 1 << 30, "whole_upper": -1}
-_MERGE = {
-    "upper": "minimum", "lower": "maximum", "whole_lower": "maximum", "whole_upper": "minimum",
-}  # fmt: skip
+_MERGE: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "upper": functools.partial(build, "minimum"),
+    "lower": functools.partial(build, "maximum"),
+    "empty": either,
+    "whole_lower": functools.partial(build, "maximum"),
+    "whole_upper": functools.partial(build, "minimum"),
+    "mixed": either,
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class _Linear:
 def closed(
     classes: TileClasses, axis: str, inside: Collection[int] = ()
 ) -> Mapping[str, Expr] | None:
-    """The ends of the loop by name (`NAMES`), or None if the classes are not intervals.
+    """The ends of the loop by name (as in `_MERGE`), or None if the classes are not intervals.
 
     Ends are integer terms over b, h, scalars, operands and the tile's position on the other axis.
     "empty" and "mixed" are bools.
@@ -63,22 +68,21 @@ def closed(
         if half is None:
             return None
         name, value = half
-        known = bounds.get(name)
-        bounds[name] = value if known is None else _merged(name, known, value)
+        if name in bounds:
+            value = _MERGE[name](bounds[name], value)
+        bounds[name] = value
     return _guarded(bounds)
 
 
 def _without(modest: Expr, condition: Expr) -> Expr:
-    """The condition that was joined to `modest`."""
+    # The condition that was joined to `modest`.
     joined = condition.op == "and" and modest in condition.args
     return next(x for x in condition.args if x is not modest) if joined else condition
 
 
 def _guarded(bounds: dict[str, Expr]) -> dict[str, Expr]:
-    """The ends, or the whole axis if an operand is so large that a sum may wrap.
-
-    For example, a window of the largest int64 is no window.
-    """
+    # The ends, or the whole axis if an operand is so large that a sum may wrap. For example, a
+    # window of the largest int64 is no window.
     summed = sums(list(bounds.values()))
     modest = TRUE
     for node in sorted(summed, key=lambda node: (node.op, repr(node.value))):
@@ -109,7 +113,7 @@ def _parts(name: str, condition: Expr) -> Iterator[Expr]:
 
 
 def _half(atom: Expr, kind: str, ends: frozenset[str]) -> tuple[str, Expr] | None:
-    """What one condition says: (name of the end, its value)."""
+    # (name of the end, its value) of one condition.
     if not any(node.op in ends for node in postorder([atom])):
         return ("empty", atom) if kind == "zero" else ("mixed", negation(atom))
     if atom.op not in ("lt", "le"):
@@ -151,7 +155,3 @@ def _minus(x: Expr, y: Expr) -> Expr:
     if x.is_const and y.op == "sub" and y.args[0].is_const:
         return build("add", y.args[1], build("sub", x, y.args[0]))
     return build("sub", x, y)
-
-
-def _merged(name: str, x: Expr, y: Expr) -> Expr:
-    return either(x, y) if name in ("empty", "mixed") else build(_MERGE[name], x, y)

@@ -32,7 +32,6 @@ class Grade(enum.IntEnum):
 
 
 def _is(node: Expr, trait: Trait) -> bool:
-    """Whether an operation has one of these traits."""
     return node.op in OPS and bool(OPS[node.op].traits & trait)
 
 
@@ -102,7 +101,7 @@ def _leaf(node: Expr) -> Grade:
         return Grade.SCORED
     if not node.is_const or node.kind != "f":
         return Grade.VALUE if node.op == "aux" and node.kind == "f" else Grade.WHOLE
-    value = float(node.value or 0)
+    value = float(node.value)
     if value.is_integer() and abs(value) <= 1 << 24:
         return Grade.WHOLE
     same = math.isinf(value) or torch.tensor(value, dtype=torch.float32).item() == value
@@ -126,4 +125,4 @@ def _grade(node: Expr, operands: list[Grade]) -> Grade:
 
 
 def _is_power_of_two(x: Expr) -> bool:
-    return x.is_const and math.frexp(float(x.value or 0))[0] in (0.5, -0.5)
+    return x.is_const and math.frexp(float(x.value))[0] in (0.5, -0.5)

@@ -7,8 +7,8 @@ map has an entry for each dim of the operand: the score index that reads the dim
 of size 1. "q" and "k" are rows of jagged queries and keys; they replace b together with q_idx or
 kv_idx. The last expression is the weight P[b,h,q_idx,kv_idx] that multiplies V.
 
-The text is an argument of the op, so every cache sees it. It is parsed by the grammar below and the
-table of operations, and is never executed as Python.
+The text is an argument of the op, so every cache sees it. It is never executed: its terms are
+expressions of Python, of which names, numbers and calls of operations are read.
 
     program = { declaration ";" } { name "=" term ";" } term
     declaration = "a" digits ":" ("f"|"i"|"b") "[" [ entry { "," entry } ] "]"
@@ -19,10 +19,12 @@ Old texts say n for q_idx and m for kv_idx. They are read with this meaning.
 
 from __future__ import annotations
 
+import ast
 import functools
+import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .expr import (
@@ -52,10 +54,18 @@ _VARIES: dict[str, tuple[str, ...]] = {
 _BEFORE = {"n": "q_idx", "m": "kv_idx"}  # the names of indices in old texts
 _MAX_TEXT = 1 << 16
 _MAX_DEPTH = 64
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)(?![A-Za-z_\d]))"
-    r"|(?P<name>[A-Za-z_][A-Za-z_\d]*)|(?P<mark>[()\[\],;:=-]))"
-)
+_KEYWORDS = {"and_": "and", "or_": "or", "not_": "not"}  # of Python, and operations here
+_STATEMENT = re.compile(r"\s*(\w+)\s*(?::\s*(\w+)\s*\[(.*)\]|=(.*))\s*", re.DOTALL)
+_NAMES: dict[str, Expr] = {
+    "s": SCORE,
+    "g": GRAD,
+    **INDEX,
+    **{old: INDEX[axis] for old, axis in _BEFORE.items()},
+    "true": const(True),
+    "false": const(False),
+    "inf": const(math.inf),
+    "nan": const(math.nan),
+}
 
 
 class ScoreModError(ValueError):
@@ -110,8 +120,7 @@ class ScoreMod:
                 raise ScoreModError(f"access map {spec} reads an index twice")
         for node in postorder([self.weight]):
             if node.op == "aux" and (
-                not 0 <= int(node.value or 0) < len(self.aux)
-                or self.aux[int(node.value or 0)].kind != node.kind
+                not 0 <= node.value < len(self.aux) or self.aux[node.value].kind != node.kind
             ):
                 raise ScoreModError(f"a{node.value} is used but not declared with kind {node.kind}")
             if node.op in INSTRUCTIONS:
@@ -124,14 +133,12 @@ class ScoreMod:
 
     @functools.cached_property
     def _text(self) -> str:
-        return "; ".join(
-            [*(f"a{i}:{a}" for i, a in enumerate(self.aux)), terms_text([self.weight])]
-        )
+        declarations = [f"a{number}:{spec}" for number, spec in enumerate(self.aux)]
+        return "; ".join([*declarations, terms_text([self.weight])])
 
     @functools.cached_property
     def num_scalars(self) -> int:
-        """How many integer arguments the program reads."""
-        used = [int(x.value or 0) for x in postorder([self.weight]) if x.op == "scalar"]
+        used = (x.value for x in postorder([self.weight]) if x.op == "scalar")
         return max(used, default=-1) + 1
 
     @functools.cached_property
@@ -163,7 +170,8 @@ def terms_text(roots: Sequence[Expr]) -> str:
     depths: dict[Expr, int] = {}
     statements: list[str] = []
     for node in order:
-        texts[node] = leaf_text(node) if not node.args else _call_text(node, texts, names)
+        args = ",".join(names.get(a, texts[a]) for a in node.args)
+        texts[node] = f"{node.op}({args})" if args else leaf_text(node)
         depths[node] = 1 + max((depths[a] for a in node.args), default=0)
         if node.args and (uses[node] > 1 or depths[node] >= _MAX_DEPTH // 2):
             names[node] = f"t{len(names)}"
@@ -172,12 +180,7 @@ def terms_text(roots: Sequence[Expr]) -> str:
     return "; ".join([*statements, *(names.get(r, texts[r]) for r in roots)])
 
 
-def _call_text(node: Expr, texts: dict[Expr, str], names: dict[Expr, str]) -> str:
-    return f"{node.op}({','.join(names.get(a, texts[a]) for a in node.args)})"
-
-
 def leaf_text(node: Expr) -> str:
-    """The spelling of a leaf in a program."""
     if node.op == "aux":
         return f"a{node.value}"
     if node.op == "scalar":
@@ -224,104 +227,72 @@ def _infix(root: Expr) -> str:
     return texts[root][0]
 
 
-class _Reader:
-    """A recursive-descent reader over the tokens of one program."""
-
-    def __init__(self, text: str) -> None:
-        if len(text) > _MAX_TEXT:
-            raise ScoreModError(f"a score program has at most {_MAX_TEXT} characters")
-        self.tokens: list[tuple[str, str]] = []
-        self.at = 0
-        place = 0
-        stripped = text.rstrip()
-        while place < len(stripped):
-            match = _TOKEN.match(stripped, place)
-            if match is None:
-                raise ScoreModError(f"unexpected {stripped[place : place + 10]!r} at {place}")
-            self.tokens.append((str(match.lastgroup), match[str(match.lastgroup)]))
-            place = match.end()
-        self.names: dict[str, Expr] = {"s": SCORE, "g": GRAD, **INDEX}
-        self.aux: list[Aux] = []
-
-    def peek(self, ahead: int = 0) -> str:
-        return self.tokens[self.at + ahead][1] if self.at + ahead < len(self.tokens) else ""
-
-    def take(self, expected: str = "") -> tuple[str, str]:
-        if self.at >= len(self.tokens) or (expected and self.tokens[self.at][1] != expected):
-            raise ScoreModError(
-                f"expected {expected or 'a term'} at token {self.at}, found {self.peek()!r}"
-            )
-        self.at += 1
-        return self.tokens[self.at - 1]
-
-    def declaration(self) -> None:
-        name, _, kind = self.take()[1], self.take(":"), self.take()[1]
-        if name != f"a{len(self.aux)}" or kind not in ("f", "i", "b"):
-            raise ScoreModError(f"expected a declaration of a{len(self.aux)}, found {name}:{kind}")
-        self.take("[")
-        access: list[str] = []
-        while self.peek() != "]":
-            if access:
-                self.take(",")
-            entry = self.take()[1]
-            access.append(_BEFORE.get(entry, entry))
-        self.take("]")
-        self.names[name] = aux(len(self.aux), kind)
-        self.aux.append(Aux(kind, tuple(access)))
-
-    def term(self, depth: int = 0) -> Expr:
-        if depth > _MAX_DEPTH:
-            raise ScoreModError("a term is nested too deeply")
-        group, text = self.take()
-        if group == "number":
-            return const(self.integer(text) if re.fullmatch(r"-?\d+", text) else float(text))
-        if text in ("true", "false", "inf", "nan"):
-            return const(text == "true" if text[0] in "tf" else float(text))
-        if group != "name":
-            raise ScoreModError(f"expected a term, found {text!r}")
-        if self.peek() != "(":
-            return self.leaf(text)
-        self.take("(")
-        args = [self.term(depth + 1)]
-        while self.peek() == ",":
-            self.take(",")
-            args.append(self.term(depth + 1))
-        self.take(")")
-        try:
-            return call(text, *args)
-        except ValueError as error:
-            raise ScoreModError(str(error)) from None
-
-    def integer(self, text: str) -> int:
-        if len(text) > 20 or not -(1 << 63) <= int(text) < 1 << 63:
-            raise ScoreModError(f"the integer {text[:20]} does not fit 64 bits")
-        return int(text)
-
-    def leaf(self, name: str) -> Expr:
-        name = _BEFORE.get(name, name)
-        if name in self.names:
-            return self.names[name]
-        if re.fullmatch(r"i\d{1,3}", name):
-            return scalar(int(name[1:]))
-        raise ScoreModError(f"unknown name {name!r}")
-
-    def program(self) -> ScoreMod:
-        while self.peek(1) == ":":
-            self.declaration()
-            self.take(";")
-        while self.peek(1) == "=":
-            name = self.take()[1]
-            if not re.fullmatch(r"t\d+", name):
-                raise ScoreModError(f"{name!r} is no name for a statement; use t0, t1, ...")
-            self.take("=")
-            self.names[name] = self.term()
-            self.take(";")
-        weight = self.term()
-        if self.at != len(self.tokens):
-            raise ScoreModError(f"unexpected {self.peek()!r} after the weight")
-        return ScoreMod(weight, tuple(self.aux))
-
-
 @functools.lru_cache(maxsize=1024)
 def _parse(text: str) -> ScoreMod:
-    return _Reader(text).program()
+    if len(text) > _MAX_TEXT:
+        raise ScoreModError(f"a score program has at most {_MAX_TEXT} characters")
+    names = dict(_NAMES)
+    declared: list[Aux] = []
+    *statements, weight = text.split(";")
+    for statement in statements:
+        match = _STATEMENT.fullmatch(statement)
+        if match is None:
+            raise ScoreModError(f"{statement.strip()!r} is no declaration and no statement")
+        name, kind, access, term = match.groups()
+        if term is None:
+            if name != f"a{len(declared)}" or kind not in ("f", "i", "b"):
+                wanted = f"a declaration of a{len(declared)}"
+                raise ScoreModError(f"expected {wanted}, found {name}:{kind}")
+            entries = [entry.strip() for entry in access.split(",")] if access.strip() else []
+            names[name] = aux(len(declared), kind)
+            declared.append(Aux(kind, tuple(_BEFORE.get(entry, entry) for entry in entries)))
+        elif re.fullmatch(r"t\d+", name):
+            names[name] = _parse_term(term, names)
+        else:
+            raise ScoreModError(f"{name!r} is no name for a statement; use t0, t1, ...")
+    return ScoreMod(_parse_term(weight, names), tuple(declared))
+
+
+def _parse_term(text: str, names: Mapping[str, Expr]) -> Expr:
+    text = re.sub(r"\b(and|or|not)\b", r"\1_", " ".join(text.split()))
+    if not text:
+        raise ScoreModError("expected a term")
+    try:
+        root = ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        place = text[max((error.offset or 1) - 1, 0) :][:10]
+        raise ScoreModError(f"{error.msg} at {place!r}") from None
+    except (ValueError, MemoryError, RecursionError) as error:
+        raise ScoreModError(f"{text[:20]!r} cannot be parsed: {error}") from None
+    return _term(root, text, names, 0)
+
+
+def _term(node: ast.expr, text: str, names: Mapping[str, Expr], depth: int) -> Expr:
+    if depth > _MAX_DEPTH:
+        raise ScoreModError("a term is nested too deeply")
+    match node:
+        case ast.Constant(int() | float() as value) if not isinstance(value, bool):
+            return _literal(value)
+        case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as value)):
+            return _literal(-value)
+        case ast.UnaryOp(ast.USub(), ast.Name("inf")):
+            return const(-math.inf)
+        case ast.Name(name) if name in names:
+            return names[name]
+        case ast.Name(name) if re.fullmatch(r"i\d{1,3}", name):
+            return scalar(int(name[1:]))
+        case ast.Name(name):
+            raise ScoreModError(f"unknown name {name!r}")
+        case ast.Call(ast.Name(name), operands, []):
+            args = [_term(x, text, names, depth + 1) for x in operands]
+            try:
+                return call(_KEYWORDS.get(name, name), *args)
+            except ValueError as error:
+                raise ScoreModError(str(error)) from None
+    raise ScoreModError(f"unexpected {text[node.col_offset : node.end_col_offset][:20]!r}")
+
+
+def _literal(value: float) -> Expr:
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise ScoreModError(f"the integer {value} does not fit 64 bits")
+    return const(value)

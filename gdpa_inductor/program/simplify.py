@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .expr import OPS, Expr, Literal, call, const, fold, is_ordinary
+from .expr import OPS, Expr, Literal, call, const, dtype_of, fold, is_ordinary
 
 TRUE, FALSE = const(True), const(False)
 # An operation on one integer twice: its value, or None where it is the integer.
@@ -23,7 +23,6 @@ _MIRRORED = {"gt": "lt", "ge": "le"}  # comparisons are written one way, so that
 _DUAL = {"and": "or", "or": "and"}
 _LIMIT = {"minimum": math.inf, "maximum": -math.inf}  # what is no limit at all
 _REACH = 24  # how much of a long condition is searched for what another one says already
-_TORCH = {"f": torch.float64, "i": torch.int64, "b": torch.bool}
 
 
 def build(name: str, *operands: Expr | Literal) -> Expr:
@@ -39,11 +38,10 @@ def build(name: str, *operands: Expr | Literal) -> Expr:
 
 
 def _connective(name: str, x: Expr, y: Expr) -> Expr:
-    """x and y, or x or y, without what the other says already."""
     for one, other in ((x, y), (y, x)):
         if one.is_const:
             return other if one.value is (name == "and") else const(name == "or")
-    for one, other in ((x, y), (y, x)):
+    for one, other in ((x, y), (y, x)):  # one may say already what the other says
         if other in _parts(name, one):
             return one
         if other in _parts(_DUAL[name], one):
@@ -52,7 +50,7 @@ def _connective(name: str, x: Expr, y: Expr) -> Expr:
 
 
 def _parts(name: str, x: Expr) -> set[Expr]:
-    """What a chain of `name` joins: the first of them, as long as the chain may be."""
+    """The first conditions that a chain of `name` joins."""
     parts: set[Expr] = set()
     stack = [x]
     while stack and len(parts) < _REACH:
@@ -64,17 +62,14 @@ def _parts(name: str, x: Expr) -> set[Expr]:
 
 
 def both(x: Expr, y: Expr) -> Expr:
-    """x and y"""
     return _connective("and", x, y)
 
 
 def either(x: Expr, y: Expr) -> Expr:
-    """x or y"""
     return _connective("or", x, y)
 
 
 def negation(x: Expr) -> Expr:
-    """not x"""
     if x.is_const:
         return const(not x.value)
     if x.op == "not":
@@ -99,7 +94,7 @@ def chosen(condition: Expr, x: Expr, y: Expr) -> Expr:
 
 
 def _shifted(name: str, x: Expr, y: Expr) -> Expr | None:
-    """x + y, x - y: with a literal, one of them at most; and without a zero."""
+    # Without a zero, and with one literal at most.
     if y.is_const and y.value == 0:
         return x
     if name == "add" and x.is_const and x.value == 0:
@@ -108,8 +103,8 @@ def _shifted(name: str, x: Expr, y: Expr) -> Expr | None:
         return const(0)
     if x.kind != "i" or not y.is_const or x.op not in ("add", "sub") or not x.args[1].is_const:
         return None
-    inner = int(x.args[1].value or 0) * (1 if x.op == "add" else -1)
-    total = inner + int(y.value or 0) * (1 if name == "add" else -1)
+    inner = x.args[1].value * (1 if x.op == "add" else -1)
+    total = inner + y.value * (1 if name == "add" else -1)
     if abs(total) >= 1 << 63:
         return None
     return build("add" if total > 0 else "sub", x.args[0], abs(total))
@@ -123,7 +118,7 @@ def _reflexive(name: str, x: Expr, y: Expr) -> Expr | None:
 
 
 def _extremum(name: str, x: Expr, y: Expr) -> Expr | None:
-    """The other infinity stays: what it meets may be NaN."""
+    # The other infinity stays: what it meets may be NaN.
     for one, other in ((x, y), (y, x)):
         if one.is_const and one.value == _LIMIT[name]:
             return other
@@ -137,29 +132,27 @@ def _negated(_: str, x: Expr) -> Expr | None:
 
 
 _FOLDS: dict[str, Any] = {
-    "and": _connective, "or": _connective, "not": lambda name, x: negation(x),
+    "and": _connective,
+    "or": _connective,
+    "not": lambda name, x: negation(x),
     "where": lambda name, c, x, y: chosen(c, x, y) if c.is_const or x is y else None,
-    "add": _shifted, "sub": _shifted, "neg": _negated,
-    "minimum": _extremum, "maximum": _extremum,
+    "add": _shifted,
+    "sub": _shifted,
+    "neg": _negated,
+    "minimum": _extremum,
+    "maximum": _extremum,
     **dict.fromkeys(["eq", "ne", "lt", "le"], _reflexive),
-}  # fmt: skip
+}
 _CHOICES = ("where", "float", "int")
 
 
 def _pushed(name: str, args: Sequence[Expr], nested: int = 4) -> Expr | None:
-    """An operation on literals, evaluated; on literals and one choice of literals, of a few levels,
-    a choice of the results.
-    """
+    # f(2) is evaluated. f(where(c, 2, 3)) is where(c, f(2), f(3)).
     open_args = [a for a in args if not a.is_const]
     if not open_args:
         return _evaluated(name, args)
     choice = open_args[0]
-    if (
-        not nested
-        or len(open_args) > 1
-        or choice.op not in _CHOICES
-        or name in ("where", "float", "int")
-    ):
+    if not nested or len(open_args) > 1 or choice.op not in _CHOICES or name in _CHOICES:
         return None
     if choice.op == "where":
         condition, *ways = choice.args
@@ -173,15 +166,15 @@ def _pushed(name: str, args: Sequence[Expr], nested: int = 4) -> Expr | None:
 
 
 def _evaluated(name: str, args: Sequence[Expr]) -> Expr | None:
-    """The value of an operation on literals; none where it has none."""
     term, op = call(name, *args), OPS[name]
     if not term.args:
         return term
-    tensors: list[Any] = [torch.tensor(a.value, dtype=_TORCH[a.kind]) for a in args]
-    if op.params:
-        tensors[-op.params :] = [a.value for a in args[-op.params :]]
+    real = torch.float64
+    operands = [torch.tensor(a.value, dtype=dtype_of(a.kind, real)) for a in args]
+    count = len(args) - op.params
     try:
-        value = op.torch(*tensors).to(_TORCH[term.kind]).item()
+        result = op.torch(*operands[:count], *(a.value for a in args[count:]))
+        value = result.to(dtype_of(term.kind, real)).item()
     except RuntimeError:  # an integer divided by zero
         return None
     # What overflows or vanishes in fp32 only is left to the kernel.

@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from .expr import OPS, Expr, Trait, fold, postorder
+from .expr import OPS, Expr, Trait, dtype_of, fold, postorder
 
 _Values = frozenset[Any] | None  # what a term may be for one score and gradient; None: anything
 _BOTH: _Values = frozenset((False, True))
 _MOST = 16  # values that are followed
 _LARGEST = 2.0**14  # so that neither fp16 nor a sum of products overflows
-_DTYPES = {"f": torch.float32, "i": torch.int64, "b": torch.bool}
 
 
 def still(names: Sequence[str], variants: Sequence[Sequence[Expr]]) -> frozenset[str]:
@@ -47,7 +46,7 @@ def _bounded(term: Expr, most: float) -> bool:
 
 
 def _shows(term: Expr) -> bool:
-    """Whether the formula is not finite wherever an infinite operand would reach it from a tail."""
+    # Whether the formula is not finite wherever an infinite operand would reach it from a tail.
     scores = _finite(term, math.nan, 0.0) or not any(
         _finite(term, score, 1.0, some=True) for score in (math.inf, -math.inf)
     )
@@ -55,7 +54,6 @@ def _shows(term: Expr) -> bool:
 
 
 def _finite(term: Expr, score: float, gradient: float, some: bool = False) -> bool:
-    """Whether a term is finite there; `some`: whether it may be."""
     values = _values(term, score, gradient)
     if values is None:
         return some
@@ -63,7 +61,7 @@ def _finite(term: Expr, score: float, gradient: float, some: bool = False) -> bo
 
 
 def _is_smooth(term: Expr) -> bool:
-    """Whether a term never chooses by the score or the gradient."""
+    # Whether a term never chooses by the score or the gradient.
     moving: set[Expr] = set()
     for node in postorder([term]):
         if node.op in ("s", "g"):
@@ -100,23 +98,24 @@ def _applied(node: Expr, operands: list[Any]) -> _Values:
         return args[0]  # no size is below 1, so the largest values are those of no division
     if any(arg is None for arg in args):
         return _BOTH if node.kind == "b" else None
-    kinds = [_DTYPES[arg.kind] for arg in node.args]
-    return _few(
-        OPS[node.op].torch(*map(_tensor, values, kinds), *literals).item()
-        for values in itertools.product(*args)
-    )
+    return _few(_applications(node, args, literals))
+
+
+def _applications(node: Expr, args: list[Any], literals: list[Any]) -> Iterator[Any]:
+    dtypes = [dtype_of(arg.kind, torch.float32) for arg in node.args]
+    for values in itertools.product(*args):
+        operands = (torch.tensor(x, dtype=dtype) for x, dtype in zip(values, dtypes))
+        yield OPS[node.op].torch(*operands, *literals).item()
 
 
 def _is_size(x: Expr) -> bool:
     return x.op == "scalar" or (x.op == "float" and _is_size(x.args[0]))
 
 
-def _tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
-    return torch.tensor(value, dtype=dtype)
-
-
 def _few(values: Iterable[Any]) -> _Values:
-    """One NaN for all: two are never equal."""
-    normalised = (math.nan if value != value else value for value in values)
-    result = frozenset(itertools.islice(normalised, _MOST + 1))
-    return result if len(result) <= _MOST else None
+    distinct = set[Any]()
+    for value in values:
+        distinct.add(math.nan if value != value else value)  # two NaN are never equal
+        if len(distinct) > _MOST:
+            return None
+    return frozenset(distinct)

@@ -62,7 +62,6 @@ class TileClasses:
 
     @property
     def skips(self) -> bool:
-        """Whether any tile can be zero."""
         return self.zero is not FALSE
 
     @property
@@ -77,7 +76,7 @@ class TileClasses:
 
     def _numbers(self, *names: str) -> tuple[int, ...]:
         nodes = postorder([self.zero, self.full])
-        return tuple(sorted({int(x.value or 0) for x in nodes if x.op in names}))
+        return tuple(sorted({x.value for x in nodes if x.op in names}))
 
 
 def classify(
@@ -155,10 +154,8 @@ def _classified(roots: Sequence[Expr], leaf: Leaf) -> TileClasses:
 
 
 def _modest(classes: Sequence[Expr], roots: Sequence[Expr], leaf: Leaf) -> Expr:
-    """A condition that integers on a tile are so small that no sum wraps.
-
-    Sentinels like the largest int64 do not meet it.
-    """
+    # A condition that integers on a tile are so small that no sum wraps. Sentinels like the largest
+    # int64 do not meet it.
     read = set(postorder(classes))
     condition = TRUE
     for node in sorted(sums(roots), key=str):
@@ -169,19 +166,18 @@ def _modest(classes: Sequence[Expr], roots: Sequence[Expr], leaf: Leaf) -> Expr:
 
 
 def within(lo: Expr | None, hi: Expr | None) -> Expr:
-    """Whether bounds are MODEST."""
     assert lo is not None and hi is not None
     return both(build("le", MODEST[0], lo), build("le", hi, MODEST[1]))
 
 
 def _keep(opened: Mapping[Expr, Expr], roots: Sequence[Expr], leaf: Leaf) -> Expr | None:
-    """The conjunction of all conditions, if each of them alone makes every term 0 where it
-    masks.
-    """
+    # The conjunction of all conditions, if each of them alone makes every term 0 where it masks.
+    # Scalars are sizes, so at least 1: they may divide.
+    divisor = lambda node: Interval(const(1), None) if node.op == "scalar" else leaf(node)
     keep = TRUE
     for condition, value in opened.items():
         masked = substitute(roots, {condition: const(not value.value)})
-        if not all(interval.zero is TRUE for interval in lift(masked, _sizes(leaf))):
+        if not all(interval.zero is TRUE for interval in lift(masked, divisor)):
             return None
         keep = both(keep, condition if value.value else negation(condition))
     return keep
@@ -196,8 +192,8 @@ def _leaves(aux: Sequence[Aux], bounded: Collection[int], apart: bool = True) ->
     def leaf(node: Expr) -> Interval:
         if node.op in POSITIONS:
             return Interval(TILE[f"{node.op}_lo"], TILE[f"{node.op}_hi"])
-        if node.op == "aux" and not _INSIDE.isdisjoint(aux[int(node.value or 0)].access):
-            number = int(node.value or 0)
+        if node.op == "aux" and not _INSIDE.isdisjoint(aux[node.value].access):
+            number = node.value
             if number not in bounded:
                 return unknown(node.kind)
             lo, hi = (aux_bound(end, number, node.kind) for end in ("lo", "hi"))
@@ -212,10 +208,8 @@ def _leaves(aux: Sequence[Aux], bounded: Collection[int], apart: bool = True) ->
 
 
 def _conditions(roots: Sequence[Expr], leaf: Leaf) -> list[Expr]:
-    """The largest conditions in the terms that can be decided for a tile.
-
-    Conditions on b and h only are left out.
-    """
+    # The largest conditions in the terms that can be decided for a tile. Conditions on b and h only
+    # are left out.
     decided: set[Expr] = set()
     masking: set[Expr] = set()
     for node in postorder(roots):
@@ -241,10 +235,9 @@ def _conditions(roots: Sequence[Expr], leaf: Leaf) -> list[Expr]:
 
 
 def _open_value(condition: Expr, roots: Sequence[Expr], leaf: Leaf) -> bool | None:
-    """The value of a condition for which it masks nothing, or None if neither value masks more."""
-
+    # The value of a condition for which it masks nothing, or None if neither value masks more.
     def at_work(node: Expr) -> Interval:
-        """Sizes and scales count as 1, since it does not matter here whether one is 0."""
+        # Sizes and scales count as 1, since it does not matter here whether one is 0.
         if node.op in ("scalar", "aux") and node.kind != "b" and leaf(node).point is node:
             return literal(const(1 if node.kind == "i" else 1.0))
         return leaf(node)
@@ -254,8 +247,3 @@ def _open_value(condition: Expr, roots: Sequence[Expr], leaf: Leaf) -> bool | No
         terms = substitute(roots, {condition: const(value)})
         zeros[value] = sum(interval.zero is TRUE for interval in lift(terms, at_work))
     return None if zeros[False] == zeros[True] else zeros[False] > zeros[True]
-
-
-def _sizes(leaf: Leaf) -> Leaf:
-    """Leaves in which scalars, which are sizes, are at least 1. So they may divide."""
-    return lambda node: Interval(const(1), None) if node.op == "scalar" else leaf(node)

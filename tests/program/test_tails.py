@@ -85,3 +85,13 @@ def test_sums_have_to_be_zero() -> None:
     """What is summed as it is, and not multiplied by zeros, may not be 1 there."""
     terms = [ScoreMod.parse(text).weight for text in ("add(s,1.0)", "silu(s)")]
     assert still(["g0", "g1"], [terms, terms]) == {"g1"}
+
+
+def test_all_combinations_of_operands_count() -> None:
+    """Of 25 products of two sums of masks the last alone is 16. The first 17 were looked at."""
+    masks = "; ".join(f"a{number}:b[q_idx,kv_idx]" for number in range(8))
+    sums = ["add(add(add({},{}),{}),{})".format(*numbers) for numbers in (_FLOATS[:4], _FLOATS[4:])]
+    assert "p" not in unmasked(f"{masks}; div(silu(s),sub(mul({sums[0]},{sums[1]}),16.0))")
+
+
+_FLOATS = [f"float(a{number})" for number in range(8)]

@@ -132,17 +132,16 @@ def _only_call(body: GraphModule) -> Node | None:
 
 
 def _is_idle(node: Node) -> bool:
-    """Whether a node only changes modes, or computes sizes."""
+    # It only changes modes, or computes sizes.
     if node.op == "call_function" and fx.state_change(node.target):
         return True
     return facts.value(node) is not None and not facts.tensors(node)
 
 
 def _ends(body: GraphModule) -> tuple[list[Node], Any]:
-    """(the inputs of a body, the argument of its output)."""
-    inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
-    (end,) = (n for n in body.graph.nodes if n.op == "output")
-    return inputs, end.args[0]
+    """(the inputs of a body, the argument of its output)"""
+    inputs, (output,) = (body.graph.find_nodes(op=op) for op in ("placeholder", "output"))
+    return inputs, output.args[0]
 
 
 def call_of(
@@ -204,7 +203,6 @@ def pad_of(node: Node) -> Pad | None:
 
 
 def length_of(pad: Pad) -> Size:
-    """How many rows the jagged values have."""
     return subclasses.values_of(facts.tensors(pad.values)[0]).shape[0]
 
 
@@ -220,7 +218,6 @@ def is_nested(node: Node) -> bool:
 
 
 def sink_of(tail: tuple[Node, ...], node: Node) -> Sink | None:
-    """The sink of a node that unpads, or None."""
     parts = {n: n.args[1] for n in node.users if facts.name(n) == "getitem"}
     values = [n for n, number in parts.items() if number == 0]
     call = call_of(node, UNPADS) or (call_of(values[0], UNPADS) if values else None)
@@ -241,7 +238,7 @@ def sink_of(tail: tuple[Node, ...], node: Node) -> Sink | None:
 
 def _arguments(node: Node, table: Mapping[str, tuple[str, ...]]) -> dict[str, Any] | None:
     called = facts.name(node)
-    if called not in table or node.op not in ("call_function", "call_method"):
+    if called not in table or not facts.is_call(node):
         return None
     if not is_known(node):
         return None

@@ -16,6 +16,7 @@ which its operands are padded (s/p). docs/jagged.md says what follows for other 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -29,9 +30,9 @@ from ..host import facts
 from ..host.facts import may_want_gradients
 from ..host.region import Sink
 from ..host.sizes import Size, alike
-from ..reading.frame import Digits, Index
+from ..reading.frame import Digits, Index, flat
 from ..reading.layout import Layout, layout_of, roles
-from ..reading.reading import Operand, Reading, flat
+from ..reading.reading import Operand, Reading
 from ..result import Refused
 from .padding import ORDINARY, GraphPadding
 from .pads import Pad, length_of
@@ -64,6 +65,10 @@ class Sides:
     key: JaggedSide | None = None
 
     @property
+    def jagged(self) -> list[JaggedSide]:
+        return [side for side in (self.query, self.key) if side is not None]
+
+    @property
     def share_offsets(self) -> bool:
         if self.query is None or self.key is None:
             return False
@@ -71,10 +76,9 @@ class Sides:
 
     def layout(self, reading: Reading) -> Layout:
         """The layout of a reading, with operands indexed by tokens on the sides that are jagged."""
-        side = self.query or self.key
-        batch = None if side is None else side.batch
+        batches = [side.batch for side in self.jagged]
         rows = None if self.query is None else self.query.positions
-        layout = layout_of(reading, batch, rows)
+        layout = layout_of(reading, batches[0] if batches else None, rows)
         if self.query is not None:
             query = self._tokens(self.query, layout.query)
             layout = replace(layout, query=query, query_tokens=self.query.tokens)
@@ -85,13 +89,11 @@ class Sides:
 
     def operand(self, operand: Operand) -> Operand:
         """An operand of the program, indexed by tokens if it is padded as a side is."""
-        for side in (self.query, self.key):
-            if side is None or operand.index[:2] != (side.batch, side.positions) or operand.summed:
-                continue
-            try:
-                return self._tokens(side, operand)
-            except Refused:
-                continue  # it is read with its padding
+        for side in () if operand.summed else self.jagged:
+            if operand.index[:2] == (side.batch, side.positions):
+                # If its padding cannot go, it is read with its padding.
+                with contextlib.suppress(Refused):
+                    return self._tokens(side, operand)
         return operand
 
     def _tokens(self, side: JaggedSide, operand: Operand) -> Operand:
@@ -129,10 +131,13 @@ def sides_of(
 
 
 def _side(
-    padding: GraphPadding, operands: Mapping[str, Operand], positions: Index, reading: Reading,
+    padding: GraphPadding,
+    operands: Mapping[str, Operand],
+    positions: Index,
+    reading: Reading,
     end: Node,
-) -> JaggedSide:  # fmt: skip
-    """The side that operands share. They are named for reasons; the first one defines the side."""
+) -> JaggedSide:
+    # The first operand defines the side. They are named for reasons.
     known = padding.pads.keys() | padding.derived
     bare = [name for name, operand in operands.items() if operand.leaf not in known]
     if bare and len(bare) < len(operands):
@@ -141,8 +146,9 @@ def _side(
     (first, pad), *others = pads.items()
     batch = operands[first].index[0]
     for name, operand in operands.items():
-        if not _is_ordinary(pads[name].fill):
-            raise Refused(Code.JAGGED_FILL, f"{name} is padded with {pads[name].fill}")
+        fill = pads[name].fill
+        if not isinstance(fill, (int, float)) or not abs(fill) <= 1:  # 0·NaN would be lost
+            raise Refused(Code.JAGGED_FILL, f"{name} is padded with {fill}")
         if operand.index[:2] != (batch, *positions) or len(positions[0]) != 1:
             reason = f"{name} is not padded along the batch and its positions"
             raise Refused(Code.JAGGED_LAYOUT, reason)
@@ -155,11 +161,8 @@ def _side(
 
 
 def _check_padding(padding: GraphPadding, reading: Reading) -> None:
-    """Raise Refused unless weights and gradients are finite in the padding.
-
-    Scores are zero there. Operands may be any ordinary numbers, or the numbers of their padding: on
-    rows, on keys, and on both.
-    """
+    # Weights and gradients must be finite in the padding. Scores are zero there. Operands may be
+    # any ordinary numbers, or the numbers of their padding: on rows, on keys, and on both.
     if not _is_finite(reading.weight, {}, set()):
         raise Refused(Code.JAGGED_FILL, "a score of zero has an infinite weight or slope")
     leaves = {number: operand.leaf for number, operand in enumerate(reading.aux)}
@@ -177,11 +180,8 @@ def _check_padding(padding: GraphPadding, reading: Reading) -> None:
 
 
 def _is_finite(weight: Expr, fills: Mapping[int, Tensor], trained: set[int]) -> bool:
-    """Whether scores of zero have finite weights and gradients.
-
-    fills: The numbers of operands that are not ordinary. trained: Operands whose gradients have to
-    be finite too.
-    """
+    # fills: The numbers of operands that are not ordinary. trained: Operands whose gradients have
+    # to be finite too.
     roots = [torch.zeros(4, dtype=torch.float64, requires_grad=True)]
 
     def leaf(node: Expr) -> Tensor:
@@ -189,12 +189,11 @@ def _is_finite(weight: Expr, fills: Mapping[int, Tensor], trained: set[int]) -> 
         if node is SCORE:
             return roots[0]
         if node.op == "const":
-            return torch.full_like(ordinary, node.value)  # type: ignore[arg-type]
+            return torch.full_like(ordinary, node.value)
         if node.op != "aux":
             return ordinary
-        number = int(node.value or 0)
-        operand = fills.get(number, ordinary).to(ordinary.dtype).expand(4)
-        if node.kind == "f" and number in trained:
+        operand = fills.get(node.value, ordinary).to(ordinary.dtype).expand(4)
+        if node.kind == "f" and node.value in trained:
             operand = operand.clone().requires_grad_()
             roots.append(operand)
         return operand
@@ -204,11 +203,6 @@ def _is_finite(weight: Expr, fills: Mapping[int, Tensor], trained: set[int]) -> 
     if result.requires_grad:
         slopes = torch.autograd.grad(result.sum(), roots, allow_unused=True)
     return all(bool(x.isfinite().all()) for x in (result, *slopes) if x is not None)
-
-
-def _is_ordinary(fill: object) -> bool:
-    """Whether a padding number is finite and small. A user's NaN would vanish from 0·NaN."""
-    return isinstance(fill, (int, float)) and abs(fill) <= 1
 
 
 def _check_sink(padding: GraphPadding, side: JaggedSide, reading: Reading, sink: Sink) -> None:

@@ -8,33 +8,44 @@ side's offsets, or the offsets have to be their running sums.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import Node
 
 from ...program.expr import Expr, const, postorder
+from ...program.score_mod import ScoreMod
 from ...program.simplify import FALSE, TRUE, substitute
 from ..host import facts
 from ..host.region import Sink
-from ..reading.layout import Layout
+from ..reading.layout import Layout, program_of
 from ..reading.reached import reached
-from ..reading.reading import Reading
+from ..reading.reading import Operand, Reading
 from .offsets import Offsets
 from .padding import GraphPadding
 from .sides import JaggedSide, Sides, sides_of
 
-# The value of a comparison of a position with the length, and of the length with a position.
-_TRUTH = ({"lt": TRUE, "ge": FALSE}, {"gt": TRUE, "le": FALSE})
+# The value of a comparison of a position with the length, and whether the length comes first.
+_IMPLIED = {
+    "lt": (TRUE, False),
+    "ge": (FALSE, False),
+    "gt": (TRUE, True),
+    "le": (FALSE, True),
+}
 
 
 @dataclass(frozen=True)
 class Understood:
-    """A region that is fully read: what it computes, the roles of its axes, its jagged sides."""
+    """A region that is fully read: what it computes, the roles of its axes, its jagged sides, and
+    its score program with the operands.
+    """
 
     reading: Reading
     layout: Layout
     sides: Sides
+    program: ScoreMod
+    operands: Sequence[Operand]
 
 
 def without_padding(
@@ -47,21 +58,22 @@ def without_padding(
     sides = sides_of(padding, reading, sink, keys, end)
     layout = sides.layout(reading)
     reading = replace(reading, aux=tuple(map(sides.operand, reading.aux)))
-    return Understood(_without_implied(padding, reading, sides), layout, sides)
+    reading = _without_implied(padding, reading, sides)
+    program, operands = program_of(reading, layout)
+    return Understood(reading, layout, sides, program, operands)
 
 
 def _without_implied(padding: GraphPadding, reading: Reading, sides: Sides) -> Reading:
-    jagged = [side for side in (sides.query, sides.key) if side is not None]
     known: dict[Expr, Expr] = {}
     for node in postorder([reading.weight]):
-        if len(node.args) != 2:
-            continue
-        for truth, (place, length) in zip(_TRUTH, (node.args, node.args[::-1]), strict=True):
-            if node.op in truth and any(
+        if node.op in _IMPLIED:
+            truth, mirrored = _IMPLIED[node.op]
+            place, length = reversed(node.args) if mirrored else node.args
+            if any(
                 _is_position(reading, place, side) and _is_length(padding, reading, length, side)
-                for side in jagged
+                for side in sides.jagged
             ):
-                known[node] = truth[node.op]
+                known[node] = truth
     if not known:
         return reading
     (weight,) = substitute([reading.weight], known)
@@ -74,15 +86,14 @@ def _without_implied(padding: GraphPadding, reading: Reading, sides: Sides) -> R
 def _is_position(reading: Reading, node: Expr, side: JaggedSide) -> bool:
     if node.op == "add" and const(0) in node.args:  # an arange, as it is read
         node = next(a for a in node.args if a is not const(0))
-    if node.op != "index":
-        return False
-    return reading.space.resolve(reading.positions[int(node.value or 0)]) == side.positions
+    is_index = node.op == "index"
+    return is_index and reading.space.resolve(reading.positions[node.value]) == side.positions
 
 
 def _is_length(padding: GraphPadding, reading: Reading, node: Expr, side: JaggedSide) -> bool:
     if node.op != "aux" or node.kind != "i":
         return False
-    operand = reading.aux[int(node.value or 0)]
+    operand = reading.aux[node.value]
     at = tuple(digits for digits in operand.index if digits)
     if at != (side.batch,) or not set(operand.casts) <= {torch.int32, torch.int64}:
         return False
@@ -100,7 +111,7 @@ def measures(known: Offsets, lengths: Node, offsets: Node) -> bool:
 
 
 def _differences(known: Offsets, lengths: Node, offsets: Node) -> bool:
-    """Whether `lengths` are `offsets.diff()` or `offsets[1:] - offsets[:-1]`."""
+    # `offsets.diff()`, or `offsets[1:] - offsets[:-1]`.
     if facts.name(lengths) == "diff":
         source = lengths.all_input_nodes[0]
         return len(lengths.args) == 1 and not lengths.kwargs and known.one(source, offsets)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from ...program.expr import Expr, call
+from .clamps import Bound
 from .kinds import Unknown, literal, real
 
 
@@ -13,29 +13,17 @@ def gelu(kind: str, x: Expr, *, approximate: str = "none") -> Expr:
     return call("gelu_tanh" if approximate == "tanh" else "gelu", real(x))
 
 
-def elu(kind: str, x: Expr, alpha: Any = None, scale: Any = None, slope: Any = None) -> Expr:
-    return call("elu", real(x), *(literal(p, 1.0) for p in (alpha, scale, slope)))
-
-
-def celu(kind: str, x: Expr, alpha: Expr | None = None) -> Expr:
+def celu(kind: str, x: Expr, alpha: Bound = None) -> Expr:
     a = literal(alpha, 1.0)
     return call("elu", real(x), a, 1.0, 1.0 / a)
 
 
-def leaky_relu(kind: str, x: Expr, slope: Expr | None = None) -> Expr:
-    return call("leaky_relu", real(x), literal(slope, 0.01))
-
-
-def softplus(kind: str, x: Expr, beta: Expr | None = None, threshold: Expr | None = None) -> Expr:
-    return call("softplus", real(x), literal(beta, 1.0), literal(threshold, 20.0))
-
-
-def hardtanh(kind: str, x: Expr, low: Expr | None = None, high: Expr | None = None) -> Expr:
+def hardtanh(kind: str, x: Expr, low: Bound = None, high: Bound = None) -> Expr:
     return call("hardtanh", real(x), _bound(low, -1.0), _bound(high, 1.0))
 
 
-def _bound(x: Expr | None, default: float) -> float:
-    """A literal that elements are compared with. ATen's comparisons with NaN are not these."""
+def _bound(x: Bound, default: float) -> float:
+    # A literal that elements are compared with. ATen's comparisons with NaN are not these.
     bound = literal(x, default)
     if math.isnan(bound):
         raise Unknown("a bound is NaN")
@@ -43,28 +31,26 @@ def _bound(x: Expr | None, default: float) -> float:
 
 
 def log_sigmoid(kind: str, x: Expr) -> Expr:
-    """As softplus, whose gradient is one product: a difference of two would be inf - inf. Past 40
-    nothing is left of the 1 that is added, in fp64 either.
-    """
+    # As softplus, whose gradient is one product: a difference of two would be inf - inf. Past 40
+    # nothing is left of the 1 that is added, in fp64 either.
     return -call("softplus", -real(x), 1.0, 40.0)
 
 
-def softshrink(kind: str, x: Expr, bound: Expr | None = None) -> Expr:
+def softshrink(kind: str, x: Expr, bound: Bound = None) -> Expr:
     x, c = real(x), literal(bound, 0.5)
     below = call("where", call("lt", x, -c), x + c, _nothing_but_nan(x))
     return call("where", call("gt", x, c), x - c, below)
 
 
-def hardshrink(kind: str, x: Expr, bound: Expr | None = None) -> Expr:
+def hardshrink(kind: str, x: Expr, bound: Bound = None) -> Expr:
     x, c = real(x), _bound(bound, 0.5)
     outside = call("or", call("lt", x, -c), call("gt", x, c))
     return call("where", outside, x, _nothing_but_nan(x))
 
 
 def _nothing_but_nan(x: Expr) -> Expr:
-    """0, of NaN NaN, without a gradient: torch's vectors shrink that of NaN to 0, its single
-    elements pass all of it.
-    """
+    # 0, of NaN NaN, without a gradient: torch's vectors shrink that of NaN to 0, its single
+    # elements pass all of it.
     return call("where", call("isnan", x), math.nan, 0.0)
 
 
@@ -73,5 +59,5 @@ def threshold(kind: str, x: Expr, bound: Expr, value: Expr) -> Expr:
 
 
 def prelu(kind: str, x: Expr, slope: Expr) -> Expr:
-    """The choice is one of factors: that of results would meet 0 · inf in the gradient."""
+    # The choice is one of factors: that of results would meet 0 · inf in the gradient.
     return real(x) * call("where", call("gt", real(x), 0.0), 1.0, real(slope))

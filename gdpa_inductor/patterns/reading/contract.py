@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from ..._compat import autograd, operators, versions
-from ...program.expr import GRAD, Expr, aux, const, differentiate, fold, torch_apply
+from ...program.expr import GRAD, Expr, aux, const, differentiate, dtype_of, fold, torch_apply
 from ...rejection import Code
 from ..host import facts
 from ..result import Refused
@@ -71,7 +71,6 @@ def holding(key: str) -> Rule | None:
 
 
 def eager(case: TorchCall, operands: Sequence[Tensor]) -> Tensor:
-    """The case by ATen itself."""
     tensors = iter(operands)
     args = [next(tensors) if x is X else x for x in case.args]
     function = getattr(torch.ops.aten, case.name)
@@ -95,32 +94,25 @@ def expression(case: TorchCall, rule: Rule, kind: str, dtype: torch.dtype | None
 def evaluate(
     root: Expr, operands: Sequence[Tensor], dtype: torch.dtype, grad: Tensor | None = None
 ) -> Tensor:
-    """An expression of a case, with floats in `dtype`."""
-
     def leaf(node: Expr) -> Tensor:
         if node is GRAD:
             assert grad is not None
             return grad
         if node.op == "aux":
-            return operands[int(node.value or 0)]
-        return torch.full((), node.value, dtype=_dtype_of(node.kind, dtype))  # type: ignore[arg-type]
+            return operands[node.value]
+        return torch.full((), node.value, dtype=dtype_of(node.kind, dtype))
 
     return fold([root], leaf, torch_apply(dtype))[0]
 
 
-def _dtype_of(kind: str, real: torch.dtype) -> torch.dtype:
-    return {"f": real, "i": torch.int64, "b": torch.bool}[kind]
-
-
 def slopes(case: TorchCall, rule: Rule, dtype: torch.dtype | None = None) -> list[Expr | None]:
-    """The gradients of a case by its floating operands."""
     own = [aux(number) for number, kind in enumerate(case.kinds) if kind == "f"]
     return differentiate(expression(case, rule, "f", dtype), own)
 
 
 def places(case: TorchCall, grids: dict[str, list[Any]], dtype: torch.dtype) -> list[Tensor]:
     """One tensor for each operand; together they run over the product of the grids."""
-    axes = [torch.tensor(grids[kind], dtype=_dtype_of(kind, dtype)) for kind in case.kinds]
+    axes = [torch.tensor(grids[kind], dtype=dtype_of(kind, dtype)) for kind in case.kinds]
     rows = torch.meshgrid(*(torch.arange(len(axis)) for axis in axes), indexing="ij")
     operands = [axis[row.flatten()] for axis, row in zip(axes, rows, strict=True)]
     divides = case.name in ("remainder", "floor_divide") or "rounding_mode" in case.options
@@ -159,8 +151,6 @@ def differs(case: TorchCall, rule: Rule) -> bool:
 
 
 def _differ(actual: Tensor, expected: Tensor, skip: Tensor | None = None) -> bool:
-    """True if two results differ by more than a rounding; NaN is one value."""
     actual, expected = actual.expand_as(expected).double(), expected.double()
-    close = (actual - expected).abs() <= _CLOSE * (1.0 + expected.abs())
-    same = close | (actual == expected) | (actual.isnan() & expected.isnan())
-    return not bool((same if skip is None else same | skip).all())
+    close = torch.isclose(actual, expected, _CLOSE, _CLOSE, equal_nan=True)
+    return not bool((close if skip is None else close | skip).all())

@@ -21,8 +21,6 @@ ADDED_PRODUCTS = frozenset(["baddbmm", "addmm"])
 
 @dataclass(frozen=True)
 class Factors:
-    """Reads the factors of a shadow's products."""
-
     shadow: Shadow
     space: Space
 

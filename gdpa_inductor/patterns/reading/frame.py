@@ -48,10 +48,10 @@ class Atom:
 
 Digits = tuple[Atom, ...]
 Index = tuple[Digits, ...]
+CUTS_ACROSS = "a view of the scores cuts across their dimensions"
 
 
 def _quotient(size: Size, divisor: Size) -> Size | None:
-    """size / divisor where it is known to be whole."""
     quotient = shapes.exact_quotient(size, divisor)
     if quotient is None and is_zero(size % divisor):  # type: ignore[operator]  # by what guards say
         return size // divisor
@@ -72,7 +72,6 @@ class Space:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def fresh(self, size: Size, **special: Any) -> Digits:
-        """The digits of a new dimension."""
         return () if is_one(size) else (Atom(size, next(self._numbers), **special),)
 
     def once(self, key: tuple[object, ...], size: Size, **special: Any) -> Digits:
@@ -82,11 +81,9 @@ class Space:
         return self.resolve(self._known[key])
 
     def fixed(self, size: int, value: int) -> Digits:
-        """Position `value` of a dimension of `size`."""
         return self.once(("fixed", size, value), size, value=value)
 
     def part(self, digits: Digits, start: int, size: int) -> Digits:
-        """The `size` positions of `digits` from `start` on."""
         return self.once(("part", digits, start, size), size, part=(digits, start))
 
     def resolve(self, digits: Digits) -> Digits:
@@ -94,7 +91,7 @@ class Space:
         if not any(atom in self.splits for atom in digits):
             return digits
         parts = (self.resolve(self.splits[a]) if a in self.splits else (a,) for a in digits)
-        return tuple(itertools.chain.from_iterable(parts))
+        return flat(tuple(parts))
 
     def is_whole(self, digits: Digits) -> bool:
         """Whether the digits have all parts of each variable that views of the scores split."""
@@ -112,62 +109,56 @@ class Space:
 
         Raises Refused if the dims do not divide.
         """
-        left = deque(itertools.chain.from_iterable(self.resolve_index(index)))
+        left = deque(flat(self.resolve_index(index)))
         grouped: list[Digits] = []
         for size in shape:
             digits: list[Atom] = []
             covered: Size = 1
-            while not same(covered, size):
-                if not left:
-                    raise Refused(Code.LAYOUT, "a view of the scores cuts across their dimensions")
+            while left and not same(covered, size):
                 atom = left.popleft()
                 total = covered * atom.size
                 if same(total, size) or _quotient(size, total) is not None:
-                    digits.append(atom)
                     covered = total
                 else:
-                    outer, inner = self._split(atom, covered, size)
-                    digits.append(outer)
+                    atom, inner = self._split(atom, _quotient(size, covered))
                     left.appendleft(inner)
                     covered = size
+                digits.append(atom)
+            if not same(covered, size):
+                raise Refused(Code.LAYOUT, CUTS_ACROSS)
             grouped.append(tuple(digits))
         if left:
-            raise Refused(Code.LAYOUT, "a view of the scores cuts across their dimensions")
+            raise Refused(Code.LAYOUT, CUTS_ACROSS)
         return tuple(grouped)
 
-    def _split(self, atom: Atom, covered: Size, size: Size) -> tuple[Atom, Atom]:
-        """Split `atom` so that its outer part completes a dim of `size`, if `covered` is there."""
-        outer = _quotient(size, covered)
+    def _split(self, atom: Atom, outer: Size | None) -> tuple[Atom, Atom]:
         inner = None if outer is None else _quotient(atom.size, outer)
-        if outer is not None and inner is not None and not (atom.is_fixed or atom.part):
-            parts = (Atom(outer, next(self._numbers)), Atom(inner, next(self._numbers)))
-            self.splits[atom] = parts
-            return parts
-        raise Refused(Code.LAYOUT, "a view of the scores cuts across their dimensions")
+        if outer is None or inner is None or atom.is_fixed or atom.part:
+            raise Refused(Code.LAYOUT, CUTS_ACROSS)
+        parts = (Atom(outer, next(self._numbers)), Atom(inner, next(self._numbers)))
+        self.splits[atom] = parts
+        return parts
 
 
 def broadcast(index: Index, result: Sequence[Size], source: Sequence[Size]) -> Index:
     """The index into an operand of shape `source` that broadcasts to a result of shape `result`."""
-    offset = len(result) - len(source)
+    first = len(result) - len(source)
     digits: list[Digits] = []
-    for dim, size in enumerate(source):
-        if is_one(size):
-            digits.append(())
-        elif same(size, result[offset + dim]):
-            digits.append(index[offset + dim])
-        else:
+    for size, own, wanted in zip(source, index[first:], result[first:], strict=True):
+        if not is_one(size) and not same(size, wanted):
             reason = f"whether a dimension of size {size} broadcasts is not known"
             raise Refused(Code.LAYOUT, reason)
+        digits.append(() if is_one(size) else own)
     return tuple(digits)
 
 
 def permuted(index: Index, order: Sequence[int]) -> Index:
-    """The index into the source of `permute(order)`."""
-    source: list[Digits] = [()] * len(order)
-    for position, dim in enumerate(order):
-        source[dim % len(order)] = index[position]
-    return tuple(source)
+    return tuple(index[order.index(dim)] for dim in range(len(order)))
+
+
+def flat(index: Index) -> Digits:
+    return tuple(itertools.chain.from_iterable(index))
 
 
 def atoms(index: Index) -> set[Atom]:
-    return set(itertools.chain.from_iterable(index))
+    return set(flat(index))

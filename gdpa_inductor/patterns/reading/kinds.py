@@ -48,7 +48,6 @@ def where(kind: str, condition: Expr, x: Expr, y: Expr) -> Expr:
 
 
 def both(x: Expr, y: Expr) -> Expr:
-    """x and y, literals folded."""
     for known, other in ((x, y), (y, x)):
         if known.is_const:
             return other if known.value else const(False)
@@ -56,7 +55,6 @@ def both(x: Expr, y: Expr) -> Expr:
 
 
 def either(x: Expr, y: Expr) -> Expr:
-    """x or y, literals folded."""
     for known, other in ((x, y), (y, x)):
         if known.is_const:
             return const(True) if known.value else other

@@ -19,18 +19,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..._compat import shapes
 from ...program.canonical import canonical
-from ...program.expr import INDEX, SCORE, Expr, aux, call, fold, postorder
+from ...program.expr import INDEX, SCORE, Expr, aux, postorder, with_leaves
 from ...program.score_mod import Aux, ScoreMod
 from ...rejection import Code
 from ..host import facts, places
 from ..host.sizes import Size, product
 from ..result import Refused
-from .frame import Atom, Digits, Index, atoms
-from .reading import Operand, Reading, flat
+from .frame import CUTS_ACROSS, Atom, Digits, Index, atoms, flat
+from .reading import Operand, Reading
 
 # Costs of a grouping. The order of batch and heads costs 1 a step.
 _REFUSE, _COPY, _EXPAND = 10_000, 20, 5
@@ -84,14 +84,21 @@ def layout_of(reading: Reading, batch: Digits | None = None, rows: Digits | None
     if not set(others) <= set(flat(reading.output)):
         raise Refused(Code.CONTRACTION, "the second product sums over more than the keys")
     free = [a for a in others if a in in_query and a not in in_key and a not in value]
-    row = max(free, key=lambda a: ((a,) == rows, _length(a.size), others.index(a)), default=None)
-    _check_views(reading, row, in_query, in_key, value)
-    shared = [a for a in others if a is not row]
-    batch, heads = _grouping(shared, reading, query, key, row, batch)
-    own = () if row is None else (row,)  # one seed or one query has no index of its own
-    return Layout(
-        query, key, reading.value, batch, heads, own, reading.keys, reading.inner, channels
+    length = lambda atom: shapes.size_hint(atom.size) or 1 << 60
+    row = max(free, key=lambda a: ((a,) == rows, length(a), others.index(a)), default=None)
+    layout = Layout(
+        query=query,
+        key=key,
+        value=reading.value,
+        batch=(),
+        heads=(),
+        rows=() if row is None else (row,),  # one seed or one query has no index of its own
+        keys=reading.keys,
+        inner=reading.inner,
+        channels=channels,
     )
+    _check_views(reading, layout)
+    return _grouped(layout, reading, [a for a in others if a is not row], batch)
 
 
 def roles(reading: Reading) -> tuple[Operand, Operand]:
@@ -112,47 +119,37 @@ def roles(reading: Reading) -> tuple[Operand, Operand]:
     raise Refused(Code.CONTRACTION, "the second product sums over something else than the keys")
 
 
-def _check_views(
-    reading: Reading, row: Atom | None, in_query: set[Atom], in_key: set[Atom], in_value: set[Atom]
-) -> None:
-    """A dimension of the scores, as the user has them, is some index variables of the output, whole
-    and of one role. `s.view(b, n, h, m)` of scores [b, h, n, m] is legal, but cuts across them.
-    """
+def _check_views(reading: Reading, layout: Layout) -> None:
+    # A dimension of the scores, as the user has them, is some index variables of the output, whole
+    # and of one role. `s.view(b, n, h, m)` of scores [b, h, n, m] is legal, but cuts across them.
+    holders = [atoms(x.index) for x in (layout.query, layout.key, layout.value)]
     for digits in reading.scores:
         if len(digits) > 1 and not reading.space.is_whole(digits):
-            raise Refused(Code.LAYOUT, "a view of the scores cuts across their dimensions")
-        kinds = {(a in in_query, a in in_key, a in in_value) for a in digits}
-        if len(kinds) > 1 and set(digits) & {row, *reading.keys}:
+            raise Refused(Code.LAYOUT, CUTS_ACROSS)
+        kinds = {tuple(atom in has for has in holders) for atom in digits}
+        if len(kinds) > 1 and set(digits) & {*layout.rows, *layout.keys}:
             raise Refused(Code.LAYOUT, "a view mixes rows or keys with other dimensions")
 
 
-def _length(size: Size) -> int:
-    hint = shapes.size_hint(size)
-    return 1 << 60 if hint is None else hint
+def _grouped(
+    layout: Layout, reading: Reading, shared: Sequence[Atom], known: Digits | None
+) -> Layout:
+    """The layout with the cheapest split of the `shared` atoms into batch and heads.
 
-
-def _grouping(
-    shared: Sequence[Atom], reading: Reading, query: Operand, key: Operand, row: Atom | None,
-    known: Digits | None,
-) -> tuple[Digits, Digits]:  # fmt: skip
-    """The cheapest split of the shared atoms into batch and heads; ties go to the order in which
-    they come. `known`: what the batch has to be.
+    Ties go to the order in which they come. known: What the batch has to be.
     """
-    costs = [
-        (_cost(batch, heads, reading, query, key, row), batch, heads)
-        for batch, heads in _splits(shared)
-        if known is None or batch == known
-    ]
-    if not costs:
+    splits = [x for x in _splits(shared) if known is None or x[0] == known]
+    if not splits:
         raise Refused(Code.JAGGED_LAYOUT, "the batch of the padding is not one of the scores")
-    cost, batch, heads = min(costs, key=lambda entry: entry[0])
-    if cost >= _REFUSE:
+    layouts = [replace(layout, batch=batch, heads=heads) for batch, heads in splits]
+    costs = [_cost(x, reading) for x in layouts]
+    if min(costs) >= _REFUSE:
         keyed = any(_is_partial(atoms(operand.index), reading.keys) for operand in reading.aux)
         axis = "the keys" if keyed else "the batch or heads"
-        names = ", ".join(_partial_matrices(shared, reading, row))
+        names = ", ".join(_partial_matrices(layout, reading, tuple(shared)))
         reason = f"a mask or bias would have to be expanded over a part of {axis}: {names}"
         raise Refused(Code.OPERAND_EXPANDS, reason, change=_WHOLE if keyed else None)
-    return batch, heads
+    return layouts[costs.index(min(costs))]
 
 
 _WHOLE = (
@@ -161,18 +158,22 @@ _WHOLE = (
 )
 
 
-def _partial_matrices(shared: Sequence[Atom], reading: Reading, row: Atom | None) -> Iterator[str]:
-    """The names and shapes of the operands that no one split into batch and heads suits."""
+def _partial_matrices(layout: Layout, reading: Reading, shared: Digits) -> Iterator[str]:
+    # No one split into batch and heads suits all of these operands.
     for operand in reading.aux:
         has = atoms(operand.index)
-        partial = _is_partial(has, tuple(shared)) or _is_partial(has, reading.keys)
-        if row in has and has & set(reading.keys) and partial:
+        partial = _is_partial(has, shared) or _is_partial(has, layout.keys)
+        if partial and _is_matrix(layout, has):
             shape = ", ".join(map(str, facts.tensors(operand.leaf)[0].shape))
             yield f"{places.describe(operand.leaf)} of shape [{shape}]"
 
 
+def _is_matrix(layout: Layout, has: set[Atom]) -> bool:
+    return not has.isdisjoint(layout.rows) and not has.isdisjoint(layout.keys)
+
+
 def _splits(shared: Sequence[Atom]) -> Iterator[tuple[Digits, Digits]]:
-    """Natural ones first: leading atoms are batch, trailing ones heads."""
+    # Natural ones first: leading atoms are batch, trailing ones heads.
     count = len(shared)
     for cut in range(min(count, 1), count + 1):
         yield tuple(shared[:cut]), tuple(shared[cut:])
@@ -183,19 +184,17 @@ def _splits(shared: Sequence[Atom]) -> Iterator[tuple[Digits, Digits]]:
             yield order[:cut], order[cut:]
 
 
-def _cost(
-    batch: Digits, heads: Digits, reading: Reading, query: Operand, key: Operand, row: Atom | None
-) -> int:
-    cost = sum(
-        a.number > b.number for digits in (batch, heads) for a, b in itertools.pairwise(digits)
-    )
+def _cost(layout: Layout, reading: Reading) -> int:
+    batch, heads = layout.batch, layout.heads
+    neighbours = (*itertools.pairwise(batch), *itertools.pairwise(heads))
+    cost = sum(a.number > b.number for a, b in neighbours)
     for operand in reading.aux:
         has = atoms(operand.index)
-        partial = _is_partial(has, batch) + _is_partial(has, heads) + _is_partial(has, reading.keys)
-        cost += partial * (_REFUSE if row in has and has & set(reading.keys) else _COPY)
-    query_has = atoms(query.index)
-    cost += _EXPAND * (_is_partial(query_has, batch) + (not set(heads) <= query_has))
-    for operand in (key, reading.value):
+        partial = sum(_is_partial(has, axis) for axis in (batch, heads, layout.keys))
+        cost += partial * (_REFUSE if _is_matrix(layout, has) else _COPY)
+    in_query = atoms(layout.query.index)
+    cost += _EXPAND * (_is_partial(in_query, batch) + (not in_query.issuperset(heads)))
+    for operand in (layout.key, layout.value):
         has = atoms(operand.index)
         cost += _EXPAND * (_is_partial(has, batch) + (not _is_prefix(has, heads)))
     return cost
@@ -247,12 +246,10 @@ def aux_dims(layout: Layout, operand: Operand) -> tuple[Index, tuple[str, ...]]:
         if not digits and simple:
             dims.append(())
             access.append("-")
-        for atom in digits:
-            if atom.is_fixed:
-                continue
-            if atom not in names:
+        for atom in (atom for atom in digits if not atom.is_fixed):
+            axis = names.get(atom)
+            if axis is None:
                 raise Refused(Code.LAYOUT, "a mask or bias has a dimension that the scores lack")
-            axis = names[atom]
             if axis not in access:
                 dims.append(layout.axes[axis])
                 access.append(axis)
@@ -275,25 +272,23 @@ def program_of(reading: Reading, layout: Layout) -> tuple[ScoreMod, list[Operand
     Raises Refused where it depends on no score, or on other indices.
     """
     used = [node for node in postorder([reading.weight]) if node.op == "aux"]
-    numbers = {int(leaf.value or 0): position for position, leaf in enumerate(used)}
+    numbers = {leaf.value: position for position, leaf in enumerate(used)}
     axes = {layout.axes[axis]: index for axis, index in INDEX.items() if layout.axes[axis]}
 
     def leaf(node: Expr) -> Expr:
         if node.op == "aux":
-            return aux(numbers[int(node.value or 0)], node.kind)
+            return aux(numbers[node.value], node.kind)
         if node.op == "index":
-            digits = reading.space.resolve(reading.positions[int(node.value or 0)])
+            digits = reading.space.resolve(reading.positions[node.value])
             if digits not in axes:
                 raise Refused(Code.LAYOUT, "a triangle is cut from merged dimensions of the scores")
             return axes[digits]
         return node
 
-    (weight,) = fold([reading.weight], leaf, lambda node, args: call(node.op, *args))
+    weight = with_leaves(reading.weight, leaf)
     operands = [reading.aux[number] for number in numbers]
-    declared = tuple(
-        Aux(node.kind, aux_dims(layout, operand)[1]) for node, operand in zip(used, operands)
-    )
+    declared = [Aux(x.kind, aux_dims(layout, y)[1]) for x, y in zip(used, operands)]
     weight = canonical(weight)
     if SCORE not in set(postorder([weight])):
         raise Refused(Code.CONTRACTION, "the weights do not depend on the first product")
-    return ScoreMod(weight, declared), operands
+    return ScoreMod(weight, tuple(declared)), operands

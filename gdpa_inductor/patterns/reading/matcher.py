@@ -16,10 +16,10 @@ from ...rejection import Code
 from ..host import facts
 from ..result import Refused
 from .factors import ADDED_PRODUCTS, PRODUCTS
-from .frame import Index, Space
+from .frame import Index, Space, flat
 from .kinds import real
 from .precision import in_fp32
-from .reading import Reading, flat, kind_of
+from .reading import LINEAR_ATTENTION, Reading, kind_of
 from .shadow import Shadow
 from .views import tensor_of, through_view, value_of
 from .weights import Element, Weights
@@ -48,7 +48,6 @@ class Matcher:
     space: Space
 
     def region(self, output: Index) -> Reading:
-        """Read the whole region; `output` is the index of its result."""
         second, index, dtypes = self._second_product(self.space.resolve_index(output))
         if self.space.outer is None:
             self.space.outer = frozenset(self.space.splits)
@@ -56,28 +55,38 @@ class Matcher:
         weights = Weights(self.shadow, self.space)
         factors = weights.factors
         keys = factors.contracted(second)
-        sides: list[Node] = list(second.args[:2])  # type: ignore[arg-type]
-        weights_at, value_at = ((*index[:-1], keys), (*index[:-2], keys, index[-1]))
-        if swapped:
-            weights_at, value_at = value_at, weights_at
-        weight = real(weights.read(sides[1 if swapped else 0], Element(weights_at)))
+        indices = (*index[:-1], keys), (*index[:-2], keys, index[-1])
+        sides = tuple(zip(factors.of(second), indices, strict=True))
+        (weights_side, weights_at), value_side = reversed(sides) if swapped else sides
+        weight = real(weights.read(weights_side, Element(weights_at)))
         if SCORE not in set(postorder([weight])) or weights.score is None:
             raise Refused(Code.CONTRACTION, "the weights do not depend on the first product")
         weights.precision.check_conditions(weight)
-        value = factors.operand(sides[0 if swapped else 1], value_at)
+        value = factors.operand(*value_side)
         product, at = weights.score
         inner = factors.contracted(product)
         left, right = factors.operands(product, at, inner)
         dtype = tensor_of(factors.of(product)[0]).dtype
         weights.precision.check_dtypes(dtype, weight)
-        weight = weight if dtype == torch.float64 else in_fp32(weight)
         resolve = self.space.resolve_index
         return Reading(
-            weight, tuple(weights.operands), tuple(weights.scalars), tuple(weights.positions),
-            left, right, value, resolve(output), resolve(weights_at), resolve(at),
-            resolve(weights.scores or at), self.space.resolve(inner), self.space.resolve(keys),
-            self.space, swapped, dtypes,
-        )  # fmt: skip
+            weight=weight if dtype == torch.float64 else in_fp32(weight),
+            aux=tuple(weights.operands),
+            scalars=tuple(weights.scalars),
+            positions=tuple(weights.positions),
+            left=left,
+            right=right,
+            value=value,
+            output=resolve(output),
+            weights=resolve(weights_at),
+            score=resolve(at),
+            scores=resolve(weights.scores or at),
+            inner=self.space.resolve(inner),
+            keys=self.space.resolve(keys),
+            space=self.space,
+            swapped=swapped,
+            dtypes=dtypes,
+        )
 
     def _is_swapped(self, second: Node) -> bool:
         depends = _depends_on_product(self.shadow)
@@ -91,9 +100,7 @@ class Matcher:
         return scored[1]
 
     def _second_product(self, index: Index) -> tuple[Node, Index, tuple[torch.dtype, ...]]:
-        """The product, its element that the element `index` of the result is, and its dtype,
-        followed by those that this element is cast to.
-        """
+        """(the product, the index of its element, its dtype and those that it is cast to)"""
         node = self.shadow.output
         dtypes = [tensor_of(node).dtype]
         while facts.name(node) not in PRODUCTS:
@@ -111,11 +118,8 @@ class Matcher:
         return node, index, tuple(dtypes)
 
     def _more(self, node: Node) -> Refused:
-        """The refusal of a second product that does more, as an einsum of three operands.
-
-        Where nothing but a scale is between the products, the first one makes a state: linear
-        attention, mamba.
-        """
+        # The second product does more, as an einsum of three operands. Where nothing but a scale is
+        # between the products, the first one makes a state: linear attention, mamba.
         depends = _depends_on_product(self.shadow)
         inner = [n for n in node.all_input_nodes if n in depends]
         if len(inner) == 1:
@@ -126,17 +130,16 @@ class Matcher:
                     return refusal
             else:
                 if rest.swapped and {x.op for x in postorder([rest.weight])} <= _SCALING:
-                    return Refused(Code.CONTRACTION, f"three matrices are multiplied, {_STATE}")
+                    return Refused(Code.CONTRACTION, LINEAR_ATTENTION)
         reason = "does more than the second product: call the rest apart"
         return self.shadow.refused(Code.LAYOUT, node, reason)
 
 
 _SCALING = frozenset([SCORE.op, "const", "mul", "div", "neg"])
-_STATE = "the right-hand ones first: there are no weights"  # also what `profit.rank` says
 
 
 def _through_cast(node: Node, index: Index) -> tuple[Node, Index] | None:
-    """The source of a cast from reals to reals; None where `node` is none."""
+    # From reals to reals only.
     if facts.name(node) != "_to_copy" or kind_of(tensor_of(node).dtype) != "f":
         return None
     source: Node = node.args[0]  # type: ignore[assignment]
@@ -146,9 +149,8 @@ def _through_cast(node: Node, index: Index) -> tuple[Node, Index] | None:
 def _depends_on_product(shadow: Shadow) -> set[Node]:
     nodes: set[Node] = set()
     for node in shadow.output.graph.nodes:
-        tensors = (
-            n for n in node.all_input_nodes if isinstance(value_of(n), (torch.Tensor, tuple, list))
-        )
-        if facts.name(node) in PRODUCTS or not nodes.isdisjoint(tensors):
+        is_tensor = isinstance(value_of(node), (torch.Tensor, tuple, list))
+        depends = facts.name(node) in PRODUCTS or not nodes.isdisjoint(node.all_input_nodes)
+        if is_tensor and depends:
             nodes.add(node)
     return nodes

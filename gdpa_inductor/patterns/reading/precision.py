@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 
 from ..._compat import shapes
-from ...program.expr import Expr, call, const, fold, postorder
+from ...program.expr import Expr, call, const, postorder, with_leaves
 from ...program.integers import ANY, INT32, Range, inside, ranges
 from ...program.rounding import fragile_condition, reworded_decision, rounded_term
 from ...program.score_mod import formula
@@ -65,12 +65,11 @@ class Precision:
     reworded: set[Expr] = field(default_factory=set)
 
     def _range(self, leaf: Expr) -> Range:
-        number = int(leaf.value or 0)
         if leaf.op == "aux":
-            return _limits(facts.tensors(self.operands[number].leaf)[0].dtype)
+            return _limits(facts.tensors(self.operands[leaf.value].leaf)[0].dtype)
         if leaf.op == "scalar":
-            return _size_range(self.scalars[number])
-        low, high = _size_range(product(atom.size for atom in self.positions[number]))
+            return _size_range(self.scalars[leaf.value])
+        low, high = _size_range(product(atom.size for atom in self.positions[leaf.value]))
         return 0, max(high - 1, 0) if low >= 0 else INT32[1]
 
     def note_numbers(self, node: Node, args: Iterable[Any], dtype: torch.dtype) -> None:
@@ -87,9 +86,7 @@ class Precision:
             self.rounded.add(x)
 
     def check_term(self, x: Expr, dtype: torch.dtype, node: Node) -> None:
-        """Refuse a term that may wrap in the model, as integers of a program do not. Note one in
-        fp32.
-        """
+        """Refuse a term that may wrap in the model. Note one in fp32."""
         if not fits(x, dtype, self._range):
             reason = f"may go beyond what {dtype} holds"
             raise self.shadow.refused(Code.DTYPE, node, reason, at_source=True)
@@ -113,8 +110,8 @@ class Precision:
                 reason = f"continues in fp64 on scores in {dtype}"
                 raise self.shadow.refused(Code.DTYPE, self.wide, reason)
             return
-        large = [node.args[0] for node in self.singles if node.op == "float"]
-        large = [x for x in large if not is_small(x, self._range)]
+        integers = (node.args[0] for node in self.singles if node.op == "float")
+        large = [x for x in integers if not is_small(x, self._range)]
         rounded = rounded_term(weight, self.singles, large)
         node = self.number if rounded is None else self.singles[rounded]
         if node is not None:
@@ -128,7 +125,7 @@ def _limits(dtype: torch.dtype) -> Range:
 
 
 def _size_range(size: Size) -> Range:
-    """Kernels count places in 32 bits, so a dimension is no longer than that."""
+    # Kernels count places in 32 bits, so a dimension is no longer than that.
     if isinstance(size, int):
         return size, size
     low, high = shapes.size_bounds(size)
@@ -164,10 +161,7 @@ def _sample(argument: Any) -> Any:
 
 
 def decides_in_fp64(node: Node) -> bool:
-    """True if a call that returns no real numbers reads some in fp64.
-
-    A comparison does so if its operands meet there.
-    """
+    """True if a call that returns no real numbers reads some in fp64."""
     called = facts.name(node)
     if called in COMPARISONS:
         return meeting_dtype(node, called, torch.bool) == torch.float64
@@ -183,12 +177,12 @@ def rounded_literal(value: float, dtype: torch.dtype) -> Expr:
 def in_16_bits(x: Any, argument: Any, dtype: torch.dtype, compared: bool) -> Any:
     """An operand of a choice or a comparison in 16 bits, as torch casts it first.
 
-    It casts numbers. In a comparison it also casts tensors of other dtypes.
+    compared: It casts tensors of other dtypes too, and not numbers alone.
     """
     if not isinstance(x, Expr) or x.kind == "b":
         return x
     if x.is_const:
-        return rounded_literal(float(x.value or 0), dtype)
+        return rounded_literal(float(x.value), dtype)
     value = value_of(argument) if isinstance(argument, Node) else None
     varies = isinstance(value, (torch.SymInt, torch.SymFloat))
     narrows = compared and isinstance(value, torch.Tensor) and value.dtype != dtype
@@ -209,22 +203,19 @@ def is_rounded_on_some(called: str, operands: Sequence[Any], dtype: torch.dtype)
     number = operands[ROUNDS_ON_SOME[called]] if called in ROUNDS_ON_SOME else None
     if not isinstance(number, Expr) or not number.is_const:
         return False
-    value = float(number.value or 0)
+    value = float(number.value)
     return not math.isnan(value) and rounded_literal(value, dtype).value != value
 
 
 def in_fp32(weight: Expr) -> Expr:
     """The program with literals past fp32 as what they are there, infinite."""
     largest = torch.finfo(torch.float32).max
-    known = {
-        node: rounded_literal(float(node.value or 0), torch.float32)
-        for node in postorder([weight])
-        if node.is_const and node.kind == "f" and largest < abs(float(node.value or 0)) < math.inf
-    }
-    if not known:
+
+    def is_past(node: Expr) -> bool:
+        return node.is_const and node.kind == "f" and largest < abs(node.value) < math.inf
+
+    if not any(map(is_past, postorder([weight]))):
         return weight
-
-    def leaf(node: Expr) -> Expr:
-        return known.get(node, node)
-
-    return fold([weight], leaf, lambda node, args: call(node.op, *args))[0]
+    return with_leaves(
+        weight, lambda x: rounded_literal(x.value, torch.float32) if is_past(x) else x
+    )

@@ -28,14 +28,8 @@ _CUTTING = frozenset(["detach", "empty_like", "new_empty", "new_empty_strided", 
 
 def reached(term: Expr) -> set[Expr]:
     """The leaves that the derivative of a term may lead to, be it zero."""
-    visited: set[Expr] = set()
-    stack = [term]
-    while stack:
-        node = stack.pop()
-        if node not in visited and node.kind == "f" and node.op != "detach":
-            visited.add(node)
-            stack += node.args
-    return {node for node in visited if not node.args and not node.is_const}
+    behind = facts.walk([term], lambda x: x.args if x.kind == "f" and x.op != "detach" else ())
+    return {x for x in behind if x.kind == "f" and not x.args and not x.is_const}
 
 
 def covering(x: Expr, covered: Expr) -> Expr:
@@ -47,25 +41,21 @@ def covering(x: Expr, covered: Expr) -> Expr:
 
 def wants_gradients(node: Node, shadow: Shadow) -> bool:
     """Whether autograd may lead from a node of the shadow to what has a gradient."""
-    stack, visited = [node], set[Node]()
-    while stack:
-        node = stack.pop()
+
+    def has_history(node: Node) -> bool:
         value = value_of(node)
-        cuts = isinstance(value, torch.Tensor) and not value.is_floating_point()
-        if node in visited or cuts or facts.name(node) in _CUTTING:
-            continue
-        visited.add(node)
-        leaf = shadow.leaves.get(node)
-        if leaf is not None and facts.may_want_gradients(leaf):
-            return True
-        stack.extend(node.all_input_nodes)
-    return False
+        is_integer = isinstance(value, torch.Tensor) and not value.is_floating_point()
+        return not is_integer and facts.name(node) not in _CUTTING
+
+    behind = facts.walk([node], lambda n: n.all_input_nodes if has_history(n) else ())
+    leaves = (shadow.leaves[n] for n in behind if n in shadow.leaves and has_history(n))
+    return any(map(facts.may_want_gradients, leaves))
 
 
 def with_gradients(reading: Reading) -> Reading:
     """The reading, detached what has no gradient: one tensor may be several operands."""
     leaves = reached(reading.weight)
-    numbers = {int(leaf.value or 0) for leaf in leaves if leaf.op == "aux"}
+    numbers = {leaf.value for leaf in leaves if leaf.op == "aux"}
     aux = tuple(_detached(o, number in numbers) for number, o in enumerate(reading.aux))
     left, right = (_detached(o, SCORE in leaves) for o in (reading.left, reading.right))
     return replace(reading, aux=aux, left=left, right=right)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +14,7 @@ from ..result import Refused
 from .frame import Digits, Index, Space
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+LINEAR_ATTENTION = "three matrices are multiplied, the right-hand ones first: there are no weights"
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,3 @@ def kind_of(dtype: torch.dtype) -> str:
     if dtype.is_floating_point or dtype.is_complex or dtype == torch.uint64:
         raise Refused(Code.DTYPE, f"{dtype} operands")
     return "i"
-
-
-def flat(index: Index) -> Digits:
-    return tuple(itertools.chain.from_iterable(index))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from ..._compat import fx, operators, subclasses
 from ...rejection import Code
@@ -85,7 +85,14 @@ def trace(nodes: Sequence[Node], first: Node, leaves: Sequence[Node], ambient: A
         line, *_ = str(error).strip().splitlines() or [""]
         reason = f"the region could not be traced: {type(error).__name__}: {line}"
         raise Refused(Code.ANALYSIS, reason) from error
-    return _shadow(traced, first, leaves, origin)
+    placeholders = traced.graph.find_nodes(op="placeholder")
+    (output,) = traced.graph.find_nodes(op="output")
+    result = output.args[0]
+    if not isinstance(result, Node):
+        raise Refused(Code.ANALYSIS, "the region's result is not a tensor of its own")
+    own = [n.name for n in traced.graph.nodes if origin.get(n.name) is first and facts.is_call(n)]
+    first_result = own[-1] if own else ""
+    return Shadow(dict(zip(placeholders, leaves, strict=True)), result, origin, first_result)
 
 
 def _random(node: Node, more: str = "") -> Refused:
@@ -94,9 +101,8 @@ def _random(node: Node, more: str = "") -> Refused:
 
 
 def _leaf_value(leaf: Node) -> Any:
-    """A fake of its own for every leaf: tracing takes one object for one input. Strides mean
-    nothing to the analysis.
-    """
+    # A fake of its own for every leaf: tracing takes one object for one input. Strides mean nothing
+    # to the analysis.
     value = facts.value(leaf)
     if isinstance(value, torch.Tensor):
         mode = subclasses.fake_mode_of(value)
@@ -115,18 +121,3 @@ def execute(node: Node, environment: dict[Node, Any]) -> Any:
     elif node.op == "call_method":
         return getattr(args[0], target)(*args[1:], **kwargs)
     return target(*args, **kwargs)
-
-
-def _shadow(
-    traced: GraphModule, first: Node, leaves: Sequence[Node], origin: dict[str, Node]
-) -> Shadow:
-    placeholders = [n for n in traced.graph.nodes if n.op == "placeholder"]
-    (end,) = (n for n in traced.graph.nodes if n.op == "output")
-    result = end.args[0]
-    if not isinstance(result, Node):
-        raise Refused(Code.ANALYSIS, "the region's result is not a tensor of its own")
-    first_result = ""
-    for node in traced.graph.nodes:
-        if origin.get(node.name) is first and node.op == "call_function":
-            first_result = node.name
-    return Shadow(dict(zip(placeholders, leaves, strict=True)), result, origin, first_result)

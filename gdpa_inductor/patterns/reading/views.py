@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ _SAME_ELEMENT = frozenset(["clone", "contiguous", "alias", "lift_fresh", "lift_f
 
 
 def tensor_of(node: Node) -> torch.Tensor:
-    """The fake tensor of an ATen node."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         raise Refused(Code.ANALYSIS, f"`{facts.name(node)}` returns no tensor")
@@ -52,7 +50,10 @@ def through_view(space: Space, node: Node, index: Index) -> tuple[Node, Index] |
     if called in _SAME_ELEMENT:
         return source, index
     if called in ("permute", "transpose", "t", "T"):
-        return source, permuted(index, _order(called, args, len(shape)))
+        # Sizes that differ tell where the dims go.
+        probe = torch.empty(tuple(range(len(shape))), device="meta")
+        target: Any = node.target
+        return source, permuted(index, target(probe, *args).shape)
     if called == "expand":
         return source, broadcast(index, result.shape, shape)
     if called in ("select_scatter", "slice_scatter"):
@@ -75,7 +76,7 @@ def _through_slice(space: Space, node: Node, index: Index) -> tuple[Node, Index]
 
 
 def _through_piece(space: Space, node: Node, index: Index) -> tuple[Node, Index] | None:
-    """`x.split(...)[i]`, `x.unbind()[i]`: the element of `x`."""
+    # `x.split(...)[i]`, `x.unbind()[i]`: the element of `x`.
     pieces: Any = node.args[0]
     called = facts.name(pieces)
     if called not in ("split", "split_with_sizes", "unbind"):
@@ -92,7 +93,7 @@ def _through_piece(space: Space, node: Node, index: Index) -> tuple[Node, Index]
 
 
 def _through_join(space: Space, node: Node, index: Index) -> tuple[Node, Index] | None:
-    """`cat(x.split(d, 2), 0)`: (h, b) in dim 0 and c in dim 2 are b and (h, c) in those of `x`."""
+    # `cat(x.split(d, 2), 0)`: (h, b) in dim 0 and c in dim 2 are b and (h, c) in those of `x`.
     split = heads.split_of(node)
     if split is None:
         return None
@@ -112,7 +113,7 @@ def _through_join(space: Space, node: Node, index: Index) -> tuple[Node, Index] 
 def _narrowed(
     space: Space, source: Node, index: Index, dim: int, start: Any, length: Any
 ) -> tuple[Node, Index] | None:
-    """`source.narrow(dim, start, length)` at `index`, where this is one of several equal parts."""
+    # `source.narrow(dim, start, length)` at `index`, where this is one of several equal parts.
     total = tensor_of(source).shape[dim]
     if not all(isinstance(size, int) for size in (total, start, length)) or not length:
         return None
@@ -129,7 +130,7 @@ def _narrowed(
 
 
 def _through_scatter(node: Node, index: Index) -> tuple[Node, Index] | None:
-    """Where functionalisation writes all of a tensor, the result is what is written."""
+    # Where functionalisation writes all of a tensor, the result is what is written.
     source: Any = node.args[0]
     written: Any = node.args[1]
     shape, at = tensor_of(source).shape, node.args[2] if len(node.args) > 2 else 0
@@ -138,15 +139,3 @@ def _through_scatter(node: Node, index: Index) -> tuple[Node, Index] | None:
         return (written, (*index[:dim], *index[dim + 1 :])) if is_one(shape[dim]) else None
     whole = all(map(same, shape, tensor_of(written).shape))
     return (written, index) if whole and (len(node.args) < 6 or node.args[5] == 1) else None
-
-
-def _order(called: str, args: Sequence[Any], rank: int) -> list[int]:
-    if called == "permute":
-        return [int(d) for d in args[0]]
-    order = list(range(rank))
-    if called == "T":
-        return order[::-1]
-    first, second = (0, 1) if called == "t" else (args[0], args[1])
-    if rank >= 2:
-        order[first], order[second] = order[second], order[first]
-    return order

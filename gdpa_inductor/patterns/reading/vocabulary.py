@@ -11,6 +11,7 @@ that is not point-wise is.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -24,9 +25,14 @@ Rule = Callable[..., Expr]
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
 
-def _function(name: str) -> Rule:
-    """A function of reals. Further operands are literals."""
-    return lambda kind, x, *params: call(name, real(x), *(literal(p) for p in params))
+def _function(name: str, *defaults: float) -> Rule:
+    """A function of reals. Further operands are literals, which may have defaults."""
+
+    def rule(kind: str, x: Expr, *params: Bound) -> Expr:
+        pairs = itertools.zip_longest(params, defaults)
+        return call(name, real(x), *(literal(value, default) for value, default in pairs))
+
+    return rule
 
 
 def _arithmetic(name: str, on_truth: str = "") -> Rule:
@@ -54,21 +60,15 @@ def _apply(name: str, operands: str = "") -> Rule:
 
 
 def _rounding(name: str) -> Rule:
-    """Rounding to a whole number: integers are whole."""
+    # Integers are whole.
     return lambda kind, x: call(name, real(x)) if kind == "f" else as_kind(kind, x)
 
 
 def _sign(kind: str, x: Expr) -> Expr:
-    if kind == "f":
-        return call("sign", real(x))
-    if kind == "b":
-        return as_kind("b", x)
-    x = as_kind("i", x)
-    return call("where", call("lt", x, 0), -1, as_kind("i", call("gt", x, 0)))
-
-
-def _relu(kind: str, x: Expr) -> Expr:
-    return call("maximum", as_kind("i", x), 0) if kind == "i" else call("relu", real(x))
+    x = as_kind(kind, x)
+    if kind == "i":
+        return call("where", call("lt", x, 0), -1, as_kind("i", call("gt", x, 0)))
+    return call("sign", x) if kind == "f" else x
 
 
 def _compare(name: str) -> Rule:
@@ -95,17 +95,15 @@ def _bitwise(name: str) -> Rule:
 
 
 def _low_bits(x: Expr, y: Expr) -> Expr:
-    """x & (2^k - 1) is x mod 2^k, of negative numbers too."""
+    # x & (2^k - 1) is x mod 2^k, of negative numbers too.
     x, y = (y, x) if x.is_const else (x, y)
-    bits = int(y.value or 0) + 1
-    if not y.is_const or bits < 1 or bits & (bits - 1):
+    if not y.is_const or y.value < 0 or y.value & (y.value + 1):
         raise Unknown("bitwise arithmetic of integers")
-    return call("mod", as_kind("i", x), bits)
+    return call("mod", as_kind("i", x), int(y.value) + 1)
 
 
 def _shift(name: str) -> Rule:
-    """x >> k is the floor of x / 2^k, x << k is x · 2^k."""
-
+    # x >> k is the floor of x / 2^k, x << k is x · 2^k.
     def rule(kind: str, x: Expr, y: Expr) -> Expr:
         if kind != "i" or not y.is_const or not 0 <= literal(y) < 31:
             raise Unknown("a shift by what is no small number")
@@ -115,10 +113,8 @@ def _shift(name: str) -> Rule:
 
 
 def _towards_zero(quotient: bool) -> Rule:
-    """Division of integers that rounds towards zero, or what it leaves over. No integer is negated:
-    the least one has no opposite.
-    """
-
+    # Division of integers that rounds towards zero, or what it leaves over. No integer is negated:
+    # the least one has no opposite.
     def rule(kind: str, x: Expr, y: Expr) -> Expr:
         if kind != "i" or not y.is_const or literal(y) <= 0:
             raise Unknown("division that rounds towards zero, by what is no positive integer")
@@ -180,19 +176,19 @@ def _square(kind: str, x: Expr) -> Expr:
 
 
 def _lerp(kind: str, x: Expr, y: Expr, weight: Expr) -> Expr:
-    """x + w (y - x) for |w| < 1/2, else y - (1 - w)(y - x), so that both ends are met exactly."""
+    # x + w (y - x) for |w| < 1/2, else y - (1 - w)(y - x), so that both ends are met exactly.
     x, y, w = real(x), real(y), real(weight)
     if w.is_const:
         near = abs(literal(w)) < 0.5
         return x + w * (y - x) if near else y - (y - x) * (1.0 - literal(w))
-    near_x = call("lt", call("abs", w), 0.5)
-    return call("where", near_x, x, y) + call("where", near_x, w, w - 1.0) * (y - x)
+    is_near_x = call("lt", call("abs", w), 0.5)
+    return call("where", is_near_x, x, y) + call("where", is_near_x, w, w - 1.0) * (y - x)
 
 
 def _nan_to_num(
     kind: str, x: Expr, nan: Bound = None, posinf: Bound = None, neginf: Bound = None
 ) -> Expr:
-    """With all three numbers: the greatest of a dtype are for the caller to fill in."""
+    # With all three numbers: the greatest of a dtype are for the caller to fill in.
     if kind != "f":
         return as_kind(kind, x)
     zero, high, low = literal(nan, 0.0), literal(posinf), literal(neginf)
@@ -235,11 +231,13 @@ RULES: dict[str, Rule | tuple[Rule, ...]] = {
     "log2": lambda kind, x: call("log", real(x)) * (1.0 / math.log(2.0)),
     "log10": lambda kind, x: call("log", real(x)) * (1.0 / math.log(10.0)),
     "tan": lambda kind, x: call("sin", real(x)) / call("cos", real(x)),
-    "relu": _relu, "nan_to_num": _nan_to_num,
+    "relu": lambda kind, x: call("maximum", x, 0) if kind == "i" else call("relu", real(x)),
+    "nan_to_num": _nan_to_num,
     "gelu": activations.gelu,
-    "leaky_relu": activations.leaky_relu, "elu": activations.elu, "celu": activations.celu,
+    "leaky_relu": _function("leaky_relu", 0.01), "elu": _function("elu", 1.0, 1.0, 1.0),
+    "celu": activations.celu, "softplus": _function("softplus", 1.0, 20.0),
     "selu": lambda kind, x: call("elu", real(x), _SELU_ALPHA, _SELU_SCALE, 1.0),
-    "softplus": activations.softplus, "hardtanh": activations.hardtanh,
+    "hardtanh": activations.hardtanh,
     "relu6": lambda kind, x: call("hardtanh", real(x), 0.0, 6.0),
     "log_sigmoid_forward": activations.log_sigmoid,
     "softshrink": activations.softshrink, "hardshrink": activations.hardshrink,
@@ -274,8 +272,6 @@ RULES: dict[str, Rule | tuple[Rule, ...]] = {
 
 
 class _Vocabulary(Mapping[str, tuple[Rule, ...]]):
-    """`RULES`, and ATen's names in the rows of `program.ops`."""
-
     def __getitem__(self, name: str) -> tuple[Rule, ...]:
         if name in RULES:
             rules = RULES[name]

@@ -13,6 +13,7 @@ the region is not GDPA.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,7 +29,7 @@ from ..host.sizes import Size
 from ..result import Refused
 from . import contract, symbolic
 from .factors import ADDED_PRODUCTS, PRODUCTS, Factors
-from .frame import Digits, Index, Space, broadcast
+from .frame import Digits, Index, Space, broadcast, flat
 from .kinds import Unknown, as_kind, real, where
 from .piecewise import JOINS, Branch, chosen, in_branches, parts_of
 from .precision import (
@@ -43,15 +44,11 @@ from .precision import (
     result_in_16_bits,
 )
 from .reached import covering, wants_gradients
-from .reading import Operand, flat, kind_of
+from .reading import Operand, kind_of
 from .shadow import Shadow
 from .views import tensor_of, through_view, value_of
 from .vocabulary import FILLED, POINTWISE, REWORDED
 
-_EXACT = {
-    (torch.float16, torch.float32), (torch.bfloat16, torch.float32), (torch.float32, torch.float64),
-    (torch.float16, torch.float64), (torch.bfloat16, torch.float64),
-}  # fmt: skip
 _OVERWRITES = frozenset(["fill", "zero"])
 _SCATTERS = frozenset(["select_scatter", "slice_scatter"])
 _READERS = {
@@ -105,7 +102,6 @@ class Weights:
         self.precision = Precision(self.shadow, self.operands, self.scalars, self.positions)
 
     def read(self, node: Node, at: Element) -> Expr:
-        """The expression of an element of `node`."""
         index = in_branches(self.space, at.branches, self.space.resolve_index(at.index))
         at = Element(index, at.branches)
         if node.name == self.shadow.first_result:
@@ -126,8 +122,7 @@ class Weights:
         try:
             viewed = through_view(self.space, node, at.index)
         except Refused as refusal:  # the result of the view may be an operand as it is
-            refusal.node = refusal.node or self.shadow.source(node)
-            raise
+            raise refusal.but(node=refusal.node or self.shadow.source(node)) from None
         if viewed is not None:
             x = self.read(viewed[0], replace(at, index=viewed[1]))
             return self._over(node.args[0], at, x) if called in _SCATTERS else x
@@ -139,40 +134,40 @@ class Weights:
         raise self._refusal(function)
 
     def _read_broadcast(self, source: Any, at: Element, shape: Sequence[Size]) -> Expr:
-        """The element of `source` that is broadcast to the element `at` of a result of `shape`."""
         index = broadcast(at.index, shape, tensor_of(source).shape)
         return self.read(source, replace(at, index=index))
 
     def _detached(self, node: Node, at: Element) -> Expr:
-        """Without its gradient, where there may be one."""
-        x = self.read(node.args[0], at)  # type: ignore[arg-type]
+        source: Any = node.args[0]
+        x = self.read(source, at)
+        # Nothing is cut where no leaf has a gradient.
         for leaf in postorder([x]) if x.kind == "f" else ():
-            operand = self.operands[int(leaf.value or 0)] if leaf.op == "aux" else None
+            operand = self.operands[leaf.value] if leaf.op == "aux" else None
             if leaf is SCORE or (operand and facts.may_want_gradients(operand.leaf)):
                 return call("detach", x)
         return x
 
     def _over(self, covered: Any, at: Element, x: Expr) -> Expr:
-        """The element that overwrites one, with the gradient of zeros that this one has."""
+        # What x overwrites has a gradient of zeros.
         trains = x.kind == "f" and wants_gradients(covered, self.shadow)
         return covering(x, real(self.read(covered, at))) if trains else x
 
     def _outside(self, leaf: Node, index: Index, **how: Any) -> Expr:
-        """An operand from outside: one auxiliary tensor for each index that it is read at."""
+        # An operand for each index that a tensor is read at.
         operand = Operand(leaf, index, **how)
         if operand not in self.operands:
             self.operands.append(operand)
         return aux(self.operands.index(operand), kind_of(facts.tensors(leaf)[0].dtype))
 
     def _summed(self, node: Node, at: Element) -> Expr:
-        """What `einsum` makes of a letter that one operand alone has, if it is from outside."""
+        # `einsum` sums over a letter that one operand alone has.
         operand = self.factors.summed(node, at.index)
         if operand is None:
             raise self._refusal(node)
         return self._outside(operand.leaf, operand.index, summed=operand.summed)
 
     def _concatenated(self, node: Node, at: Element) -> Expr:
-        """Parts side by side: each is read in the branch in which its positions are."""
+        # Each part is read in the branch in which its positions are.
         parts = parts_of(self.space, node, at.index)
         if parts is None:
             raise self._refusal(node)
@@ -192,17 +187,16 @@ class Weights:
         if facts.name(node) not in ADDED_PRODUCTS:
             return SCORE
         added: Any = node.args[0]
-        options = {"beta": const(1.0), "alpha": const(1.0)}
-        options.update({name: real(self._argument(x)) for name, x in node.kwargs.items()})
-        score = call("mul", SCORE, options["alpha"])
+        beta, alpha = (real(self._argument(node.kwargs.get(x, 1.0))) for x in ("beta", "alpha"))
+        score = call("mul", SCORE, alpha)
         index = broadcast(at.index, tensor_of(node).shape, tensor_of(added).shape)
         at = replace(at, index=index)
-        if options["beta"].is_const and options["beta"].value == 0:
+        if beta.is_const and beta.value == 0:
             return self._over(added, at, score)  # as BLAS has it: what is added is not even read
-        return call("add", call("mul", real(self.read(added, at)), options["beta"]), score)
+        return call("add", call("mul", real(self.read(added, at)), beta), score)
 
     def _is_twin(self, node: Node, index: Index) -> bool:
-        """True if a product is the first one, written once more: of the same elements."""
+        # The first product may be written once more, of the same elements.
         assert self.score is not None
         first, at = self.score
         if at != index or tensor_of(first).dtype != tensor_of(node).dtype:
@@ -219,17 +213,14 @@ class Weights:
         return self._converted(self.read(source, at), source, node, explicit)
 
     def _copied(self, node: Node, at: Element) -> Expr:
-        """What functionalisation makes of `x.copy_(y)`: y, in the dtype of x."""
+        # What functionalisation makes of `x.copy_(y)`: y, in the dtype of x.
         covered: Any = node.args[0]
         source: Any = node.args[1]
         x = self._read_broadcast(source, at, tensor_of(node).shape)
         return self._over(covered, at, self._converted(x, source, node, explicit=True))
 
     def _converted(self, x: Expr, source: Node, node: Node, explicit: bool) -> Expr:
-        """An element of `source` in the dtype of `node`.
-
-        explicit: The model asks for this dtype, so 16 bits round. Otherwise torch's promotion does.
-        """
+        # explicit: The model asks for this dtype, so 16 bits round. Else torch's promotion does.
         old, new = tensor_of(source).dtype, tensor_of(node).dtype
         if tensor_of(source).device != tensor_of(node).device:
             raise self.shadow.refused(Code.DEVICE, node, "moves the scores to another device")
@@ -241,7 +232,7 @@ class Weights:
             return as_kind(kind, x)
         if new == torch.float64:
             self.precision.wide = node
-        exact = old == new or (old, new) in _EXACT or kind_of(old) == "b"
+        exact = kind_of(old) != "i" and torch.promote_types(old, new) == new
         if exact or (new in ROUNDING and not explicit):
             return real(x)
         if new in ROUNDING:
@@ -252,10 +243,9 @@ class Weights:
         return real(x)
 
     def _triangle(self, node: Node, at: Element) -> Expr:
-        """tril and triu: a condition on the row and the column, in whatever dims these are."""
-        x = self.read(node.args[0], at)  # type: ignore[arg-type]
-        offset = node.args[1] if len(node.args) > 1 else node.kwargs.get("diagonal", 0)
-        diagonal = as_kind("i", self._argument(offset))
+        source: Any = node.args[0]
+        x = self.read(source, at)
+        diagonal = as_kind("i", self._argument(facts.argument(node, 1, "diagonal") or 0))
         row, column = map(self._position, at.index[-2:])
         compare = "le" if facts.name(node) == "tril" else "ge"
         return where(x.kind, call(compare, column, call("add", row, diagonal)), x, const(0))
@@ -288,11 +278,9 @@ class Weights:
         fill = FILLED[facts.name(node)](*node.args, *named)
         x, dtype = self._argument(fill), tensor_of(node).dtype
         self.precision.check_term(x, dtype, node)
-        x = as_kind(kind_of(dtype), x)
-        if dtype in ROUNDING:
-            x = in_16_bits(x, fill, dtype, False)
         self.precision.note_numbers(node, [fill], dtype)
-        return x
+        x = as_kind(kind_of(dtype), x)
+        return in_16_bits(x, fill, dtype, False) if dtype in ROUNDING else x
 
     def _constant(self, node: Node) -> Expr:
         value: Any = getattr(node.graph.owning_module, str(node.target), None)
@@ -303,7 +291,6 @@ class Weights:
         return as_kind(kind_of(value.dtype), const(value.item()))
 
     def _argument(self, argument: Any) -> Expr:
-        """A number, literal or symbolic, as an expression."""
         value = value_of(argument)
         if isinstance(value, (bool, int, float)):
             return const(value)
@@ -350,8 +337,7 @@ class Weights:
             args[0] = None
         if called == "nan_to_num" and result.is_floating_point():
             greatest = torch.finfo(result.dtype).max
-            args += [None] * (4 - len(args))
-            fills = zip(args[1:], (0.0, greatest, -greatest), strict=True)
+            fills = itertools.zip_longest(args[1:], (0.0, greatest, -greatest))
             args[1:] = [default if x is None else x for x, default in fills]
         operands = [self._pointwise_operand(x, at, result) for x in args]
         meets = meeting_dtype(node, called, result.dtype)

@@ -64,23 +64,16 @@ class Lookup:
 
 def lookup_calls(graph: HostGraph, biases: Iterable[Node]) -> list[Node]:
     """The calls before `biases` that may look up in a table, the last first."""
-    stack, visited, calls = list(biases), set[Node](), list[Node]()
-    while stack:
-        node = stack.pop()
-        if node in visited or not _is_followed(node):
-            continue
-        visited.add(node)
-        if facts.name(node) in LOOKUPS and node in graph.order:
-            calls.append(node)
-        stack += node.all_input_nodes
-        stack += (n for writer in writers(graph, node) for n in writer.all_input_nodes)
-        stack += writers(graph, node)
-    return latest_first(graph, calls)
 
+    def sources(node: Node) -> list[Node]:
+        if not _is_followed(node):
+            return []
+        written = writers(graph, node)
+        return [*node.all_input_nodes, *written, *(n for w in written for n in w.all_input_nodes)]
 
-def latest_first(graph: HostGraph, nodes: Iterable[Node]) -> list[Node]:
-    """The nodes in reverse program order. So a look-up in a looked-up table comes first."""
-    return sorted(nodes, key=graph.order.__getitem__, reverse=True)
+    followed = filter(_is_followed, facts.walk(biases, sources))
+    calls = [n for n in followed if facts.name(n) in LOOKUPS and n in graph.order]
+    return graph.in_order(calls)[::-1]
 
 
 def bias_sources(gm: GraphModule) -> list[Node]:
@@ -93,22 +86,18 @@ def bias_sources(gm: GraphModule) -> list[Node]:
 
 
 def _bias_inputs(body: GraphModule) -> set[Node]:
-    stack, visited = bias_sources(body), set[Node]()
+    biases = bias_sources(body)
     for node in body.graph.nodes:
         if node.target is ATTENTION.op:
-            stack += facts.flat_nodes(ATTENTION.bind(*node.args, **node.kwargs).operands.aux)
-    while stack:
-        node = stack.pop()
-        if node not in visited and (node.op == "placeholder" or _is_followed(node)):
-            visited.add(node)
-            stack += node.all_input_nodes
-    return {node for node in visited if node.op == "placeholder"}
+            biases += facts.flat_nodes(ATTENTION.bind(*node.args, **node.kwargs).operands.aux)
+    behind = facts.walk(biases, lambda n: n.all_input_nodes if _is_followed(n) else ())
+    return {node for node in behind if node.op == "placeholder"}
 
 
 def _is_followed(node: Node) -> bool:
     """Whether a node is a plain call whose result may have a gradient."""
     return (
-        node.op in ("call_function", "call_method")
+        facts.is_call(node)
         and (facts.is_einops(node) or not facts.is_opaque(node))
         and not products.is_product(node)
         and any(t.is_floating_point() for t in facts.tensors(node))
@@ -116,7 +105,6 @@ def _is_followed(node: Node) -> bool:
 
 
 def writers(graph: HostGraph, node: Node) -> list[Node]:
-    """The calls that write into a node's value."""
     storages = facts.storages(node)
     return [m for m, changed in graph.mutators.items() if not storages.isdisjoint(changed)]
 
@@ -156,28 +144,19 @@ def read_lookup(graph: HostGraph, node: Node) -> Lookup | None:
     size, count = (shapes.size_hint(facts.tensors(n)[0].numel()) for n in (table, node))
     if size is None or count is None or not 0 < size <= count:
         return None  # a sum of few terms gains nothing
-    places = _places(node, table)
+    places = LOOKUPS[facts.name(node)](node, facts.tensors(table)[0])
     if node in graph.mutators:
         raise refused("it writes into a tensor", node)
+    if places is None or not all(map(_is_index, places.indices)):
+        return None
     is_crowded = look_up.copies(size, count) > 1
-    if places is None or not (is_crowded or facts.tensors(node)[0].dtype in look_up.NARROW):
+    if not is_crowded and facts.tensors(node)[0].dtype not in look_up.NARROW:
         return None
     return Lookup(node, table, places, is_crowded)
 
 
-def _places(node: Node, table: Node) -> Places | None:
-    """The places that a call reads, or None if it is not a look-up.
-
-    Raises Refused if `gdpa::look_up` would not have the gradient of the table.
-    """
-    places = LOOKUPS[facts.name(node)](node, facts.tensors(table)[0])
-    if places is None or not all(map(_is_index, places.indices)):
-        return None
-    return places
-
-
 def _is_index(argument: Any) -> bool:
-    """Whether elements of an argument are places. Bools would choose elements instead."""
+    # Bools would choose elements instead.
     if not isinstance(argument, Node) or not facts.is_plain(argument):
         return False
     return any(t.dtype in (torch.int32, torch.int64) for t in facts.tensors(argument))
@@ -208,7 +187,7 @@ def _subscript(node: Node, table: torch.Tensor) -> Places | None:
 
 
 def _chooses(entry: Any) -> bool:
-    """Whether an entry of a subscript chooses elements, as bools do."""
+    # Whether an entry of a subscript chooses elements, as bools do.
     if isinstance(entry, Node):
         return any(t.dtype in _CHOICES for t in facts.tensors(entry))
     if entry is None or entry is Ellipsis:
@@ -217,7 +196,7 @@ def _chooses(entry: Any) -> bool:
 
 
 def _is_whole(entry: Any, none: bool) -> bool:
-    """True if an entry of a subscript keeps a dim as it is. none: `None` does."""
+    # True if an entry of a subscript keeps a dim as it is. none: `None` does.
     return entry is Ellipsis or entry == slice(None) or (none and entry is None)
 
 
@@ -232,14 +211,6 @@ def _gather(node: Node, table: torch.Tensor) -> Places | None:
         raise refused("its gradient is sparse", node)
     index = facts.argument(node, 2, "index")
     return Places((index,), 0 if table.dim() == 1 else None) if table.dim() else None
-
-
-def _take(node: Node, table: torch.Tensor) -> Places:
-    return Places((facts.argument(node, 1, "index"),), 0, flat=True)
-
-
-def _take_along_dim(node: Node, table: torch.Tensor) -> Places | None:
-    return Places((facts.argument(node, 1, "indices"),)) if table.dim() else None
 
 
 def _embedding(node: Node, table: torch.Tensor) -> Places:
@@ -266,6 +237,8 @@ LOOKUPS: Mapping[str, Callable[[Node, torch.Tensor], Places | None]] = {
     "index_select": _index_select,
     "gather": _gather,
     "embedding": _embedding,
-    "take": _take,
-    "take_along_dim": _take_along_dim,
+    "take": lambda node, table: Places((facts.argument(node, 1, "index"),), 0, flat=True),
+    "take_along_dim": lambda node, table: (
+        Places((facts.argument(node, 1, "indices"),)) if table.dim() else None
+    ),
 }

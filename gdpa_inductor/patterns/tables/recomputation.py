@@ -17,6 +17,7 @@ computed again if another kernel might round it differently:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 import torch
@@ -68,7 +69,6 @@ def recomputed(graph: HostGraph, index: Node) -> Node:
 
 
 def mark_recomputed(nodes: Iterable[Node]) -> None:
-    """Mark nodes, so that the backward computes them again."""
     for node in nodes:
         fx.prefer_recompute(node)
 
@@ -81,7 +81,6 @@ def is_input(index: Node) -> bool:
 
 
 def _copy(graph: HostGraph, root: Node, first: Node) -> Node:
-    """A copy that nobody changes. first: The first call that is computed again."""
     before = root.op == "placeholder"
     with graph.graph.inserting_before(first) if before else graph.graph.inserting_after(root):
         copy: Node = graph.graph.call_function(torch.ops.gdpa.kept.default, (root,))
@@ -90,13 +89,9 @@ def _copy(graph: HostGraph, root: Node, first: Node) -> Node:
 
 
 def _cheap_producers(graph: HostGraph, index: Node) -> list[Node]:
-    nodes, stack = set[Node](), [index]
-    while stack:
-        node = stack.pop()
-        if node not in nodes and _is_cheap(graph, node):
-            nodes.add(node)
-            stack += node.all_input_nodes
-    return sorted(nodes, key=graph.order.__getitem__)
+    is_cheap = functools.cache(lambda node: _is_cheap(graph, node))
+    behind = facts.walk([index], lambda n: n.all_input_nodes if is_cheap(n) else ())
+    return graph.in_order(filter(is_cheap, behind))
 
 
 def _is_cheap(graph: HostGraph, node: Node) -> bool:
@@ -105,7 +100,7 @@ def _is_cheap(graph: HostGraph, node: Node) -> bool:
     reduces = called in ("max", "min") and len(node.all_input_nodes) < 2
     return (
         node in graph.order
-        and node.op in ("call_function", "call_method")
+        and facts.is_call(node)
         and not facts.is_opaque(node)
         and (called in _EXACT | functions.POINTWISE or operators.is_pointwise(called))
         and not reduces

@@ -28,7 +28,7 @@ from ..reading.shadow import execute
 from ..result import Refused
 from ..writing.recipe import Handle, Recipe
 from ..writing.writer import Writer, describe
-from .lookups import Lookup, latest_first, lookup_calls, read_lookup, refused
+from .lookups import Lookup, lookup_calls, read_lookup, refused
 from .recomputation import is_input, mark_recomputed, recomputed
 
 aten = torch.ops.aten
@@ -43,8 +43,9 @@ def replace_lookups(
     as they are.
     """
     calls = [lookup_calls(graph, biases) for biases in regions]
-    distinct = {node for nodes in calls for node in nodes}
-    notes = {node: _rewrite_lookup(graph, node, writer) for node in latest_first(graph, distinct)}
+    distinct = graph.in_order({node for nodes in calls for node in nodes})
+    # The latest first: a look-up in a looked-up table comes before that of the table.
+    notes = {node: _rewrite_lookup(graph, node, writer) for node in reversed(distinct)}
     return [[x for node in nodes if (x := notes[node]) is not None] for nodes in calls]
 
 
@@ -82,7 +83,6 @@ def _recipe(lookup: Lookup) -> Recipe:
 
 
 def _look_up(recipe: Recipe, lookup: Lookup, index: Handle) -> Handle:
-    """The call of `gdpa::look_up`, and the table that it gets."""
     table, places = recipe.leaf(lookup.table), lookup.places
     if places.pads is not None:
         table = _without_row(recipe, table, places.pads)
@@ -92,7 +92,6 @@ def _look_up(recipe: Recipe, lookup: Lookup, index: Handle) -> Handle:
 
 
 def _without_row(recipe: Recipe, table: Handle, pads: Size) -> Handle:
-    """The table [T, ...], with the row at `pads` detached."""
     size = table.value.shape[0]
     row = recipe.call(aten.arange.default, size, device=table.value.device)
     pad = recipe.call(aten.eq.Scalar, row, pads)
@@ -102,10 +101,8 @@ def _without_row(recipe: Recipe, table: Handle, pads: Size) -> Handle:
 
 
 def _check_result(lookup: Lookup, writer: Writer) -> None:
-    """Run the changed call on fakes.
-
-    Raises Refused if sizes or strides of its result differ, or if a size cannot be computed.
-    """
+    # Run the changed call on fakes. Raises Refused if sizes or strides of its result differ, or if
+    # a size cannot be computed.
     recipe, node = _recipe(lookup), lookup.node
     if lookup.places.dim is None:
         index = Handle(_executed(recipe, lookup, _numbers(recipe, lookup)))
@@ -120,14 +117,12 @@ def _check_result(lookup: Lookup, writer: Writer) -> None:
 
 
 def _numbers(recipe: Recipe, lookup: Lookup) -> Handle:
-    """The place of each element of the table, in the table's shape."""
     table = facts.tensors(lookup.table)[0]
     numbers = recipe.call(aten.arange.default, product(table.shape), device=table.device)
     return recipe.call(aten.view.default, numbers, list(table.shape))
 
 
 def _executed(recipe: Recipe, lookup: Lookup, numbers: Handle) -> torch.Tensor:
-    """The result of the call, on fakes, with `numbers` in place of the table."""
     values = {n: facts.value(n) for n in lookup.node.all_input_nodes}
     with recipe.fake_mode, fx.without_guards(recipe.fake_mode):
         result: torch.Tensor = execute(lookup.node, values | {lookup.table: numbers.value})
@@ -157,7 +152,7 @@ def _flat_places(
 
 
 def _narrow(lookup: Lookup, index: Node, writer: Writer) -> Node:
-    """The index in int32, since it is stored for the backward. A wrong place stays wrong."""
+    # The index in int32, since it is stored for the backward. A wrong place stays wrong.
     recipe, table, places = _recipe(lookup), facts.tensors(lookup.table)[0], lookup.places
     size = product(table.shape) if places.flat else table.shape[places.dim or 0]
     narrowed = recipe.call(aten.clamp.default, recipe.leaf(index), -size - 1, size)

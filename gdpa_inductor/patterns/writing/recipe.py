@@ -6,7 +6,6 @@ the graph.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,7 @@ from ...ops import ATTENTION
 from ...rejection import Code
 from ..host import facts
 from ..host.sizes import Size, is_one, same
-from ..reading.frame import Digits, Index
+from ..reading.frame import Digits, Index, flat
 from ..reading.layout import sizes
 from ..result import Refused
 
@@ -67,10 +66,12 @@ class Recipe:
         if key in self._copies:
             return self._copies[key]
         handle = Handle(facts.tensors(node)[0], node)
-        handle = self.call(part, handle) if handle.value.is_nested else handle
+        if handle.value.is_nested:
+            handle = self.call(part, handle)
         if node in self.copied:
-            copy = torch.ops.gdpa.kept.default
-            handle = self._copies[key] = self.call(copy, handle, *([dtype] if dtype else []))
+            dtypes = [] if dtype is None else [dtype]
+            handle = self.call(torch.ops.gdpa.kept.default, handle, *dtypes)
+            self._copies[key] = handle
         return handle
 
     def call(self, target: Callable[..., Any] | str, *args: Any, **options: Any) -> Handle:
@@ -78,16 +79,12 @@ class Recipe:
 
         target: A function or the name of a method. args: May hold handles and symbolic sizes.
         """
-        with (
-            self.fake_mode,
-            torch.set_grad_enabled(self.grad),
-            fx.without_guards(self.fake_mode),
-        ):
-            values = map_nested(lambda x: x.value if isinstance(x, Handle) else x, args)
-            if isinstance(target, str):
-                value = getattr(values[0], target)(*values[1:], **options)
-            else:
-                value = target(*values, **options)
+        values = map_nested(lambda x: x.value if isinstance(x, Handle) else x, args)
+        function: Any = target
+        if isinstance(target, str):
+            function, values = getattr(values[0], target), values[1:]
+        with self.fake_mode, fx.without_guards(self.fake_mode), torch.set_grad_enabled(self.grad):
+            value = function(*values, **options)
         handle = Handle(value, None, target, args, options)
         self.calls.append(handle)
         return handle
@@ -98,7 +95,7 @@ class Recipe:
         Digits of `target` that the source lacks are expanded. It copies only if strides require it.
         """
         source, index = self._selected(source, index)
-        have, wanted = _atoms(index), _atoms(target)
+        have, wanted = flat(index), flat(target)
         if index == target:
             return source
         if not set(have) <= set(wanted):
@@ -115,10 +112,9 @@ class Recipe:
         return self.call(aten.reshape.default, source, [sizes(digits) for digits in target])
 
     def _split(self, source: Handle, index: Index) -> Handle:
-        """A dim for each atom."""
         if all(len(digits) == 1 for digits in index):
             return source
-        return self.call(aten.reshape.default, source, [atom.size for atom in _atoms(index)])
+        return self.call(aten.reshape.default, source, [atom.size for atom in flat(index)])
 
     def _expanded(self, source: Handle, have: Digits, target: Index) -> Handle:
         """A dim for each atom of `target`. Atoms that are not in `have` are expanded."""
@@ -128,13 +124,12 @@ class Recipe:
                 if atom not in have:
                     source = self.call(aten.unsqueeze.default, source, len(dims))
                 dims.append(() if atom is None else (atom,))
-        if set(have) >= set(_atoms(target)):
+        if set(have) >= set(flat(target)):
             return source
         return self.call(aten.expand.default, source, [sizes(digits) for digits in dims])
 
     def _selected(self, source: Handle, index: Index) -> tuple[Handle, Index]:
-        """The tensor without fixed atoms."""
-        have = _atoms(index)
+        have = flat(index)
         if not any(atom.is_fixed for atom in have):
             return source, index
         source = self._split(source, index)
@@ -151,10 +146,8 @@ class Recipe:
         return source if same_dtype else self.call(aten._to_copy.default, source, dtype=dtype)
 
     def own(self, source: Handle) -> Handle:
-        """A tensor that is not a view.
-
-        A view that was made under `no_grad` must not be written into while gradients flow.
-        """
+        # A tensor that is not a view. A view that was made under `no_grad` must not be written into
+        # while gradients flow.
         may_be_view = source.node is None and source.target is not ATTENTION.op
         return self.call(aten.detach.default, source) if may_be_view else source
 
@@ -185,7 +178,3 @@ def map_nested(function: Callable[[Any], Any], args: Any) -> Any:
     if isinstance(args, (tuple, list)):
         return type(args)(map_nested(function, x) for x in args)
     return function(args)
-
-
-def _atoms(index: Index) -> Digits:
-    return tuple(itertools.chain.from_iterable(index))

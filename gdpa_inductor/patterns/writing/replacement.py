@@ -18,7 +18,6 @@ from ...operands import Operands
 from ...ops import ATTENTION, Arguments
 from ...options import Options
 from ...problem import Problem
-from ...program.score_mod import ScoreMod
 from ...rejection import Code, GDPAError
 from ..host import facts
 from ..host.candidates import HostGraph
@@ -37,25 +36,20 @@ aten = torch.ops.aten
 
 
 def replacement(
-    graph: HostGraph,
-    region: Region,
-    understood: Understood,
-    program: ScoreMod,
-    operands: Sequence[Operand],
-    options: Options,
+    graph: HostGraph, region: Region, understood: Understood, options: Options
 ) -> tuple[Recipe, Handle, Problem]:
     """(the calls that replace a region, their result, the problem for a kernel).
 
-    operands: Those of the score program. Raises Refused if the calls do not fit.
+    Raises Refused if the calls do not fit.
     """
     expected, layout = facts.tensors(region.end)[0], understood.layout
-    recipe = _recipe(graph, region, understood, operands)
+    recipe = _recipe(graph, region, understood)
     upcasts = _has_upcasts(layout, understood.reading.dtypes[0])
     if upcasts:  # without them, all factors have one dtype
         query, key = (replace(o, casts=()) for o in (layout.query, layout.key))
         layout = replace(layout, query=query, key=key)
     try:
-        inputs = _inputs(recipe, layout, understood, program, operands)
+        inputs = _inputs(recipe, layout, understood)
         # Scores that were fp32 in the model must not be stored in 16 bits.
         wide = options.fp32_scores or upcasts
         kernel_options = replace(options.kernel_options, fp32_scores=wide)
@@ -74,43 +68,33 @@ def replacement(
     return recipe, result, Problem.of(fakes, training)
 
 
-def _recipe(
-    graph: HostGraph, region: Region, understood: Understood, operands: Sequence[Operand]
-) -> Recipe:
-    """An empty recipe that knows which operands have to be copied."""
-    layout, sides = understood.layout, understood.sides
-    grad = graph.ambient[region.end].grad
-    leaves = [layout.query.leaf, layout.key.leaf, layout.value.leaf]
-    pads = [side.pad for side in (sides.query, sides.key) if side is not None]
-    copied = saved.to_copy(graph, region, leaves, [o.leaf for o in operands], pads) if grad else ()
+def _recipe(graph: HostGraph, region: Region, understood: Understood) -> Recipe:
+    layout, grad = understood.layout, graph.ambient[region.end].grad
+    factors = [layout.query.leaf, layout.key.leaf, layout.value.leaf]
+    others = [operand.leaf for operand in understood.operands]
+    pads = [side.pad for side in understood.sides.jagged]
+    copied = saved.to_copy(graph, region, factors, others, pads) if grad else ()
     return Recipe(grad, subclasses.fake_mode_of(facts.tensors(region.end)[0]), copied)
 
 
-def _inputs(
-    recipe: Recipe,
-    layout: Layout,
-    understood: Understood,
-    program: ScoreMod,
-    operands: Sequence[Operand],
-) -> Operands[Handle]:
-    """The arguments of the operator, in its layout."""
+def _inputs(recipe: Recipe, layout: Layout, understood: Understood) -> Operands[Handle]:
     query = _operand(recipe, layout.query, query_dims(layout))
     key = _operand(recipe, layout.key, shared_dims(layout, layout.key, layout.inner))
     value = _operand(recipe, layout.value, shared_dims(layout, layout.value, layout.channels))
     query = _with_batch(recipe, layout, query, (key, value))
-    aux = [_operand(recipe, operand, aux_dims(layout, operand)[0]) for operand in operands]
+    aux = [_operand(recipe, x, aux_dims(layout, x)[0]) for x in understood.operands]
     device = query.value.device
     for number, tensor in enumerate(aux):
         if tensor.value.device != device:
             aux[number] = recipe.call(aten._to_copy.default, tensor, device=device)
     lengths = _lengths(recipe, understood.sides)
-    return Operands(query, key, value, aux, understood.reading.scalars, program, *lengths)
+    scalars, program = understood.reading.scalars, understood.program
+    return Operands(query, key, value, aux, scalars, program, *lengths)
 
 
 def _result(
     graph: HostGraph, region: Region, understood: Understood, recipe: Recipe, output: Handle
 ) -> Handle:
-    """The operator's output, with the dims, dtype and strides of the region's result."""
     expected, layout = facts.tensors(region.end)[0], understood.layout
     wanted = understood.reading.output
     if layout.query_tokens is not None:
@@ -129,20 +113,17 @@ def _result(
 
 
 def _meets_foreach(graph: HostGraph, result: Node) -> bool:
-    """Whether a torch._foreach_* function writes into the result.
-
-    In the body of a checkpoint torch gives wrong gradients if such a function writes into a view.
-    The user's own result is not a view.
-    """
+    # In the body of a checkpoint torch gives wrong gradients if a torch._foreach_* function writes
+    # into a view. The user's own result is not a view.
     writers = graph.written(facts.storages(result), graph.order[result])
     return any(facts.name(writer).startswith("_foreach") for writer in writers)
 
 
 def _lengths(recipe: Recipe, sides: Sides) -> tuple[Any, ...]:
-    """(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k). Equal offsets are the same node."""
+    """(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)"""
     pads = [None if side is None else side.pad for side in (sides.query, sides.key)]
     offsets = [None if pad is None else recipe.leaf(pad.offsets, part="offsets") for pad in pads]
-    if sides.share_offsets:
+    if sides.share_offsets:  # equal offsets are the same node
         offsets[1] = offsets[0]
     return *offsets, *(0 if pad is None else pad.longest for pad in pads)
 
@@ -170,10 +151,7 @@ def _operand(recipe: Recipe, operand: Operand, dims: Index) -> Handle:
 
 
 def _with_batch(recipe: Recipe, layout: Layout, query: Handle, others: Sequence[Handle]) -> Handle:
-    """The query, expanded to the batch if neither it nor key or value has the batch.
-
-    A mask alone may have it.
-    """
+    # A mask alone may have a batch. The query is expanded to it then.
     jagged = layout.query_tokens is not None or layout.key_tokens is not None
     batches = [handle.value.shape[0] for handle in (query, *others)]
     if jagged or not layout.batch or any(isinstance(n, torch.SymInt) or n != 1 for n in batches):

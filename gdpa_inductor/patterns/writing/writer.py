@@ -28,8 +28,6 @@ _SOURCE = (
 
 
 class Writer:
-    """Puts the calls of recipes into one graph."""
-
     def __init__(self, graph: HostGraph) -> None:
         self.host = graph
         self.replaced: dict[Node, Node] = {}
@@ -145,7 +143,6 @@ def _replace_uses(node: Node, users: Sequence[Node], new: Any) -> None:
 
 
 def _evaluate(node: Node, like: Node) -> Any:
-    """Compute the values of a chain of new nodes over sizes."""
     if facts.value(node) is None:
         args = [_evaluate(a, like) if isinstance(a, Node) else a for a in node.args]
         describe(node, like, node.target(*args))  # type: ignore[operator]

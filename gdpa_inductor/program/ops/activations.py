@@ -54,23 +54,23 @@ def d_gelu_tanh(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
 
 
 def _d_hardswish(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
-    """NaN at NaN: so have torch's vectors; its single elements pass all of g there."""
+    # NaN at NaN: so have torch's vectors; its single elements pass all of g there.
     inner = where(call("ge", x, 3.0), g, g * (x * (1.0 / 3.0) + 0.5))
     return (where(call("le", x, -3.0), 0.0, inner),)  # not g · 0, which g may make NaN
 
 
 def _d_hardsigmoid(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
-    """torch's sixth is that of fp32 in fp64 too."""
+    # torch's sixth is that of fp32 in fp64 too.
     return (keep(g * _FP32_SIXTH, _within(x, -3.0, 3.0)),)
 
 
 def _d_hardtanh(g: Expr, _y: Expr, x: Expr, low: Expr, high: Expr) -> tuple[Expr | None, ...]:
-    """None at NaN: torch's vectors have none there, its single elements all of it."""
+    # None at NaN: torch's vectors have none there, its single elements all of it.
     return (keep(g, _within(x, low, high)), None, None)
 
 
 def _d_elu(g: Expr, _y: Expr, x: Expr, alpha: Expr, scale: Expr, slope: Expr) -> tuple[Expr]:
-    """NaN at NaN: so have torch's vectors; its single elements pass all of g there."""
+    # NaN at NaN: so have torch's vectors; its single elements pass all of g there.
     a, c, k = number(alpha), number(scale), number(slope)
     return (where(call("gt", x, 0.0), g * c, g * (a * c * k) * call("exp", x * k)),)
 
@@ -123,7 +123,7 @@ def _fast_softplus(x: Expr, beta: Expr, threshold: Expr) -> Expr:
 
 
 def _fast_mish(x: Expr) -> Expr:
-    """tanh(log(1+e)) = e(e+2) / (e(e+2) + 2), e = exp(x); it is 1 in fp32 beyond 20."""
+    # tanh(log(1+e)) = e(e+2) / (e(e+2) + 2), e = exp(x); it is 1 in fp32 beyond 20.
     e = call("exp2_approx", call("minimum", x, 20.0) * LOG2E)
     grown = e * (e + 2.0)
     return x * (grown * call("rcp_approx", grown + 2.0))

@@ -28,8 +28,7 @@ def keep(g: Expr, condition: Expr) -> Expr:
 
 
 def number(literal: Expr) -> float:
-    """The value of a trailing argument."""
-    return float(literal.value or 0)
+    return float(literal.value)
 
 
 def _at_least(x: torch.Tensor, low: float) -> torch.Tensor:
@@ -40,9 +39,18 @@ def _at_most(x: torch.Tensor, high: float) -> torch.Tensor:
     return x.clamp(max=high)
 
 
-def _d_clamp(inside: str) -> Callable[..., tuple[Expr | None, ...]]:
-    """inside: the comparison of x with the bound, where the gradient passes."""
-    return lambda g, y, x, bound: (keep(g, call(inside, x, bound)), None)
+def _clamp(function: Callable[..., torch.Tensor], says: str, plain: str, passes: str) -> Op:
+    """passes: The comparison of x with the bound for which the gradient passes."""
+    return Op(
+        OF_REALS,
+        function,
+        says,
+        params=1,
+        vjp=lambda g, y, x, bound: (keep(g, call(passes, x, bound)), None),
+        interval=intervals.rising,
+        traits=VALUES | Trait.TURNS,
+        plain=lambda x, bound: call(plain, x, bound),
+    )
 
 
 def _d_pow(g: Expr, _y: Expr, x: Expr, exponent: Expr) -> tuple[Expr | None, ...]:
@@ -53,11 +61,8 @@ def _d_pow(g: Expr, _y: Expr, x: Expr, exponent: Expr) -> tuple[Expr | None, ...
 
 
 def _d_extremum(loses: str) -> Callable[..., tuple[Expr, Expr]]:
-    """torch.maximum and minimum: the loser gets no gradient, ties share it equally.
-
-    Beside a NaN nobody loses, so that both operands get all of it.
-    """
-
+    # torch.maximum and minimum: the loser gets no gradient, ties share it equally. Beside a NaN
+    # nobody loses, so that both operands get all of it.
     def vjp(g: Expr, _y: Expr, x: Expr, z: Expr) -> tuple[Expr, Expr]:
         shared = where(call("eq", x, z), g * 0.5, g)
         return (
@@ -76,7 +81,7 @@ def _power(x: Expr, exponent: Expr) -> Expr:
 
 
 def _by_inverse(x: Expr, divisor: Expr) -> Expr | None:
-    """By a literal whose inverse is an ordinary number too."""
+    # By a literal whose inverse is an ordinary number too.
     value = number(divisor) if divisor.is_const else 0.0
     exists = value != 0.0 and is_ordinary(value) and is_ordinary(1.0 / value)
     return x * (1.0 / value) if exists else None
@@ -128,26 +133,10 @@ ROWS = {
         integers=integers.minimum, traits=VALUES | Trait.TURNS,
     ),
     # torch's clamp has slope 1 at its bounds up to 2.13, and 0 from 2.14 on.
-    "clamp_min": Op(
-        OF_REALS, _at_least, "max(x, literal); slope 1 at the literal", params=1,
-        vjp=_d_clamp("ge"), interval=intervals.rising, traits=VALUES | Trait.TURNS,
-        plain=lambda x, low: call("maximum", x, low),
-    ),
-    "clamp_max": Op(
-        OF_REALS, _at_most, "min(x, literal); slope 1 at the literal", params=1,
-        vjp=_d_clamp("le"), interval=intervals.rising, traits=VALUES | Trait.TURNS,
-        plain=lambda x, high: call("minimum", x, high),
-    ),
-    "clamp_min_open": Op(
-        OF_REALS, _at_least, "max(x, literal); slope 0 at the literal", params=1,
-        vjp=_d_clamp("gt"), interval=intervals.rising, traits=VALUES | Trait.TURNS,
-        plain=lambda x, low: call("maximum", x, low),
-    ),
-    "clamp_max_open": Op(
-        OF_REALS, _at_most, "min(x, literal); slope 0 at the literal", params=1,
-        vjp=_d_clamp("lt"), interval=intervals.rising, traits=VALUES | Trait.TURNS,
-        plain=lambda x, high: call("minimum", x, high),
-    ),
+    "clamp_min": _clamp(_at_least, "max(x, literal); slope 1 at the literal", "maximum", "ge"),
+    "clamp_max": _clamp(_at_most, "min(x, literal); slope 1 at the literal", "minimum", "le"),
+    "clamp_min_open": _clamp(_at_least, "max(x, literal); slope 0 at the literal", "maximum", "gt"),
+    "clamp_max_open": _clamp(_at_most, "min(x, literal); slope 0 at the literal", "minimum", "lt"),
     "floordiv": Op(
         OF_INTEGERS, lambda x, z: torch.div(x, z, rounding_mode="floor"), "⌊x / z⌋",
         infix=("//", 3), interval=intervals.floordiv, integers=integers.floordiv,

@@ -11,44 +11,38 @@ from ..expr import Expr, Op, Trait, call
 from .arithmetic import REAL, VALUES, where
 
 
-def _round_to(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda x: x.to(dtype).to(x.dtype)
+def _narrowed(name: str, dtype: torch.dtype, says: str) -> Op:
+    # The gradient is rounded too, as autograd does it.
+    return Op(
+        REAL,
+        lambda x: x.to(dtype).to(x.dtype),
+        says,
+        vjp=lambda g, y, x: (call(name, g),),
+        interval=intervals.rising,
+        traits=VALUES | Trait.SMOOTH,
+    )
+
+
+def _whole(function: Callable[..., torch.Tensor], says: str = "no gradient") -> Op:
+    return Op(REAL, function, says, interval=intervals.rising, traits=Trait.DECIDES)
 
 
 def _sign(x: Expr) -> Expr:
-    """0 for NaN, as torch has it."""
+    # 0 for NaN, as torch has it.
     return where(call("lt", x, 0.0), -1.0, where(call("gt", x, 0.0), 1.0, 0.0))
 
 
-# Rounding to whole numbers has no gradient. Narrowing casts have one, as autograd has it.
 ROWS = {
     "sign": Op(
         REAL, torch.sign, "−1, 0 or 1; no gradient",
         interval=intervals.sign, traits=Trait.DECIDES, plain=_sign,
     ),
-    "floor": Op(
-        REAL, torch.floor, "no gradient", interval=intervals.rising, traits=Trait.DECIDES
-    ),
-    "ceil": Op(
-        REAL, torch.ceil, "no gradient", interval=intervals.rising, traits=Trait.DECIDES
-    ),
-    "round": Op(
-        REAL, torch.round, "half to even; no gradient",
-        interval=intervals.rising, traits=Trait.DECIDES,
-    ),
-    "trunc": Op(
-        REAL, torch.trunc, "no gradient", interval=intervals.rising, traits=Trait.DECIDES
-    ),
-    "bf16": Op(
-        REAL, _round_to(torch.bfloat16), "rounded to bfloat16; the gradient passes",
-        vjp=lambda g, y, x: (call("bf16", g),),
-        interval=intervals.rising, traits=VALUES | Trait.SMOOTH,
-    ),
-    "f16": Op(
-        REAL, _round_to(torch.float16), "rounded to float16; the gradient passes",
-        vjp=lambda g, y, x: (call("f16", g),),
-        interval=intervals.rising, traits=VALUES | Trait.SMOOTH,
-    ),
+    "floor": _whole(torch.floor),
+    "ceil": _whole(torch.ceil),
+    "round": _whole(torch.round, "half to even; no gradient"),
+    "trunc": _whole(torch.trunc),
+    "bf16": _narrowed("bf16", torch.bfloat16, "rounded to bfloat16; the gradient passes"),
+    "f16": _narrowed("f16", torch.float16, "rounded to float16; the gradient passes"),
     "detach": Op(
         REAL, torch.Tensor.detach, "x; no gradient",
         interval=lambda node, x: x, traits=VALUES, plain=lambda x: x,
