@@ -125,7 +125,7 @@ def best_of(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    # Inductor prints a line for each comparison, even where nobody asked for max-autotune.
+    """Inductor prints a line for each comparison, even where nobody asked for max-autotune."""
     report = io.StringIO()
     with contextlib.nullcontext() if thorough() else contextlib.redirect_stderr(report):
         yield

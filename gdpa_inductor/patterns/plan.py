@@ -145,8 +145,10 @@ class Analyst:
             return rejection(candidate, internal_error(error))
 
     def _outcome_of_several(self, candidate: Candidate) -> RegionPlan | Rejection:
-        # One of several products may give the scores; the others are operands: biases or gates. The
-        # one with the most elements is the first to try: those are not stored.
+        """One of several products may give the scores; the others are operands: biases or gates.
+
+        The one with the most elements is the first to try: those are not stored.
+        """
         reduction = self.graph.reduction(candidate)
         if reduction is not None:
             return rejection(candidate, row_sums.within(reduction, candidate.second))
@@ -166,8 +168,10 @@ class Analyst:
         return rejection(candidate, Refused(Code.SEVERAL_SCORES, reason))
 
     def _outcome(self, candidate: Candidate) -> RegionPlan | Rejection:
-        # The plan of a candidate whose scores are one product, or why there is none. A side is
-        # jagged if it can be. Otherwise `RegionPlan.notes` says why it stays padded.
+        """The plan of a candidate whose scores are one product, or why there is none.
+
+        A side is jagged if it can be. Otherwise `RegionPlan.notes` says why it stays padded.
+        """
         sink, refusals = self._sink(candidate)
         notes = {refusal.code: rejection(candidate, refusal) for refusal in refusals}
         feeds = self.padding.feeds(candidate)
@@ -228,8 +232,11 @@ class Analyst:
                 closed.add(node)
 
     def _worth_closing(self, node: Node, candidate: Candidate) -> bool:
-        # Whether a node may become an operand. It must not be made from scores. It should not be an
-        # integer for each score either, if a mask of one byte for each score is made from it.
+        """Whether a node may become an operand.
+
+        It must not be made from scores. It should not be an integer for each score either, if a
+        mask of one byte for each score is made from it.
+        """
         tensors, scores = facts.tensors(node), facts.tensors(candidate.firsts[0])[0]
         if len(tensors) != 1 or set(candidate.firsts) & self.graph.reach[node]:
             return False

@@ -113,7 +113,7 @@ def _rewrite(gm: GraphModule, config: PassConfig, visited: set[int], caller: Cal
 
 
 def _of_several_modes(call: Node, body: GraphModule, visited: set[int]) -> Result:
-    # A body that is called in several modes stays as it is: what it computes depends on them.
+    """A body that is called in several modes stays as it is: what it computes depends on them."""
     if id(body) in visited or not _worthwhile(body.graph):
         return Result()
     visited.add(id(body))
@@ -123,7 +123,7 @@ def _of_several_modes(call: Node, body: GraphModule, visited: set[int]) -> Resul
 
 
 def _relieved(gm: GraphModule, graph: HostGraph, result: Result) -> Result:
-    # Change look-ups of tables also for biases that are passed to bodies.
+    """Change look-ups of tables also for biases that are passed to bodies."""
     try:
         (notes,) = tables.replace_lookups(graph, [tables.bias_sources(gm)], Writer(graph))
         gm.recompile()
@@ -228,7 +228,7 @@ def _flat(second: Node) -> Rejection:
 
 
 def _write(rewrites: Sequence[Replacement], writer: Writer) -> list[Match]:
-    # Write all of it into the graph. Bodies go last: until then the graph can be restored.
+    """Write all of it into the graph. Bodies go last: until then the graph can be restored."""
     left = [plan for rewrite in rewrites for plan in rewrite.plans]
     removed = [n for p in left for n in (*p.region.all_nodes, *p.region.dead, *p.pads)]
     bodies = dict.fromkeys(x for n in removed for x in n.all_input_nodes if x.op == "get_attr")

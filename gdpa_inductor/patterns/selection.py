@@ -93,7 +93,7 @@ def _of_same_scores(plan: RegionPlan, plans: Sequence[RegionPlan]) -> list[Regio
 
 
 def _may_meet(one: RegionPlan, other: RegionPlan) -> bool:
-    # Whether two plans share no node, or just what is made of the same scores.
+    """Whether two plans share no node, or just what is made of the same scores."""
     mine, theirs = set(one.region.all_nodes), set(other.region.all_nodes)
     if mine.isdisjoint(theirs):
         return True
@@ -163,7 +163,7 @@ def _trains(plans: Sequence[RegionPlan], writer: Writer) -> bool:
 
 
 def _may_move(plan: RegionPlan, first: RegionPlan, writer: Writer) -> bool:
-    # Whether all that a region reads is at the end of an earlier one, and does not change.
+    """Whether all that a region reads is at the end of an earlier one, and does not change."""
     graph, here, there = writer.host, first.region.end, plan.region.end
     start, end = graph.order[here], graph.order[there]
     arguments = (x for call in plan.recipe.calls for x in fx.tree_leaves(list(call.args)))

@@ -66,7 +66,7 @@ def rewrite_graph(
 
 
 def claims(gm: GraphModule, matches: Iterable[Match]) -> judge.Claims:
-    # The claims to judge: each result of a fused call stands for a node of the original graph.
+    """The claims to judge: each result of a fused call stands for a node of the original graph."""
     results: dict[GraphModule, dict[str, str]] = {}
     for path, body in gm.named_modules(remove_duplicate=False):
         if isinstance(body, GraphModule):
@@ -77,7 +77,7 @@ def claims(gm: GraphModule, matches: Iterable[Match]) -> judge.Claims:
 
 
 def _bans(original: GraphModule, gm: GraphModule, result: Result) -> Iterator[Ban]:
-    # The rewrites to ban: the one at fault, or all if it is not known which one is.
+    """The rewrites to ban: the one at fault, or all if it is not known which one is."""
     verdict = judge.validate(original, gm, claims(gm, result.matches))
     if verdict is None:
         return

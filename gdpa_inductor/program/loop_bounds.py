@@ -75,14 +75,16 @@ def closed(
 
 
 def _without(modest: Expr, condition: Expr) -> Expr:
-    # The condition that was joined to `modest`.
+    """The condition that was joined to `modest`."""
     joined = condition.op == "and" and modest in condition.args
     return next(x for x in condition.args if x is not modest) if joined else condition
 
 
 def _guarded(bounds: dict[str, Expr]) -> dict[str, Expr]:
-    # The ends, or the whole axis if an operand is so large that a sum may wrap. For example, a
-    # window of the largest int64 is no window.
+    """The ends, or the whole axis if an operand is so large that a sum may wrap.
+
+    For example, a window of the largest int64 is no window.
+    """
     summed = sums(list(bounds.values()))
     modest = TRUE
     for node in sorted(summed, key=lambda node: (node.op, repr(node.value))):

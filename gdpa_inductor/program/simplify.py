@@ -118,7 +118,7 @@ def _reflexive(name: str, x: Expr, y: Expr) -> Expr | None:
 
 
 def _extremum(name: str, x: Expr, y: Expr) -> Expr | None:
-    # The other infinity stays: what it meets may be NaN.
+    """The other infinity stays: what it meets may be NaN."""
     for one, other in ((x, y), (y, x)):
         if one.is_const and one.value == _LIMIT[name]:
             return other

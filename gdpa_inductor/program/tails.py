@@ -46,7 +46,7 @@ def _bounded(term: Expr, most: float) -> bool:
 
 
 def _shows(term: Expr) -> bool:
-    # Whether the formula is not finite wherever an infinite operand would reach it from a tail.
+    """Whether the formula is not finite wherever an infinite operand would reach it from a tail."""
     scores = _finite(term, math.nan, 0.0) or not any(
         _finite(term, score, 1.0, some=True) for score in (math.inf, -math.inf)
     )
@@ -61,7 +61,7 @@ def _finite(term: Expr, score: float, gradient: float, some: bool = False) -> bo
 
 
 def _is_smooth(term: Expr) -> bool:
-    # Whether a term never chooses by the score or the gradient.
+    """Whether a term never chooses by the score or the gradient."""
     moving: set[Expr] = set()
     for node in postorder([term]):
         if node.op in ("s", "g"):

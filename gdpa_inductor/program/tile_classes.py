@@ -154,8 +154,10 @@ def _classified(roots: Sequence[Expr], leaf: Leaf) -> TileClasses:
 
 
 def _modest(classes: Sequence[Expr], roots: Sequence[Expr], leaf: Leaf) -> Expr:
-    # A condition that integers on a tile are so small that no sum wraps. Sentinels like the largest
-    # int64 do not meet it.
+    """A condition that integers on a tile are so small that no sum wraps.
+
+    Sentinels like the largest int64 do not meet it.
+    """
     read = set(postorder(classes))
     condition = TRUE
     for node in sorted(sums(roots), key=str):
@@ -208,8 +210,10 @@ def _leaves(aux: Sequence[Aux], bounded: Collection[int], apart: bool = True) ->
 
 
 def _conditions(roots: Sequence[Expr], leaf: Leaf) -> list[Expr]:
-    # The largest conditions in the terms that can be decided for a tile. Conditions on b and h only
-    # are left out.
+    """The largest conditions in the terms that can be decided for a tile.
+
+    Conditions on b and h only are left out.
+    """
     decided: set[Expr] = set()
     masking: set[Expr] = set()
     for node in postorder(roots):
@@ -235,9 +239,10 @@ def _conditions(roots: Sequence[Expr], leaf: Leaf) -> list[Expr]:
 
 
 def _open_value(condition: Expr, roots: Sequence[Expr], leaf: Leaf) -> bool | None:
-    # The value of a condition for which it masks nothing, or None if neither value masks more.
+    """The value of a condition for which it masks nothing, or None if neither value masks more."""
+
     def at_work(node: Expr) -> Interval:
-        # Sizes and scales count as 1, since it does not matter here whether one is 0.
+        """Sizes and scales count as 1, since it does not matter here whether one is 0."""
         if node.op in ("scalar", "aux") and node.kind != "b" and leaf(node).point is node:
             return literal(const(1 if node.kind == "i" else 1.0))
         return leaf(node)

@@ -54,8 +54,9 @@ def _request(module: str, *arguments: Hashable) -> None:
 
 
 def _keep(module: str, *arguments: Hashable) -> None:
-    # The worker's part. Objects that it holds already are no garbage, so they are frozen:
-    # collections that look through them take a tenth of the time.
+    """The worker's part. Objects that it holds already are no garbage, so they are frozen:
+    collections that look through them take a tenth of the time.
+    """
     gc.freeze()
     disk.kernel_file(module, *arguments)
 

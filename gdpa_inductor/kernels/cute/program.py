@@ -181,8 +181,10 @@ class ProgramLine(Fixed):
         return self.program.of_kind(node, self.element(node, index))
 
     def element(self, node: Expr, index):
-        # The element as it is stored. All threads of a warp have the same offset, so a thread needs
-        # one addition for its address.
+        """The element as it is stored.
+
+        All threads of a warp have the same offset, so a thread needs one addition for its address.
+        """
         place, _ = self.walked(node, smaller(index, self.tile.length - 1))
         return element(place)
 

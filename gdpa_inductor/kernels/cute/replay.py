@@ -139,8 +139,9 @@ class Record:
     def add_kernel(
         self, launcher: Launcher, words: Sequence[int], form: bytes, count: int, scalars: int
     ) -> None:
-        # Record a launch of an attention kernel with the results of `LaunchPlan.call_words` and
-        # `form_words`. It takes `count` matrices, of which the caller's come first.
+        """Record a launch of an attention kernel with the results of `LaunchPlan.call_words` and
+        `form_words`. It takes `count` matrices, of which the caller's come first.
+        """
         if self.fails:
             return
         own, behind = len(self.matrices), count + TOTALS

@@ -88,7 +88,7 @@ class TableSums:
 
     @cute.jit
     def store(self, tables, target, thread):
-        # Sum the tables of all threads. A warp sums one place after the other.
+        """Sum the tables of all threads. A warp sums one place after the other."""
         lane = thread % LANES
         for i in cutlass.range(thread // LANES, self.size, self.threads // LANES, unroll=1):
             total = tables[i, lane]

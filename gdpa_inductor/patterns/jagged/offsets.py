@@ -56,7 +56,7 @@ class Offsets:
         return self._keys[node]
 
     def _new_key(self, node: Node) -> Hashable:
-        # A value number: equal for nodes that make the same calls on the same tensors.
+        """A value number: equal for nodes that make the same calls on the same tensors."""
         called, inputs = facts.name(node), node.all_input_nodes
         if pads.is_nested(node):  # its ragged size stands for its offsets
             size = facts.tensors(node)[0].shape[1]
@@ -81,8 +81,10 @@ class Offsets:
 
 
 def _running_sums(node: Node) -> list[Node]:
-    # The nodes from offsets to the lengths that they are the running sums of, after a zero. Empty
-    # if they are not known to be such sums.
+    """The nodes from offsets to the lengths that they are the running sums of, after a zero.
+
+    Empty if they are not known to be such sums.
+    """
     if _is_complete_cumsum(node):
         return [node, node.all_input_nodes[0]]
     if facts.is_opaque(node):
@@ -107,7 +109,7 @@ def _is_complete_cumsum(node: Node) -> bool:
 
 
 def _summed(way: list[Node], node: Any) -> list[Node]:
-    # `way`, continued from a cumulative sum of integers to the lengths that it sums.
+    """`way`, continued from a cumulative sum of integers to the lengths that it sums."""
     while isinstance(node, Node) and facts.name(node) in _KEEPS_VALUES and _keeps_integers(node):
         way = [*way, node]
         node = node.all_input_nodes[0]

@@ -203,8 +203,10 @@ def _operands(candidate: Candidate) -> list[Node]:
 
 
 def _reads_through(node: Node) -> bool:
-    # Whether a node is a view or a copy. A subscript is one if it has no tensor, and a repetition
-    # if its count is a number.
+    """Whether a node is a view or a copy.
+
+    A subscript is one if it has no tensor, and a repetition if its count is a number.
+    """
     if facts.name(node) == "getitem":
         return not any(map(facts.tensors, node.all_input_nodes[1:]))
     if facts.name(node) == "repeat_interleave":
@@ -213,7 +215,7 @@ def _reads_through(node: Node) -> bool:
 
 
 def _keeps_rows(node: Node) -> bool:
-    # Whether a node is a view, a copy or a cast of floats: zeros stay zeros, rows stay rows.
+    """Whether a node is a view, a copy or a cast of floats: zeros stay zeros, rows stay rows."""
     if facts.name(node) in functions.CASTS:
         return all(t.dtype.is_floating_point for t in facts.tensors(node))
     return facts.name(node) in LAYOUTS

@@ -161,8 +161,11 @@ def _side(
 
 
 def _check_padding(padding: GraphPadding, reading: Reading) -> None:
-    # Weights and gradients must be finite in the padding. Scores are zero there. Operands may be
-    # any ordinary numbers, or the numbers of their padding: on rows, on keys, and on both.
+    """Weights and gradients must be finite in the padding.
+
+    Scores are zero there. Operands may be any ordinary numbers, or the numbers of their padding: on
+    rows, on keys, and on both.
+    """
     if not _is_finite(reading.weight, {}, set()):
         raise Refused(Code.JAGGED_FILL, "a score of zero has an infinite weight or slope")
     leaves = {number: operand.leaf for number, operand in enumerate(reading.aux)}

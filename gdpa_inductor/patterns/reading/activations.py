@@ -23,7 +23,7 @@ def hardtanh(kind: str, x: Expr, low: Bound = None, high: Bound = None) -> Expr:
 
 
 def _bound(x: Bound, default: float) -> float:
-    # A literal that elements are compared with. ATen's comparisons with NaN are not these.
+    """A literal that elements are compared with. ATen's comparisons with NaN are not these."""
     bound = literal(x, default)
     if math.isnan(bound):
         raise Unknown("a bound is NaN")
@@ -31,8 +31,9 @@ def _bound(x: Bound, default: float) -> float:
 
 
 def log_sigmoid(kind: str, x: Expr) -> Expr:
-    # As softplus, whose gradient is one product: a difference of two would be inf - inf. Past 40
-    # nothing is left of the 1 that is added, in fp64 either.
+    """As softplus, whose gradient is one product: a difference of two would be inf - inf. Past 40
+    nothing is left of the 1 that is added, in fp64 either.
+    """
     return -call("softplus", -real(x), 1.0, 40.0)
 
 
@@ -49,8 +50,9 @@ def hardshrink(kind: str, x: Expr, bound: Bound = None) -> Expr:
 
 
 def _nothing_but_nan(x: Expr) -> Expr:
-    # 0, of NaN NaN, without a gradient: torch's vectors shrink that of NaN to 0, its single
-    # elements pass all of it.
+    """0, of NaN NaN, without a gradient: torch's vectors shrink that of NaN to 0, its single
+    elements pass all of it.
+    """
     return call("where", call("isnan", x), math.nan, 0.0)
 
 
@@ -59,5 +61,5 @@ def threshold(kind: str, x: Expr, bound: Expr, value: Expr) -> Expr:
 
 
 def prelu(kind: str, x: Expr, slope: Expr) -> Expr:
-    # The choice is one of factors: that of results would meet 0 · inf in the gradient.
+    """The choice is one of factors: that of results would meet 0 · inf in the gradient."""
     return real(x) * call("where", call("gt", real(x), 0.0), 1.0, real(slope))

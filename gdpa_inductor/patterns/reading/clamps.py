@@ -67,8 +67,9 @@ def _vary(*bounds: Bound) -> bool:
 
 
 def _closed_between(x: Expr, low: Bound, high: Bound) -> Expr:
-    # A bound gets the gradient of the elements that it cuts: `low` only where it is below `high`. A
-    # NaN among the three makes a NaN, and takes no gradient.
+    """A bound gets the gradient of the elements that it cuts: `low` only where it is below `high`.
+    A NaN among the three makes a NaN, and takes no gradient.
+    """
     low, high = (None if bound is None else real(bound) for bound in (low, high))
     spread = _is_nan(x, low, high)
     result = where("f", spread, const(math.nan), x)
@@ -83,8 +84,9 @@ def _closed_between(x: Expr, low: Bound, high: Bound) -> Expr:
 
 
 def _shared_between(x: Expr, low: Expr, high: Expr) -> Expr:
-    # Three cases: low < high, where ties are shared; low >= high, where they are not; and a NaN,
-    # beside which x has the gradient unless a bound still cuts it.
+    """Three cases: low < high, where ties are shared; low >= high, where they are not; and a NaN,
+    beside which x has the gradient unless a bound still cuts it.
+    """
     over, under = call("gt", x, high), call("lt", x, low)
     crossed = call("lt", high, low)
     ordered = call("minimum", call("maximum", x, low), high)
@@ -98,7 +100,7 @@ def _shared_between(x: Expr, low: Expr, high: Expr) -> Expr:
 
 
 def _is_nan(*terms: Bound) -> Expr:
-    # Whether one of the terms is NaN. Literals and integers are not.
+    """Whether one of the terms is NaN. Literals and integers are not."""
     result = const(False)
     for term in terms:
         if term is not None and not term.is_const and term.op != "float":

@@ -47,7 +47,7 @@ class TorchCall:
 
     @property
     def key(self) -> str:
-        # The row: ATen's clamps by tensors have rows of their own.
+        """The row: ATen's clamps by tensors have rows of their own."""
         by_tensor = self.name.startswith("clamp") and X in self.args[1:]
         return f"{self.name}.Tensor" if by_tensor else self.name
 
@@ -63,7 +63,7 @@ def _cases(
 
 
 def _split(name: str, at_nan: float, *args: tuple[Any, ...]) -> list[TorchCall]:
-    # Of one real argument; torch has two slopes at NaN.
+    """Of one real argument; torch has two slopes at NaN."""
     return [TorchCall(name, "f", (X, *rest), at_nan=at_nan) for rest in args or ((),)]
 
 

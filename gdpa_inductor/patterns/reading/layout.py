@@ -120,8 +120,9 @@ def roles(reading: Reading) -> tuple[Operand, Operand]:
 
 
 def _check_views(reading: Reading, layout: Layout) -> None:
-    # A dimension of the scores, as the user has them, is some index variables of the output, whole
-    # and of one role. `s.view(b, n, h, m)` of scores [b, h, n, m] is legal, but cuts across them.
+    """A dimension of the scores, as the user has them, is some index variables of the output, whole
+    and of one role. `s.view(b, n, h, m)` of scores [b, h, n, m] is legal, but cuts across them.
+    """
     holders = [atoms(x.index) for x in (layout.query, layout.key, layout.value)]
     for digits in reading.scores:
         if len(digits) > 1 and not reading.space.is_whole(digits):
@@ -173,7 +174,7 @@ def _is_matrix(layout: Layout, has: set[Atom]) -> bool:
 
 
 def _splits(shared: Sequence[Atom]) -> Iterator[tuple[Digits, Digits]]:
-    # Natural ones first: leading atoms are batch, trailing ones heads.
+    """Natural ones first: leading atoms are batch, trailing ones heads."""
     count = len(shared)
     for cut in range(min(count, 1), count + 1):
         yield tuple(shared[:cut]), tuple(shared[cut:])

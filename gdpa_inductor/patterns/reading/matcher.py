@@ -118,8 +118,11 @@ class Matcher:
         return node, index, tuple(dtypes)
 
     def _more(self, node: Node) -> Refused:
-        # The second product does more, as an einsum of three operands. Where nothing but a scale is
-        # between the products, the first one makes a state: linear attention, mamba.
+        """The second product does more, as an einsum of three operands.
+
+        Where nothing but a scale is between the products, the first one makes a state: linear
+        attention, mamba.
+        """
         depends = _depends_on_product(self.shadow)
         inner = [n for n in node.all_input_nodes if n in depends]
         if len(inner) == 1:

@@ -125,7 +125,7 @@ def _limits(dtype: torch.dtype) -> Range:
 
 
 def _size_range(size: Size) -> Range:
-    # Kernels count places in 32 bits, so a dimension is no longer than that.
+    """Kernels count places in 32 bits, so a dimension is no longer than that."""
     if isinstance(size, int):
         return size, size
     low, high = shapes.size_bounds(size)

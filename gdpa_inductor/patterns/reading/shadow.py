@@ -101,8 +101,9 @@ def _random(node: Node, more: str = "") -> Refused:
 
 
 def _leaf_value(leaf: Node) -> Any:
-    # A fake of its own for every leaf: tracing takes one object for one input. Strides mean nothing
-    # to the analysis.
+    """A fake of its own for every leaf: tracing takes one object for one input. Strides mean
+    nothing to the analysis.
+    """
     value = facts.value(leaf)
     if isinstance(value, torch.Tensor):
         mode = subclasses.fake_mode_of(value)

@@ -76,7 +76,7 @@ def _through_slice(space: Space, node: Node, index: Index) -> tuple[Node, Index]
 
 
 def _through_piece(space: Space, node: Node, index: Index) -> tuple[Node, Index] | None:
-    # `x.split(...)[i]`, `x.unbind()[i]`: the element of `x`.
+    """`x.split(...)[i]`, `x.unbind()[i]`: the element of `x`."""
     pieces: Any = node.args[0]
     called = facts.name(pieces)
     if called not in ("split", "split_with_sizes", "unbind"):
@@ -93,7 +93,7 @@ def _through_piece(space: Space, node: Node, index: Index) -> tuple[Node, Index]
 
 
 def _through_join(space: Space, node: Node, index: Index) -> tuple[Node, Index] | None:
-    # `cat(x.split(d, 2), 0)`: (h, b) in dim 0 and c in dim 2 are b and (h, c) in those of `x`.
+    """`cat(x.split(d, 2), 0)`: (h, b) in dim 0 and c in dim 2 are b and (h, c) in those of `x`."""
     split = heads.split_of(node)
     if split is None:
         return None
@@ -113,7 +113,7 @@ def _through_join(space: Space, node: Node, index: Index) -> tuple[Node, Index] 
 def _narrowed(
     space: Space, source: Node, index: Index, dim: int, start: Any, length: Any
 ) -> tuple[Node, Index] | None:
-    # `source.narrow(dim, start, length)` at `index`, where this is one of several equal parts.
+    """`source.narrow(dim, start, length)` at `index`, where this is one of several equal parts."""
     total = tensor_of(source).shape[dim]
     if not all(isinstance(size, int) for size in (total, start, length)) or not length:
         return None
@@ -130,7 +130,7 @@ def _narrowed(
 
 
 def _through_scatter(node: Node, index: Index) -> tuple[Node, Index] | None:
-    # Where functionalisation writes all of a tensor, the result is what is written.
+    """Where functionalisation writes all of a tensor, the result is what is written."""
     source: Any = node.args[0]
     written: Any = node.args[1]
     shape, at = tensor_of(source).shape, node.args[2] if len(node.args) > 2 else 0

@@ -113,8 +113,10 @@ def _shift(name: str) -> Rule:
 
 
 def _towards_zero(quotient: bool) -> Rule:
-    # Division of integers that rounds towards zero, or what it leaves over. No integer is negated:
-    # the least one has no opposite.
+    """Division of integers that rounds towards zero, or what it leaves over. No integer is negated:
+    the least one has no opposite.
+    """
+
     def rule(kind: str, x: Expr, y: Expr) -> Expr:
         if kind != "i" or not y.is_const or literal(y) <= 0:
             raise Unknown("division that rounds towards zero, by what is no positive integer")
@@ -188,7 +190,7 @@ def _lerp(kind: str, x: Expr, y: Expr, weight: Expr) -> Expr:
 def _nan_to_num(
     kind: str, x: Expr, nan: Bound = None, posinf: Bound = None, neginf: Bound = None
 ) -> Expr:
-    # With all three numbers: the greatest of a dtype are for the caller to fill in.
+    """With all three numbers: the greatest of a dtype are for the caller to fill in."""
     if kind != "f":
         return as_kind(kind, x)
     zero, high, low = literal(nan, 0.0), literal(posinf), literal(neginf)

@@ -213,7 +213,7 @@ class Weights:
         return self._converted(self.read(source, at), source, node, explicit)
 
     def _copied(self, node: Node, at: Element) -> Expr:
-        # What functionalisation makes of `x.copy_(y)`: y, in the dtype of x.
+        """What functionalisation makes of `x.copy_(y)`: y, in the dtype of x."""
         covered: Any = node.args[0]
         source: Any = node.args[1]
         x = self._read_broadcast(source, at, tensor_of(node).shape)

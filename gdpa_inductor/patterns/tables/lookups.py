@@ -187,7 +187,7 @@ def _subscript(node: Node, table: torch.Tensor) -> Places | None:
 
 
 def _chooses(entry: Any) -> bool:
-    # Whether an entry of a subscript chooses elements, as bools do.
+    """Whether an entry of a subscript chooses elements, as bools do."""
     if isinstance(entry, Node):
         return any(t.dtype in _CHOICES for t in facts.tensors(entry))
     if entry is None or entry is Ellipsis:
@@ -196,7 +196,7 @@ def _chooses(entry: Any) -> bool:
 
 
 def _is_whole(entry: Any, none: bool) -> bool:
-    # True if an entry of a subscript keeps a dim as it is. none: `None` does.
+    """True if an entry of a subscript keeps a dim as it is. none: `None` does."""
     return entry is Ellipsis or entry == slice(None) or (none and entry is None)
 
 

@@ -101,8 +101,10 @@ def _without_row(recipe: Recipe, table: Handle, pads: Size) -> Handle:
 
 
 def _check_result(lookup: Lookup, writer: Writer) -> None:
-    # Run the changed call on fakes. Raises Refused if sizes or strides of its result differ, or if
-    # a size cannot be computed.
+    """Run the changed call on fakes.
+
+    Raises Refused if sizes or strides of its result differ, or if a size cannot be computed.
+    """
     recipe, node = _recipe(lookup), lookup.node
     if lookup.places.dim is None:
         index = Handle(_executed(recipe, lookup, _numbers(recipe, lookup)))
@@ -152,7 +154,7 @@ def _flat_places(
 
 
 def _narrow(lookup: Lookup, index: Node, writer: Writer) -> Node:
-    # The index in int32, since it is stored for the backward. A wrong place stays wrong.
+    """The index in int32, since it is stored for the backward. A wrong place stays wrong."""
     recipe, table, places = _recipe(lookup), facts.tensors(lookup.table)[0], lookup.places
     size = product(table.shape) if places.flat else table.shape[places.dim or 0]
     narrowed = recipe.call(aten.clamp.default, recipe.leaf(index), -size - 1, size)

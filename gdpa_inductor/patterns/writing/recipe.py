@@ -146,8 +146,10 @@ class Recipe:
         return source if same_dtype else self.call(aten._to_copy.default, source, dtype=dtype)
 
     def own(self, source: Handle) -> Handle:
-        # A tensor that is not a view. A view that was made under `no_grad` must not be written into
-        # while gradients flow.
+        """A tensor that is not a view.
+
+        A view that was made under `no_grad` must not be written into while gradients flow.
+        """
         may_be_view = source.node is None and source.target is not ATTENTION.op
         return self.call(aten.detach.default, source) if may_be_view else source
 

@@ -54,7 +54,7 @@ def d_gelu_tanh(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
 
 
 def _d_hardswish(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
-    # NaN at NaN: so have torch's vectors; its single elements pass all of g there.
+    """NaN at NaN: so have torch's vectors; its single elements pass all of g there."""
     inner = where(call("ge", x, 3.0), g, g * (x * (1.0 / 3.0) + 0.5))
     return (where(call("le", x, -3.0), 0.0, inner),)  # not g · 0, which g may make NaN
 
@@ -65,12 +65,12 @@ def _d_hardsigmoid(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
 
 
 def _d_hardtanh(g: Expr, _y: Expr, x: Expr, low: Expr, high: Expr) -> tuple[Expr | None, ...]:
-    # None at NaN: torch's vectors have none there, its single elements all of it.
+    """None at NaN: torch's vectors have none there, its single elements all of it."""
     return (keep(g, _within(x, low, high)), None, None)
 
 
 def _d_elu(g: Expr, _y: Expr, x: Expr, alpha: Expr, scale: Expr, slope: Expr) -> tuple[Expr]:
-    # NaN at NaN: so have torch's vectors; its single elements pass all of g there.
+    """NaN at NaN: so have torch's vectors; its single elements pass all of g there."""
     a, c, k = number(alpha), number(scale), number(slope)
     return (where(call("gt", x, 0.0), g * c, g * (a * c * k) * call("exp", x * k)),)
 

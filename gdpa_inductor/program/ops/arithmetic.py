@@ -81,7 +81,7 @@ def _power(x: Expr, exponent: Expr) -> Expr:
 
 
 def _by_inverse(x: Expr, divisor: Expr) -> Expr | None:
-    # By a literal whose inverse is an ordinary number too.
+    """By a literal whose inverse is an ordinary number too."""
     value = number(divisor) if divisor.is_const else 0.0
     exists = value != 0.0 and is_ordinary(value) and is_ordinary(1.0 / value)
     return x * (1.0 / value) if exists else None

@@ -28,7 +28,7 @@ def _whole(function: Callable[..., torch.Tensor], says: str = "no gradient") -> 
 
 
 def _sign(x: Expr) -> Expr:
-    # 0 for NaN, as torch has it.
+    """0 for NaN, as torch has it."""
     return where(call("lt", x, 0.0), -1.0, where(call("gt", x, 0.0), 1.0, 0.0))
 
 

@@ -121,8 +121,10 @@ class BiasSum:
     def add(
         self, share: Share, scores: Tensor, total: Tensor, fast_total: Total, record: Record
     ) -> None:
-        # Sum the scores that the launch of a share has stored into `total`, the result of `room`.
-        # Where `fast_total` cannot sum, torch does.
+        """Sum the scores that the launch of a share has stored into `total`, the result of `room`.
+
+        Where `fast_total` cannot sum, torch does.
+        """
         own = self.on_axes(share, total)
         if not self.adds and fast_total(scores, own, self.factor):
             return
@@ -230,9 +232,11 @@ def _is_the_scores(o: Operands[Tensor], number: int) -> bool:
 
 
 def _axis(o: Operands[Tensor], wanted: Sequence[int], read: Collection[str]) -> int | None:
-    # The axis along which to cut the call: 0 for batches, 1 for heads, None if neither may be cut.
-    # If possible, no sum goes over this axis. A kernel counts the batches and heads of a part from
-    # 0. So an axis must stay whole if the program reads its index.
+    """The axis along which to cut the call: 0 for batches, 1 for heads, None if neither may be cut.
+
+    If possible, no sum goes over this axis. A kernel counts the batches and heads of a part from 0.
+    So an axis must stay whole if the program reads its index.
+    """
     first = 0 if any("b" in o.program.aux[number].axes for number in wanted) else 1
     return next((axis for axis in (first, 1 - first) if AXES[axis] not in read), None)
 
@@ -261,8 +265,10 @@ def _cut(o: Operands[Tensor], shares: list[Share], keys: int, ctas: int) -> list
 
 
 def _at_a_time(units: int, tiles: int, size: int, ctas: int, room: int) -> int:
-    # How many units (batches, heads or key tiles) to launch at a time, if a unit has `tiles` key
-    # tiles and `size` bytes of scores.
+    """How many units (batches, heads or key tiles) to launch at a time, if a unit has `tiles` key
+    tiles and `size` bytes of scores.
+    """
+
     def use(count: int) -> float:
         """The share of the CTAs' time that is used, from the first tile to the last."""
         return count * tiles / (max(1, -(-count * tiles // ctas)) * ctas)

@@ -81,8 +81,9 @@ class TileSums:
 
     @cute.jit
     def __call__(self, source, target, hulls, order, sizes, stream):
-        # Launch. sizes: Those of `StoredScores`, how many chunks there are, the rows of a chunk,
-        # and 1 to add to what the target has, else 0.
+        """Launch. sizes: Those of `StoredScores`, how many chunks there are, the rows of a chunk,
+        and 1 to add to what the target has, else 0.
+        """
         slots, heads, _, _, _, vectors, chunks, _, _ = sizes
         ctas = (chunks * vectors + (THREADS - 1)) // THREADS
         grid = (ctas, heads if self.heads else 1, slots if self.batch else 1)

@@ -89,7 +89,7 @@ def backward(
 def _in_parts(
     call: "BackwardCall", needs: Sequence[bool], letters: str, options: Any, donated: Sequence[int]
 ) -> list[Tensor]:
-    # A dense backward with gradients of biases, part by part. options: See `plan_of`.
+    """A dense backward with gradients of biases, part by part. options: See `plan_of`."""
     plan, record, scratch = call.plan, call.record, dict[str, Tensor]()
     division = plan.once(_division, call.ctas, *_wanted(needs))
     stored = division.sums[0].number

@@ -112,8 +112,9 @@ class Scheduler(Fixed):
 
     @cute.jit
     def publish_dealt(self):
-        # Each lane decodes a tile of its own, so tiles past the end of a sequence cost next to
-        # nothing.
+        """Each lane decodes a tile of its own, so tiles past the end of a sequence cost next to
+        nothing.
+        """
         at, turn = self.ring.start(), Int32(cute.arch.lane_idx())
         first = Int32(0)
         while self.number(first) < self.work.tiles:
@@ -147,7 +148,7 @@ class Scheduler(Fixed):
         self.put(at, self.nothing())
 
     def number(self, turn):
-        # The number of this CTA's tile in a turn. Tiles are dealt back and forth.
+        """The number of this CTA's tile in a turn. Tiles are dealt back and forth."""
         grid, _, _ = cute.arch.grid_dim()
         cta, _, _ = cute.arch.block_idx()
         return turn * grid + select(turn % 2 == 1, grid - 1 - cta, cta)

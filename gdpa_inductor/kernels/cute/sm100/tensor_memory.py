@@ -14,12 +14,12 @@ def arrive_when_multiplied(barriers: Mbarriers, place):
 
 
 def scores_ready() -> None:
-    # Call it after a wait: accesses of tensor memory come after what was waited for.
+    """Call it after a wait: accesses of tensor memory come after what was waited for."""
     cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
 
 
 def scores_done(stored: bool) -> None:
-    # Call it before an arrival: loads or stores of tensor memory by this thread come before it.
+    """Call it before an arrival: loads or stores of tensor memory by this thread come before it."""
     if stored:
         cute.arch.fence_view_async_tmem_store()
     else:

@@ -128,6 +128,6 @@ class IssueTurns(Fixed):
 
     @cute.jit
     def finish(self):
-        # Call it after the last step. t = 0 takes the last turn, so that no arrival is left.
+        """Call it after the last step. t = 0 takes the last turn, so that no arrival is left."""
         if self.t == 0:
             self.wait()

@@ -110,7 +110,7 @@ class BackwardProducts(Fixed):
 
     @cute.jit
     def score(self, name, column, step):
-        # Issue rX tXᵀ, 16 of the head dim at a time.
+        """Issue rX tXᵀ, 16 of the head dim at a time."""
         product = self.shapes.score(name)
         left = product.make_fragment_A(self.buffers["r" + name])
         right = product.make_fragment_B(self.buffers["t" + name])

@@ -43,7 +43,7 @@ class Shapes:
         return {"A": stages + 1, "B": stages}
 
     def score(self, name: str):
-        # The product rX tXᵀ: both operands are in shared memory, with a contiguous head dim.
+        """The product rX tXᵀ: both operands are in shared memory, with a contiguous head dim."""
         return self._product(OperandMajorMode.K, COLS, tcgen05.OperandSource.SMEM)
 
     def sum(self, name: str):

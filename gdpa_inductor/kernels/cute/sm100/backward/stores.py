@@ -29,7 +29,7 @@ class ScoreStores(Fixed):
 
     @cute.jit
     def store(self, tile: ResidentTile, row, column, numbers):
-        # Store `numbers` in a row of the tile. Past the end of its sequence a row gets zeros.
+        """Store `numbers` in a row of the tile. Past the end of its sequence a row gets zeros."""
         sb, sh, sr = (Int64(s) for s in self.strides)
         number = tile.first + row
         start = self.pointer + (tile.slot * sb + tile.head * sh + number * sr + column)

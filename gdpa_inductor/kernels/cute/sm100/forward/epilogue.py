@@ -40,7 +40,7 @@ class OutputMatrix(Fixed):
         )
 
     def store(self, row, part: int, sums) -> None:
-        # Store 32 columns of a row, from 32·part on. sums: fp32 registers, or None for zeros.
+        """Store 32 columns of a row, from 32·part on. sums: fp32 registers, or None for zeros."""
         values = cute.make_rmem_tensor(PART, self.dtype)
         values.fill(0.0) if sums is None else values.store(sums.load().to(self.dtype))
         for first in range(0, min(PART, self.width - part * PART), VECTOR):

@@ -99,7 +99,7 @@ class ForwardProducts(Fixed):
 
     @cute.jit
     def score(self, t: Constexpr, q: Cursor, k: Cursor, fresh):
-        # Issue S_t = Q_t Kᵀ. fresh: This is the first block with this Q_t, so wait for Q_t.
+        """Issue S_t = Q_t Kᵀ. fresh: This is the first block with this Q_t, so wait for Q_t."""
         if fresh:
             self.channels.queries[t].full.wait(q)
         qk, tS = copied(self.qk), self.memory.scores(t)

@@ -43,10 +43,12 @@ class KeyGradients(Fixed):
 
     @cute.jit
     def free(self, thread, empty, steps, end):
-        # Free the buffers for the dS of the next tile, once the store has read them.
-        # empty: The signal that a dS may be overwritten. It is due for the last two steps before
-        # `end`; if the tile had one step, one buffer was free before. None: There is no such
-        # signal, and the warpgroups wait for each other.
+        """Free the buffers for the dS of the next tile, once the store has read them.
+
+        empty: The signal that a dS may be overwritten. It is due for the last two steps before
+        `end`; if the tile had one step, one buffer was free before. None: There is no such signal,
+        and the warpgroups wait for each other.
+        """
         if thread < 32:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
         if const_expr(empty is None):

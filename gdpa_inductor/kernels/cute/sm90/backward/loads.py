@@ -43,8 +43,10 @@ class NextTile(Fixed):
 
     @cute.jit
     def fetch(self, deal, left):
-        # Prefetch some pieces of the tile of the next round.
-        # left: The steps of this tile that are left, with the one that was loaded last.
+        """Prefetch some pieces of the tile of the next round.
+
+        left: The steps of this tile that are left, with the one that was loaded last.
+        """
         more = self.walk.number(deal + 1) < self.walk.count
         if const_expr(self.comes):  # noqa: SIM102 (decided at compile time)
             if more & (left <= STEPS):

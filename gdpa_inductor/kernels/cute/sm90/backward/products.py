@@ -307,8 +307,9 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def stored_is_read(self, i, step):
-        # The store of the step before has to read its buffer of dS before all warps meet in step i.
-        # So the next step may overwrite that buffer.
+        """The store of the step before has to read its buffer of dS before all warps meet in step
+        i. So the next step may overwrite that buffer.
+        """
         if const_expr(self.stored is not None):  # noqa: SIM102 (decided at compile time)
             if self.is_first_warp():
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -352,8 +353,9 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def chain(self, slope, dP, whole):
-        # Turn dP into dS, in place. Masked scores get zero, even if dP is infinite or NaN. So do
-        # scores past the end of a sequence, if dS is stored (`StreamedRanges.selects`).
+        """Turn dP into dS, in place. Masked scores get zero, even if dP is infinite or NaN. So do
+        scores past the end of a sequence, if dS is stored (`StreamedRanges.selects`).
+        """
         if const_expr(self.walk.ranges.selects):
             if whole:
                 for r in range_constexpr(cute.size(dP)):

@@ -58,7 +58,7 @@ class HopperShapes:
 
     @property
     def plain(self):
-        # 64 columns of dQ without a swizzle, as the conversion reads them
+        """64 columns of dQ without a swizzle, as the conversion reads them"""
         return cute.make_layout((self.rows, HALF), stride=(HALF, 1))
 
     def kind(self, name: str):

@@ -69,8 +69,11 @@ class Counters(Fixed):
 
     @cute.jit
     def watch(self, counter, count: Int32):
-        # As `wait`, but for a wait that may be long. Each acquire empties the L1 cache, which holds
-        # aux operands. So this polls with relaxed loads, and does one acquire at the end.
+        """As `wait`, but for a wait that may be long.
+
+        Each acquire empties the L1 cache, which holds aux operands. So this polls with relaxed
+        loads, and does one acquire at the end.
+        """
         value = cute.arch.load(counter, Int32, sem="relaxed", scope="gpu")
         while value != count:
             cute.arch.inline_ptx("nanosleep.u32 256;")
@@ -154,8 +157,10 @@ class QuerySums(Fixed):
 
     @cute.jit
     def pass_on(self, counter, before):
-        # The wait makes the sums visible to this thread, and the release to other threads. On sm_90
-        # the release is what waits for the additions (docs/lab/2026-11-22-order.md).
+        """The wait makes the sums visible to this thread, and the release to other threads.
+
+        On sm_90 the release is what waits for the additions (docs/lab/2026-11-22-order.md).
+        """
         cute.arch.cp_async_bulk_wait_group(0)
         cute.arch.fence_proxy("async.global")
         cute.arch.sync_warp()

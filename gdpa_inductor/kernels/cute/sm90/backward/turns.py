@@ -115,7 +115,7 @@ class Turns(Walk):
 
     @cute.jit
     def turn(self, tile: ResidentTile, head, block):
-        # (how many key tiles add to query tile `block` before this one, whether this one adds).
+        """(how many key tiles add to query tile `block` before this one, whether this one adds)."""
         before, adds = Int32(0), Boolean(True)
         if const_expr(self.ranges.skips):
             place = (tile, head, block, self.index(tile), self.tiles(tile))

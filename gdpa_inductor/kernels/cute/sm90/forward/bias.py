@@ -60,10 +60,12 @@ class HopperBias(Fixed):
             at = at.next()
 
     def free(self, at: Cursor, chunks: Sequence[Any]) -> None:
-        # Free a part, of which all `chunks` were read.
-        # The arrival must not overtake the reads, which other loads may delay for longer than the
-        # next tile takes. So the address of the barrier depends on the numbers that were read: a
-        # zero is added that the compiler cannot know.
+        """Free a part, of which all `chunks` were read.
+
+        The arrival must not overtake the reads, which other loads may delay for longer than the
+        next tile takes. So the address of the barrier depends on the numbers that were read: a zero
+        is added that the compiler cannot know.
+        """
         word = Int32(0)
         for numbers in chunks:
             word = word ^ cute.recast_tensor(numbers, Int32)[0]

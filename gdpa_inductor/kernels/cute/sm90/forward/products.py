@@ -105,7 +105,7 @@ class HopperEpilogue(Fixed):
 
     @cute.jit
     def store(self, tile, t, thread, sums):
-        # Store all existing rows of query tile t. The TMA copy is still in flight afterwards.
+        """Store all existing rows of query tile t. The TMA copy is still in flight afterwards."""
         halves = cute.make_rmem_tensor(sums.layout, self.dtype)
         values = sums.load()
         if cutlass.const_expr(self.factor != 1.0):
