@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -58,7 +57,6 @@ class RecordedCall:
 
 
 _RECORDINGS: OrderedDict[object, RecordedCall] = OrderedDict()
-_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -102,18 +100,16 @@ def run(
     names, wanted = tuple(results.matrices), results.wanted
     what = (o.program, o.only, o.wide, o.device, o.fused(any(wanted)), names, wanted)
     key = (*what, *limits, *layouts)
-    with _lock:
-        recorded = _RECORDINGS.get(key)
-        if recorded is not None:
-            _RECORDINGS.move_to_end(key)
-    if recorded is None:
+    try:  # without a lock, which a process that forks meanwhile would never see released
+        _RECORDINGS.move_to_end(key)
+        recorded: RecordedCall | None = _RECORDINGS[key]
+    except KeyError:  # it is new, or another thread has dropped it
         recorded = _run_first(o, results, grad_out, skip, record=True)
         if recorded is None:
             return None
-        with _lock:
-            _RECORDINGS[key] = recorded
-            while len(_RECORDINGS) > RECORDINGS:
-                _RECORDINGS.popitem(last=False)
+        _RECORDINGS[key] = recorded
+        while len(_RECORDINGS) > RECORDINGS:
+            _RECORDINGS.popitem(last=False)
     recorded.run(o, results, grad_out)
     return recorded
 
