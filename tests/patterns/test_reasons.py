@@ -107,7 +107,7 @@ def test_products_without_weights_between_are_no_gdpa(function, specs):
 
 
 def talking_heads(q, k, v):
-    mixed = torch.einsum("bhij,hg->bgij", F.silu(q @ k.mT), torch.eye(q.shape[1]))
+    mixed = torch.einsum("bhij,hg->bgij", F.silu(q @ k.mT), torch.eye(q.shape[1], dtype=q.dtype))
     return mixed @ v
 
 

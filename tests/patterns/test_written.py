@@ -14,12 +14,20 @@ Q, K, V = torch.randn(3, 2, 2, N, 8)
 PLACES, FEATURES, MASK = torch.randn(N, N), torch.randn(N, 4), torch.rand(N, N) < 0.5
 
 
+scope: dict = {}
+exec(
+    compile("def library(x): return x.cos() + x.sin()", "/site-packages/library.py", "exec"), scope
+)
+LIBRARY = scope["library"]
+
+
 class Model(nn.Module):
     """`bias` is given one of the biases below."""
 
     def __init__(self, bias):
         super().__init__()
         self.bias, self.scale = bias, nn.Parameter(torch.ones(N))
+        self.bilinear = nn.Bilinear(4, 4, N)
         self.linear, self.norm = nn.Linear(4, N), nn.LayerNorm(N)
         self.mlp = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, N))
 
@@ -53,6 +61,15 @@ def normalised(m):
 
 def several_modules(m):
     return m.mlp(FEATURES)
+
+
+def inside_of_a_library(m):
+    """One that adds: it is not the sum of its arguments."""
+    return LIBRARY(PLACES + PLACES)
+
+
+def inside_of_a_module(m):
+    return m.bilinear(FEATURES + FEATURES, FEATURES)
 
 
 def in_brackets(m):
@@ -94,6 +111,8 @@ def too_long(m):
         (attribute, "self.scale"),
         (module, "m.linear(FEATURES)"),
         (normalised, "m.norm(PLACES)"),
+        (inside_of_a_library, "in `return LIBRARY(PLACES + PLACES)`"),
+        (inside_of_a_module, "m.bilinear(FEATURES + FEATURES, FEATURES)"),
         (several_modules, "in `return m.mlp(FEATURES)`"),
         (in_brackets, "(~MASK).float().cumsum(0)"),
         (in_a_chain, "PLACES.cos().sin()"),

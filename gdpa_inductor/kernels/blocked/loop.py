@@ -102,12 +102,12 @@ def run(
     key = (*what, *limits, *layouts)
     try:  # without a lock, which a process that forks meanwhile would never see released
         _RECORDINGS.move_to_end(key)
-        recorded: RecordedCall | None = _RECORDINGS[key]
+        recorded = _RECORDINGS[key]
     except KeyError:  # it is new, or another thread has dropped it
-        recorded = _run_first(o, results, grad_out, skip, record=True)
-        if recorded is None:
+        first = _run_first(o, results, grad_out, skip, record=True)
+        if first is None:
             return None
-        _RECORDINGS[key] = recorded
+        _RECORDINGS[key] = recorded = first
         while len(_RECORDINGS) > RECORDINGS:
             _RECORDINGS.popitem(last=False)
     recorded.run(o, results, grad_out)

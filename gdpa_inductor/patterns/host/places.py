@@ -24,6 +24,7 @@ def location(node: Node) -> str:
 
 
 def _frame(node: Node) -> written.Frame | None:
+    """The innermost frame of the user's own code, else the innermost one."""
     frames = written.frames(node)
     own = [frame for frame in frames if not _LIBRARY.search(frame.file)]
     own = [frame for frame in own if not frame.file.startswith(_PACKAGE)]
@@ -86,7 +87,8 @@ def origin(leaf: Node, user: Node) -> Origin:
     source, modules = _written(dynamo.source_name(leaf)), _modules(user)
     root, frame = _ROOT.match(source), _frame(leaf)
     if root is None:
-        name = written.expression(leaf, frame) if frame else leaf.name
+        innermost = written.frames(leaf)[-1:]  # of a library's frame the user has written nothing
+        name = written.expression(leaf, frame) if frame and innermost == [frame] else ""
     elif modules[0].startswith(root[0]):
         own = _within(modules[-1])
         name = _within(source).removeprefix(f"{own}." if own else "")

@@ -113,26 +113,38 @@ def _is_marked(part: ast.expr, marks: str) -> bool:
 
 def _computes(part: ast.expr, node: Node) -> bool:
     """Whether an expression calls what a node calls."""
-    called, is_method = facts.name(node), node.op == "call_method"
+    called, is_method, module = facts.name(node), node.op == "call_method", _module(node)
     match part:
+        case ast.Call(func=ast.Attribute(attr=name)) if module is not None:
+            return module == (name, called.replace("_", ""))
+        case _ if module is not None:
+            return False
         case ast.BinOp(op=operator) | ast.UnaryOp(op=operator) | ast.Compare(ops=[operator]):
             return called in _OPERATORS.get(type(operator), ())
         case ast.Subscript():
             return called == "getitem"
-        case ast.Attribute(attr=name):
-            return called == name and not is_method
-        case ast.Call(func=ast.Name(id=name)):
+        case ast.Attribute(attr=name) | ast.Call(func=ast.Name(id=name)):
             return called == name and not is_method
         case ast.Call(func=ast.Attribute(attr=name)):
-            return called == name or _is_module(node, called, name)
+            return called == name
     return False
 
 
-def _is_module(node: Node, called: str, attribute: str) -> bool:
-    """Whether a node is all that the module of this name computes, as `linear` is of nn.Linear."""
+def _module(node: Node) -> tuple[str, str] | None:
+    """The attribute and the kind of torch's module that a node is computed in, else None.
+
+    The frames of these modules are left out of a trace: a node may be a part of what they compute.
+    It is all of it where it is called as the module is, as `linear` in nn.Linear.
+    """
     modules = list((node.meta.get("nn_module_stack") or {}).values())
-    if not modules or not isinstance(modules[-1][1], type):
-        return False
+    if not modules:
+        return None
     path, kind = modules[-1]
-    same = kind.__name__.lower() == called.replace("_", "")
-    return same and re.split(r"\W+", path.rstrip("']"))[-1] == attribute
+    place, _, name = str(kind if isinstance(kind, str) else _full(kind)).rpartition(".")
+    if not place.startswith("torch.nn."):
+        return None
+    return re.split(r"\W+", path.rstrip("']"))[-1], name.lower()
+
+
+def _full(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__name__}"
