@@ -71,7 +71,7 @@ def _of_checkout(tool: str, *argv: str) -> int:
     sys.path.insert(0, str(CHECKOUT))
     paths = [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # of the tool's own processes
-    return int(importlib.import_module(module).main(argv))
+    return int(importlib.import_module(module).main([*argv]))
 
 
 if __name__ == "__main__":
