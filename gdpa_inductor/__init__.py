@@ -8,12 +8,24 @@ so importing this package costs little over torch.
 from __future__ import annotations
 
 import importlib
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import ops as ops
-from .functional import attention
-from .options import Options, OptionValues
-from .rejection import Category, Code, GDPAError, Rejection
+
+def _only_help() -> bool:
+    """Whether this is `gdpa [TOOL] --help`, which is answered without torch."""
+    name, *arguments = sys.argv or [""]
+    module = name == "-m" and sys.orig_argv[-len(sys.argv)] == __name__
+    script = Path(name).name == "gdpa"
+    return (module or script) and not {"-h", "--help", "--version"}.isdisjoint(arguments)
+
+
+if TYPE_CHECKING or not _only_help():
+    from . import ops as ops
+    from .functional import attention
+    from .options import Options, OptionValues
+    from .rejection import Category, Code, GDPAError, Rejection
 
 if TYPE_CHECKING:
     from .backend import gdpa_backend
@@ -41,6 +53,13 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Category": "rejection",
+    "Code": "rejection",
+    "GDPAError": "rejection",
+    "OptionValues": "options",
+    "Options": "options",
+    "Rejection": "rejection",
+    "attention": "functional",
     "gdpa_backend": "backend",
     "GDPAPass": "inductor_pass",
     "Report": "report",

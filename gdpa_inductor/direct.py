@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ._compat import autograd, subclasses
+from .options import Options
 from .rejection import GDPAError
 
 log = logging.getLogger("gdpa_inductor")
@@ -25,7 +26,9 @@ Kind = tuple[object, ...]
 _KINDS = 256
 _PLAIN = (Tensor, torch.nn.Parameter)
 _RETRY = 60.0  # seconds
+_LONG = 5.0  # seconds; a first call that takes longer says so
 _failed: dict[Kind, float] = {}
+_new: set[Kind] = set()  # which no call has been compiled for yet
 
 
 def kind_of(operands: Sequence[Tensor], *mods: Any) -> Kind | None:
@@ -59,8 +62,12 @@ def compiled(kind: Kind, formula: Callable[..., Tensor], arguments: Sequence[Any
     """
     if _failed and time.monotonic() - _failed.get(kind, -_RETRY) < _RETRY:
         return formula(*arguments)
+    start = time.monotonic()
     try:
-        return _alone(formula, kind)(*arguments)
+        result = _alone(formula, kind)(*arguments)
+        if _new:
+            _called(kind, time.monotonic() - start)
+        return result
     except Exception as error:
         from ._compat import dynamo
 
@@ -86,4 +93,18 @@ def _alone(formula: Callable[..., Tensor], kind: Kind) -> Callable[..., Tensor]:
     from ._compat import dynamo
     from .backend import gdpa_backend
 
+    _new.add(kind)
     return dynamo.compiled_alone(formula, gdpa_backend, {"gdpa.profit": False})
+
+
+def _called(kind: Kind, seconds: float) -> None:
+    """Log the first call of a kind that has compiled for long."""
+    if kind not in _new:
+        return
+    _new.discard(kind)
+    if seconds > _LONG and Options.make({}).summary:
+        log.warning(
+            "gdpa: the first attention call of its kind took %.0f s, most of it to compile; "
+            "later calls run what was compiled, and later processes find it in Inductor's cache",
+            seconds,
+        )

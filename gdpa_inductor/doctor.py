@@ -1,10 +1,8 @@
-"""`python -m gdpa_inductor doctor [--json]`: versions, kernels that can run, and a self-test.
+"""The findings of `gdpa doctor`: versions, kernels that can run, and a self-test.
 
-The output is text, or one JSON object for bug reports. The exit status is 0 if the self-test
-passed. A missing package, compiler or GPU is no error: the doctor reports it.
+A missing package, compiler or GPU is no error: the doctor reports it.
 """
 
-import argparse
 import dataclasses
 import functools
 import importlib.metadata
@@ -12,8 +10,7 @@ import itertools
 import json
 import platform
 import shutil
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -217,14 +214,8 @@ def as_text(finding: Finding) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] = ()) -> int:
-    parser = argparse.ArgumentParser(prog="python -m gdpa_inductor doctor", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    arguments = parser.parse_args(argv)
+def report(as_json: bool) -> int:
+    """Print all findings. Returns the exit status."""
     finding = examine()
-    print(json.dumps(finding, indent=2) if arguments.json else printable(as_text(finding)))
+    print(json.dumps(finding, indent=2) if as_json else printable(as_text(finding)))
     return 0 if finding["healthy"] else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

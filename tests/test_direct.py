@@ -160,6 +160,21 @@ def test_what_cannot_be_compiled_runs_unfused(recorder, monkeypatch, caplog) -> 
     assert len(said) == 1 and "graph_break" in said[0]
 
 
+def test_a_first_call_that_takes_long_says_so_once(recorder, monkeypatch, caplog) -> None:
+    """A process stood still for half a minute without a word."""
+    monkeypatch.setattr(direct, "_LONG", 0.0)
+    with caplog.at_level(logging.WARNING, "gdpa_inductor"):
+        for _ in range(3):
+            gdpa_inductor.attention(*dense(), score_mod=silu)
+        assert caplog.text.count("the first attention call of its kind took") == 1
+        monkeypatch.setenv("GDPA_SUMMARY", "0")
+        gdpa_inductor.attention(*dense(dtype=torch.bfloat16), score_mod=silu)
+        monkeypatch.delenv("GDPA_SUMMARY")
+        monkeypatch.setattr(direct, "_LONG", 600.0)
+        gdpa_inductor.attention(*dense(dtype=torch.float64), score_mod=silu)
+    assert len(recorder.graphs) == 3 and len(caplog.records) == 1, caplog.text
+
+
 def test_a_failure_of_the_backend_is_not_kept(recorder, monkeypatch, caplog) -> None:
     fails = [True]
 

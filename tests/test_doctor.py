@@ -14,7 +14,7 @@ from gdpa_inductor import __main__, backend, doctor
 
 
 def test_healthy_here(capsys):
-    assert doctor.main(["--json"]) == 0
+    assert __main__.main(["doctor", "--json"]) == 0
     finding = json.loads(capsys.readouterr().out)
     assert finding["healthy"]
     assert finding["versions"]["torch"] == torch.__version__

@@ -10,6 +10,37 @@ import pytest
 from gdpa_inductor import __main__ as command
 
 ROOT = Path(__file__).parents[1]
+HELP = ["doctor --help", "demo --help", "bench --help", "bench ceiling --help"]
+
+
+@pytest.mark.parametrize("argv", ["--help", "--version", *HELP])
+def test_help_answers_without_torch(argv: str, tmp_path: Path) -> None:
+    """It took as long as `import torch` does."""
+    (tmp_path / "torch.py").write_text("raise ImportError('torch is loaded')")
+    script = tmp_path / "gdpa"  # as pip writes it
+    script.write_text("import sys; from gdpa_inductor.__main__ import main; sys.exit(main())")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    for started in (["-m", "gdpa_inductor"], [str(script)]):
+        done = subprocess.run(
+            [sys.executable, *started, *argv.split()],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0 and "gdpa" in done.stdout, done.stderr
+
+
+def test_a_script_of_the_same_name_has_all_names(tmp_path: Path) -> None:
+    """Asked for its own help, it imports the package as ever."""
+    script = tmp_path / "gdpa"
+    script.write_text("from gdpa_inductor import *; print(attention.__name__, Options().profit)")
+    done = subprocess.run(
+        [sys.executable, str(script), "--help"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.startswith("attention "), done.stderr
 
 
 @pytest.mark.parametrize("tool", ["demo", "bench"])

@@ -15,7 +15,8 @@ import time
 from typing import Any
 
 from benchmarks.machine import machine
-from examples.movielens.__main__ import parse_arguments, popularity, prepare, run_all
+from examples.movielens.__main__ import parse_arguments
+from examples.movielens.demo import popularity, prepare, run_all
 from examples.movielens.report import difference
 from examples.movielens.worker import Run
 

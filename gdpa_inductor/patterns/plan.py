@@ -21,6 +21,7 @@ from . import profit, tables
 from .host import facts, places, row_sums
 from .host.candidates import Candidate, HostGraph
 from .host.finder import Finder, Through
+from .host.functions import REASONS
 from .host.region import Region, Sink
 from .host.sizes import is_one, is_zero, product
 from .jagged.padding import GraphPadding, NotPadded
@@ -194,6 +195,10 @@ class Analyst:
                 if refusal.code not in _DEPENDS_ON_LEAVES:
                     break
         assert refused is not None
+        mixing = self.graph.projection(candidate) if refused.code is Code.LAYOUT else None
+        if mixing is not None:
+            reason = f"{places.describe(mixing)} {REASONS[Code.CROSS_ELEMENT]}"
+            refused = Refused(Code.CROSS_ELEMENT, reason)
         return rejection(candidate, refused)
 
     def _sink(self, candidate: Candidate) -> tuple[Sink | None, list[Refused]]:

@@ -17,11 +17,17 @@ INTERNAL = "internal error"  # the reason of a refusal begins so if this package
 
 @dataclass(frozen=True)
 class Origin:
-    """A tensor of the user. location: The "file:line" that makes it, or reads it first."""
+    """A tensor of the user.
+
+    name:      The user's name or expression for it; "" if it is only known by its `line`.
+    location:  The "file:line" that makes it, or reads it first.
+    line:      The source of that line, where there is no name.
+    """
 
     name: str
     location: str
     node: str = ""
+    line: str = ""
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,7 @@ def _reported(
     between them, and the second product has a refusal of its own, or the result is used elsewhere.
     """
     matched = {node for plan in chosen for node in plan.region.all_nodes}
-    layers = [candidate for candidate, _ in refused if not graph.projects(candidate)]
+    layers = [candidate for candidate, _ in refused if graph.projection(candidate) is None]
     own = {node for layer in layers for node in (*layer.firsts, layer.second)}
     rejections: dict[Node, Rejection] = {}
     for candidate, refusal in refused:

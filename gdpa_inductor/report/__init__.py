@@ -102,7 +102,7 @@ def match_dict(match: Match) -> dict[str, Any]:
             }
             for i, (dtype, spec) in enumerate(zip(p.aux_dtypes, p.program.aux, strict=True))
         ],
-        "operand_names": [origin.name for origin in match.origins],
+        "operand_names": [origin.name or origin.line for origin in match.origins],
         "score_bytes": p.score_bytes,
         "stored_bytes": sections.stored_bytes(p),
         "jagged": [side for side, on in (("q", p.jagged_query), ("k", p.jagged_key)) if on],

@@ -298,7 +298,7 @@ def operands(match: Match) -> Iterator[str]:
         if number < len(match.origins):
             origin = match.origins[number]
             place = f", {Path(origin.location).name}" if origin.location else ""
-            named = f" = {origin.name}{place}"
+            named = f" = {origin.name}{place}" if origin.name else f" in `{origin.line}`{place}"
         size = problem.aux_bytes(number) if number in problem.stored_aux() else None
         stored = f", stored: {mebibytes(size)}" if size else ""
         yield f"a{number}{named}, {dtype_text(dtype)} [{', '.join(spec.access)}]{stored}"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import benchmarks.__main__ as bench
-from benchmarks.__main__ import parse_arguments
+from benchmarks import run as bench
+from benchmarks.__main__ import main, parse_arguments
 from benchmarks.cases import Case
 from benchmarks.machine import cpu_model, header, machine
 from benchmarks.worker import SKIPPED, Job, Measurement
@@ -65,7 +65,7 @@ def one_case(monkeypatch: pytest.MonkeyPatch):
 
         monkeypatch.setitem(bench.SUITES, "cpu", lambda pick: [job])
         monkeypatch.setattr(bench, "side_by_side", found)
-        return bench.main(["cpu", *argv])
+        return main(["cpu", *argv])
 
     return run
 
@@ -109,8 +109,10 @@ def test_a_suite_for_gpus_points_to_that_for_cpus(suite: str, monkeypatch, capsy
         (["cpu", "--activations", "silu", "sillu"], "'sillu' is unknown; did you mean 'silu'?"),
         (["models", "--rows", "gau-relu"], "'gau-relu' is unknown; did you mean 'gau-relu2'?"),
         (["models", "--rows", "?"], "'?' is unknown; choose from hstu-padded, "),
+        (["cpu", "--contenders", "indutcor"], "'indutcor' is unknown; did you mean 'inductor'?"),
     ],
 )
 def test_an_unknown_name_is_no_row_of_a_table(argv: list[str], told: str, capsys):
     assert f"error: argument {argv[1]}: {told}" in refusal(argv, capsys)
     assert parse_arguments(["models", "--rows", "gau-relu2"]).rows == ["gau-relu2"]
+    assert "error: argument SUITE: 'modles' is unknown; did you mean" in refusal(["modles"], capsys)

@@ -10,7 +10,7 @@ import torch
 import benchmarks.ceiling.__main__ as ceiling
 import gdpa_inductor.__main__ as command
 from benchmarks.ceiling import load
-from benchmarks.ceiling.__main__ import CONTENDERS, loaded, reference, table
+from benchmarks.ceiling.run import CONTENDERS, loaded, reference, table
 from gdpa_inductor._compat import dynamo
 
 

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 import torch.utils.data
 from torch import Tensor
 
-from tests.integration import edge_memory  # noqa: F401 (its scenarios)
+from tests.integration import edge_children, edge_memory  # noqa: F401 (their scenarios)
 from tests.integration.edge_tools import (
     COLD,
     PACKAGE,

@@ -10,8 +10,8 @@ from typing import ClassVar
 import pytest
 
 from docs.tools import demo as record
-from examples.movielens import __main__ as demo
-from examples.movielens import data, worker
+from examples.movielens import data, demo, worker
+from examples.movielens.__main__ import main, parse_arguments
 from examples.movielens.worker import Run, Setting
 
 SETTING = Setting("", "cpu", 3, 2, 16, "")
@@ -60,15 +60,15 @@ def test_the_verdict_is_of_what_was_run():
 def test_data_is_kept_where_caches_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It was kept in the current folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert demo.parse_arguments([]).cache == tmp_path / "gdpa_inductor"
+    assert parse_arguments([]).cache == tmp_path / "gdpa_inductor"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert demo.parse_arguments([]).cache == Path.home() / ".cache" / "gdpa_inductor"
+    assert parse_arguments([]).cache == Path.home() / ".cache" / "gdpa_inductor"
 
 
 def test_a_worker_that_fails_fails_the_demo(tmp_path: Path, capsys):
     (tmp_path / "ml-100k.inter").write_text(data.generate(users=10, items=40))
     arguments = ["--cache", str(tmp_path), "--steps", "1", "--contenders", "no-such-backend"]
-    assert demo.main(arguments) == 1
+    assert main(arguments) == 1
     assert "no-such-backend" in capsys.readouterr().err
 
 
@@ -220,7 +220,7 @@ def test_training_stops_in_time(tmp_path: Path, late: str):
 def test_demo_end_to_end(tmp_path: Path, capsys):
     (tmp_path / "ml-100k.inter").write_text(data.generate(users=40, items=300))
     arguments = ["--cache", str(tmp_path), "--steps", "12", "--batch", "8", "--length", "512"]
-    assert demo.main([*arguments, "--contenders", "eager", "gdpa"]) == 0
+    assert main([*arguments, "--contenders", "eager", "gdpa"]) == 0
     printed = capsys.readouterr().out
     assert "examples/movielens/model.py" in printed
     assert printed.splitlines()[-1].startswith("PASSED: gdpa fused ")

@@ -106,6 +106,18 @@ def test_products_without_weights_between_are_no_gdpa(function, specs):
     assert {r.code.category.name for r in recorder.rejections} == {"NOT_GDPA"}, recorder.why()
 
 
+def talking_heads(q, k, v):
+    mixed = torch.einsum("bhij,hg->bgij", F.silu(q @ k.mT), torch.eye(q.shape[1], dtype=q.dtype))
+    return mixed @ v
+
+
+def test_talking_heads_by_a_constant_are_one_attention():
+    """There were two entries, with advice to bring operands to another shape."""
+    recorder = refused({"CROSS_ELEMENT"}, talking_heads, dict.fromkeys("qkv", "b h n d"))
+    (rejection,) = recorder.rejections
+    assert "`einsum` (line " in rejection.reason
+
+
 def test_advice_to_force_is_given_only_where_that_helps():
     """A single key is never fused, whatever `gdpa.profit` says."""
 

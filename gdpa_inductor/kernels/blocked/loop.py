@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +41,6 @@ from .recording import Immediate, Recording, StepRecorder, Steps
 RECORDINGS, MOST_RECORDED = 256, 1024
 # By `_layout_key`: the steps of a call, and the leaves of its program, whose tensors come last.
 _RECORDINGS: OrderedDict[object, tuple[Recording, tuple[Expr, ...]]] = OrderedDict()
-_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -81,18 +79,16 @@ def run(
         _run_first(o, results, grad_out, skip, record=False)
         return
     key = _layout_key(o, results, grad_out)
-    with _lock:
-        recorded = _RECORDINGS.get(key)
-        if recorded is not None:
-            _RECORDINGS.move_to_end(key)
-    if recorded is None:
-        recorded = _run_first(o, results, grad_out, skip, record=True)
-        if recorded is None:
+    try:  # without a lock, which a process that forks meanwhile would never see released
+        _RECORDINGS.move_to_end(key)
+        recorded = _RECORDINGS[key]
+    except KeyError:  # it is new, or another thread has dropped it
+        first = _run_first(o, results, grad_out, skip, record=True)
+        if first is None:
             return
-        with _lock:
-            _RECORDINGS[key] = recorded
-            while len(_RECORDINGS) > RECORDINGS:
-                _RECORDINGS.popitem(last=False)
+        _RECORDINGS[key] = recorded = first
+        while len(_RECORDINGS) > RECORDINGS:
+            _RECORDINGS.popitem(last=False)
     recording, leaves = recorded
     recording.run(_bases(o, results, grad_out, leaves))
 

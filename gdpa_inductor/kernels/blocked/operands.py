@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -171,6 +171,13 @@ class BlockOperands:
     lengths_vary: bool = False  # many sizes will come, so nothing is compiled for a single one
     numbers: Tensor | None = None  # of the sequences of a jagged call, [batch]
     pool: dict[str, Tensor] | None = None  # buffers of the CPU kernel; None for chunks
+    specs: Specs = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # no cached_property: before Python 3.12 it takes a lock, which a fork may find taken
+        q, k, v = self.query, self.key, self.value
+        exact = (q.itemsize >= 4, k.itemsize >= 4, v.itemsize >= 4)
+        self.specs = Specs.of((q.shape, k.shape, v.shape), exact, self.pool is not None)
 
     @staticmethod
     def on_cpu(query: Tensor, key: Tensor, value: Tensor, **others: Any) -> BlockOperands:
@@ -178,12 +185,6 @@ class BlockOperands:
         dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
         query, key, value = [_multipliable(t, dtype) for t in (query, key, value)]
         return BlockOperands(query, key, value, **others)
-
-    @functools.cached_property
-    def specs(self) -> Specs:
-        q, k, v = self.query, self.key, self.value
-        exact = (q.itemsize >= 4, k.itemsize >= 4, v.itemsize >= 4)
-        return Specs.of((q.shape, k.shape, v.shape), exact, self.pool is not None)
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:

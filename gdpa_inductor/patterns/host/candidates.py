@@ -178,17 +178,17 @@ class HostGraph:
         operands = [[products.origin(n) for n in products.operands(first)] for first in firsts]
         return all(one == operands[0] for one in operands)
 
-    def projects(self, candidate: Candidate) -> bool:
-        """True if a weight is multiplied between the first product and the second.
+    def projection(self, candidate: Candidate) -> Node | None:
+        """The product with a weight between the first product and the second, or a convolution.
 
-        The two products then belong to two layers. A convolution is such a weight.
+        The two products then belong to two layers, or the weights are mixed.
         """
         between = (n for n in self._back(candidate) if n not in candidate.firsts)
-        return any(
-            facts.name(n) in functions.CONVOLUTIONS
-            or (products.is_product(n) and products.is_weight_product(n))
-            for n in between
+        is_one = lambda node: (
+            facts.name(node) in functions.CONVOLUTIONS
+            or (products.is_product(node) and products.is_weight_product(node))
         )
+        return next(filter(is_one, between), None)
 
     def reduction(self, candidate: Candidate) -> Node | None:
         """A normalisation or reduction on the way from the first products, if every way has one.

@@ -11,20 +11,24 @@ from torch.fx import Node
 
 from ..._compat import dynamo
 from ..result import Origin
-from . import facts
+from . import facts, written
 
 _LIBRARY = re.compile(r"[/\\\\](site-packages|dist-packages|torch)[/\\\\]")
 _PACKAGE = os.path.join(Path(__file__).absolute().parents[2], "")
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 def location(node: Node) -> str:
     """`file:line` of the innermost frame of the user's own code, else of the innermost frame."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    own = [(file, line) for file, line in frames if not _LIBRARY.search(file)]
-    own = [(file, line) for file, line in own if not file.startswith(_PACKAGE)]
-    chosen = own or frames
-    return ":".join(chosen[-1]) if chosen else ""
+    frame = _frame(node)
+    return f"{frame.file}:{frame.line}" if frame else ""
+
+
+def _frame(node: Node) -> written.Frame | None:
+    """The innermost frame of the user's own code, else the innermost one."""
+    frames = written.frames(node)
+    own = [frame for frame in frames if not _LIBRARY.search(frame.file)]
+    own = [frame for frame in own if not frame.file.startswith(_PACKAGE)]
+    return [None, *frames, *own][-1]
 
 
 def describe(node: Node) -> str:
@@ -76,14 +80,21 @@ def stored_from(node: Node) -> str:
 
 
 def origin(leaf: Node, user: Node) -> Origin:
-    """Where a tensor that a region reads comes from: its name, as the module of `user` sees it."""
+    """Where a tensor that a region reads comes from.
+
+    Its name is that of an input as the module of `user` sees it, or the user's expression for it.
+    """
     source, modules = _written(dynamo.source_name(leaf)), _modules(user)
-    root = _ROOT.match(source)
+    root, frame = _ROOT.match(source), _frame(leaf)
     if root is None:
-        name = leaf.name
+        innermost = written.frames(leaf)[-1:]  # of a library's frame the user has written nothing
+        name = written.expression(leaf, frame) if frame and innermost == [frame] else ""
     elif modules[0].startswith(root[0]):
         own = _within(modules[-1])
         name = _within(source).removeprefix(f"{own}." if own else "")
     else:
         name = root[1] + source[root.end() :]
-    return Origin(name or leaf.name, location(leaf), leaf.name)
+    line = "" if name or frame is None else frame.text.strip()
+    if len(line) > written.LONGEST:
+        line = f"{line[: written.LONGEST - 3]}..."
+    return Origin(name or ("" if line else leaf.name), location(leaf), leaf.name, line)

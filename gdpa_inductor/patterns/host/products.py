@@ -61,13 +61,15 @@ def is_weight_product(node: Node) -> bool:
 
     It is if one operand of `x @ W` is 2-D and the other has more dims, or if a weight enters the
     graph. A call of `linear` is one too, unless its weight is made from a tensor with more dims.
+    Of an einsum, a parameter is a weight, and so is a constant, such as `torch.eye(heads)`.
     """
     factors = operands(node)
     if facts.name(node) == "linear":
         return len(factors) < 2 or _is_flat_throughout(factors[1])
     flat = [n for n in factors if facts.tensors(n)[0].dim() <= 2]
     if facts.name(node) == "einsum":
-        return any(_is_parameter(origin(n)) for n in flat)
+        sources = [origin(n) for n in flat]
+        return any(_is_parameter(n) or facts.name(n) in functions.CREATIONS for n in sources)
     if 0 < len(flat) < len(factors):
         return True
     return any(origin(n).op in ("placeholder", "get_attr") for n in flat)
