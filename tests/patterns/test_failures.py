@@ -21,7 +21,7 @@ def raising(*args, **options):
 
 
 def test_an_error_in_one_analysis_leaves_the_region(monkeypatch):
-    monkeypatch.setattr(planning, "program_of", raising)
+    monkeypatch.setattr(planning, "without_padding", raising)
     _left_alone()
 
 
