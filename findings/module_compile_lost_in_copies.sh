@@ -7,7 +7,8 @@
 # what Module.compile has set, and the copy compiles nothing. nn.TransformerEncoder copies the layer
 # that it is given, so an encoder of a layer that was compiled is eager in all layers.
 # torch.multiprocessing.spawn pickles what it passes, so workers run eagerly too.
-# Source: torch/nn/modules/module.py (`__getstate__` pops `_compiled_call_impl`).
+# Source: torch/nn/modules/module.py (`__getstate__` pops `_compiled_call_impl`), since
+# https://github.com/pytorch/pytorch/pull/97565
 #
 # Seen:
 #   layer.compile(): compiles 1, its deepcopy 0, copy 0, pickle 0
