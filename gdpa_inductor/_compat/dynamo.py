@@ -124,7 +124,7 @@ def dynamo_observed(backend: object, codes: Sequence[Any]) -> Iterator[Observed]
     hook = convert_frame.register_bytecode_hook(lambda code, _: compiled.setdefault(code))
     counted = {name: counter.copy() for name, counter in counters.items()}
     breaks_before = len(utils.graph_break_reasons)
-    kept = utils.get_compilation_metrics()  # alive, so that no new one has the id of an old one
+    earlier = utils.get_compilation_metrics()  # alive, so that no new one has the id of an old one
     limit = utils._compilation_metrics.maxlen
     utils.set_compilation_metrics_limit(1 << 16)  # else the first failures of many frames are lost
     observed = Observed([], [])
@@ -136,7 +136,7 @@ def dynamo_observed(backend: object, codes: Sequence[Any]) -> Iterator[Observed]
         reasons = utils.graph_break_reasons[breaks_before:]
         observed.breaks += [(_place(reason.user_stack), reason.reason) for reason in reasons]
         del utils.graph_break_reasons[breaks_before:]
-        old = set(map(id, kept))
+        old = set(map(id, earlier))
         new = [m for m in utils.get_compilation_metrics() if id(m) not in old]
         utils.set_compilation_metrics_limit(limit)
         observed.failures += [_failure(m) for m in new if m.fail_type is not None]

@@ -3,7 +3,7 @@
 Inside `recording()`:
 - `cute.compile` compiles for sm_100a, unless it is told otherwise, and keeps the PTX; the host code
   is linked to the stand-in runtime;
-- what was compiled in an earlier run is read from disk (`kept`);
+- what was compiled in an earlier run is read from disk (`disk_cache`);
 - the public calls that make a tiled TMA atom also launch a probe: a kernel whose parameters are the
   atom, an identity, and the address, extents and strides of the tensor. When the host code runs,
   the probe's launch tells which bytes stand for which tensor map, dynamic shapes included. The
@@ -27,7 +27,7 @@ import numpy as np
 from gdpa_inductor.kernels.cute import disk
 
 from . import standin
-from .kept import kept
+from .disk_cache import cached
 from .standin import Launch
 from .tensormap import TOLD_BYTES, Shape, TensorMap, box_of
 
@@ -244,7 +244,7 @@ def object_file(make: Callable[[], Any], *parts: Any) -> bytes:
         made = make()
         return disk.exported(made), made.__ptx__, made.shapes
 
-    content, ptx, shapes = kept(compiled, *parts)
+    content, ptx, shapes = cached(compiled, *parts)
     handle = next(LEDGER.ids)
     LEDGER.ptx[handle] = ptx
     LEDGER.shapes |= shapes

@@ -24,7 +24,7 @@ from gdpa_inductor.kernels.cute.compiler import compile_kernel, example
 from gdpa_inductor.kernels.cute.config import KernelConfig
 from gdpa_inductor.kernels.cute.sm100.backward.shapes import Shapes
 from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, SIDES, Sm100Config
-from tests.emulator.kept import kept
+from tests.emulator.disk_cache import cached
 from tests.emulator.recording import linked
 
 from .fake_cuda import tool
@@ -114,7 +114,7 @@ class Binary:
 def binary(config: KernelConfig) -> Binary:
     """Compiled for its architecture; needs no GPU."""
 
-    def made() -> Binary:
+    def compiled() -> Binary:
         kernel, arguments = launch.kernel_of(config), example(config)
 
         def compile_with(options: str) -> Any:
@@ -122,14 +122,14 @@ def binary(config: KernelConfig) -> Binary:
 
         return disassembled(compile_with, lambda: kernel.memory.size_in_bytes())
 
-    return kept(made, "binary", config)
+    return cached(compiled, "binary", config)
 
 
 def backward_binary(config: Sm100Config, side: str) -> Binary:
     """A side of the backward of Blackwell; needs no GPU."""
     kernel = replace(config, kernel=side)
-    made = lambda: disassembled(lambda options: launch.compiled(kernel, options))
-    return kept(made, "backward binary", kernel)
+    compiled = lambda: disassembled(lambda options: launch.compiled(kernel, options))
+    return cached(compiled, "backward binary", kernel)
 
 
 def disassembled(

@@ -20,7 +20,7 @@ pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute import launch
 from gdpa_inductor.kernels.cute.sm100.config import SIDES, Sm100Config
-from tests.emulator.kept import kept
+from tests.emulator.disk_cache import cached
 from tests.emulator.recording import linked
 
 from .cute_account import BIAS, CAUSAL, GELU, SILU
@@ -46,7 +46,7 @@ def ptx(config: Sm100Config, side: str) -> str:
             options = f"--keep-ptx --ptxas-options -O0 --dump-dir={folder}"  # no machine code
             return launch.compiled(config, options).__ptx__
 
-    return re.sub(r"kernel_cutlass_\w+", "kernel", kept(compiled, "golden", config))
+    return re.sub(r"kernel_cutlass_\w+", "kernel", cached(compiled, "golden", config))
 
 
 def account(text: str) -> dict[str, object]:

@@ -60,8 +60,8 @@ class Frame:
 
 def frames(node: Node) -> list[Frame]:
     """The frames that a node was traced in, the outermost first."""
-    found = _FRAME.finditer(node.meta.get("stack_trace") or "")
-    return [Frame(*((part or "").rstrip() for part in frame.groups())) for frame in found]
+    matches = _FRAME.finditer(node.meta.get("stack_trace") or "")
+    return [Frame(*((part or "").rstrip() for part in frame.groups())) for frame in matches]
 
 
 def expression(node: Node, frame: Frame) -> str:

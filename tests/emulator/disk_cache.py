@@ -25,7 +25,7 @@ T = TypeVar("T")
 DAYS = 14  # a file that no run has read for so long is deleted
 
 
-def kept(make: Callable[[], T], *parts: Any) -> T:
+def cached(make: Callable[[], T], *parts: Any) -> T:
     """What `make` gives, from disk if it is there. parts: as `disk.object_file` has them."""
     if os.environ.get("PTX_CACHE") == "0":
         return make()

@@ -1,4 +1,4 @@
-"""kept: a result is read where all that it depends on is the same; so is a kernel that is read."""
+"""A result is read where all that it depends on is the same; so is a kernel that is read."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute import launch, plan
-from tests.emulator import kept
+from tests.emulator import disk_cache
 from tests.emulator.recording import LEDGER
 from tests.kernels.cute_cases import Case, check_output
 from tests.kernels.test_cute_forward import forward
@@ -17,16 +17,16 @@ from tests.kernels.test_cute_forward import forward
 @pytest.fixture(autouse=True)
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.delenv("PTX_CACHE", raising=False)
-    monkeypatch.setattr(kept, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(disk_cache, "_folder", lambda: tmp_path)
     return tmp_path
 
 
 def test_only_the_same_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
+    results = []
 
     def times(*parts: object) -> int:
-        kept.kept(lambda: made.append(parts), *parts)
-        return len(made)
+        disk_cache.cached(lambda: results.append(parts), *parts)
+        return len(results)
 
     assert [times("a"), times("a"), times("b"), times("a", "b"), times("b")] == [1, 1, 2, 3, 3]
     for path in folder.iterdir():
@@ -35,12 +35,12 @@ def test_only_the_same_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PTX_CACHE", "0")
     assert times("a") == 5
     monkeypatch.delenv("PTX_CACHE")
-    monkeypatch.setattr(kept, "SURROUNDINGS", "another source")
+    monkeypatch.setattr(disk_cache, "SURROUNDINGS", "another source")
     assert times("a") == 6
 
 
 def test_it_depends_on_what_kernels_and_the_emulator_are_made_of() -> None:
-    sources = {str(path.relative_to(kept.PACKAGE.parent)) for path in kept._sources()}
+    sources = {str(path.relative_to(disk_cache.PACKAGE.parent)) for path in disk_cache._sources()}
     assert sources >= {
         "gdpa_inductor/kernels/cute/sm90/forward/kernel.py", "gdpa_inductor/program/expr.py",
         "gdpa_inductor/operands.py", "tests/emulator/recording.py", "tests/emulator/runtime.c",
@@ -51,7 +51,7 @@ def test_a_kernel_that_is_read_is_the_one_that_was_compiled(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In another process: what this one has recorded of it is forgotten."""
-    case = Case("kept", d=8, m=20, n=20, ctas=1)
+    case = Case("cached", d=8, m=20, n=20, ctas=1)
     o, before = case.operands(), (set(LEDGER.ptx), set(LEDGER.shapes))
     monkeypatch.setattr(plan, "PLANS", {})
     launch.compiled.cache_clear()
