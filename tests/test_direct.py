@@ -98,6 +98,24 @@ def test_nested_operands(recorder: Recorder) -> None:
     torch.testing.assert_close(actual.values(), by_formula(*operands, score_mod=silu).values())
 
 
+def test_gradients_of_nested_views() -> None:
+    """Their longest length is read, and remembered, which torch 2.11 does not compile."""
+    direct._alone.cache_clear()
+    leaves, options = jagged()
+    offsets = options["cu_seqlens_q"].long()
+
+    def call(*values):
+        rows = [torch.nested.nested_tensor_from_jagged(x, offsets) for x in values]
+        return gdpa_inductor.attention(*rows, score_mod=silu, mask_mod=causal).values()
+
+    actual = with_gradients(call, leaves)
+    assert counters["gdpa"]["lowered_cpu"] == 2
+    with torch.compiler.set_stance("force_eager"):
+        expected = with_gradients(call, leaves)
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_lengths_and_batches_are_compiled_once_for_all(recorder: Recorder) -> None:
     for length, batch in ((9, 2), (5, 2), (16, 3), (7, 4), (12, 5), (3, 7)):
         operands = dense(length, batch)
