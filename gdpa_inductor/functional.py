@@ -80,7 +80,7 @@ def attention(
         if not query.is_nested:
             return out
         return torch.nested.nested_tensor_from_jagged(out, sides["cu_seqlens_q"])
-    arguments: tuple[Any, ...] = (*operands, *mods, *offsets)
+    arguments = (*operands, *mods, *offsets)
     kind = None
     if not torch.compiler.is_compiling():
         kind = direct.kind_of(operands, score_mod, mask_mod)
