@@ -330,7 +330,8 @@ def _bound(offsets: Tensor, total: Size) -> Size:
         return total
     if _is_captured(offsets):
         return total
-    return int(torch.diff(offsets).max()) if offsets.shape[0] > 1 else 0
+    # One copy from the device, where it would launch three kernels and copy what they give.
+    return int(torch.diff(offsets.cpu()).max()) if offsets.shape[0] > 1 else 0
 
 
 def _is_captured(tensor: Tensor) -> bool:
