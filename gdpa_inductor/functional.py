@@ -48,7 +48,8 @@ def attention(
             integers, as in flex_attention.
         mask_mod: `(b, h, q_idx, kv_idx) -> bool`. Where False the weight is 0, whatever
             `score_mod` gives.
-        scale: multiplies q·k. The default is 1, not 1/sqrt(D).
+        scale: multiplies q·k. The default is 1, not 1/sqrt(D). A float is compiled in: one that
+            changes from step to step should be a tensor of no dims.
         enable_gqa: key and value may have fewer heads, which divide H.
         cu_seqlens_q, cu_seqlens_k: int32 or int64 [B+1]. Sequence b owns the rows cu[b]:cu[b+1] of
             that side, and indices count within it.

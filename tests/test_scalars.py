@@ -106,6 +106,35 @@ EAGER: dict[str, tuple[Callable | None, Callable | None]] = {
     "slice": (lambda s, b, h, i, j: torch.sigmoid(s + PER_HEAD[h, 1:].sum()), NO),
     "an index last": (lambda s, b, h, i, j: torch.sigmoid(s + PER_SAMPLE.T[:, b].sum()), NO),
 }
+
+
+def halved(s: Tensor, *_: Tensor) -> Tensor:
+    """Mapped after the write, so that it would be halved twice."""
+    s *= 0.5
+    return torch.stack([s, s * 0]).amax(0)
+
+
+def shifted(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    i += 5
+    return F.silu(s) / (i + 1)
+
+
+def by_an_alias(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    i.to(i.dtype).add_(5)
+    return F.silu(s) / (i + 1)
+
+
+def causal(b, h, i, j):
+    return i >= j
+
+
+# A score and its indices are the mod's own, also where it writes into them. Not fused then.
+WRITING: dict[str, tuple[Callable | None, Callable | None]] = {
+    "score in place": (halved, NO),
+    "index in place": (shifted, causal),
+    "alias of an index in place": (by_an_alias, causal),
+    "inplace=True": (of_score(lambda s: F.relu(s, inplace=True) + torch.stack([s]).sum()), NO),
+}
 ALL = FUSED | MAPPED | EAGER
 
 
@@ -138,6 +167,18 @@ def test_each_score_on_its_own(name: str) -> None:
     actual = torch.compile(function, backend=recorder, fullgraph=True)(Q, K, V)
     torch.testing.assert_close(actual, wanted)
     assert len(recorder.matches) == (name in FUSED), recorder.why()
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_a_mod_may_write_into_its_arguments(name: str) -> None:
+    score_mod, mask_mod = WRITING[name]
+
+    def function(q, k, v):
+        return gdpa_inductor.attention(q, k, v, score_mod=score_mod, mask_mod=mask_mod)
+
+    wanted = loop(Q, K, V, score_mod, mask_mod)
+    for run in (function, torch.compile(function, backend=Recorder())):
+        torch.testing.assert_close(run(Q, K, V), wanted)
 
 
 @pytest.mark.parametrize("name", sorted({*FUSED, *MAPPED} - {"hstu"}))

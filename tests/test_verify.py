@@ -138,6 +138,26 @@ def test_a_missing_gradient_is_told(make: Callable[[], list[Tensor]]) -> None:
         run(*inputs)
 
 
+def without_gradients(*inputs: Tensor) -> Tensor:
+    return attend(*(x.detach() for x in inputs))
+
+
+@pytest.mark.parametrize(
+    "wrong, text",
+    [
+        (without_gradients, "the gradient of .* is off by"),
+        (lambda *x: (), "there are 6 outputs, inputs and gradients, not 7"),
+    ],
+    ids=["no gradient at all", "one output less"],
+)
+def test_what_is_missing_is_told_at_every_call(wrong: Callable, text: str) -> None:
+    inputs = [x.requires_grad_() for x in plain()]
+    run = verify.verified(wrong, attend, Result())
+    for _ in range(2):
+        with pytest.raises(GDPAError, match=rf"gdpa\.verify: {text}"):
+            run(*inputs)
+
+
 def test_a_missing_write_is_told() -> None:
     run = verify.verified(lambda q, k, v: attend(q * 2, k, v), writing, Result())
     with pytest.raises(GDPAError, match=r"gdpa\.verify: input 0, as the graph left it, is off by"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdpa_inductor.kernels.blocked import block_pass
+from gdpa_inductor.kernels.blocked import block_pass, loop
 from gdpa_inductor.kernels.blocked.block_pass import Compiled, Pass
 from gdpa_inductor.program.score_mod import ScoreMod
 from tests.integration.test_processes import run
@@ -95,6 +95,18 @@ def test_sizes_of_a_kind_fail_together(monkeypatch, caplog) -> None:
                 tensors = [torch.zeros(1, 2, rows, 6), torch.zeros(1, 2, rows, 6)]
                 assert block_pass.compiled(work, tensors) is work
     assert len(tries) == len(block_pass.RUNNERS.failures) == 2 and len(caplog.records) == 1
+
+
+def test_a_recorded_block_is_tried_again(monkeypatch) -> None:
+    """Its recording keeps what was compiled, and no failure."""
+    work, tensors = work_of("relu(mul(s,0.625))")
+    runs: list[str] = []
+    answers = [work, lambda *_: runs.append("compiled")]
+    monkeypatch.setattr(loop, "compiled", lambda *_, **__: answers.pop(0))
+    block = loop.BlockProgram(work, lengths_vary=False)
+    for _ in range(3):
+        block(*tensors)
+    assert runs == ["compiled"] * 2 and answers == []
 
 
 def test_failures_are_not_kept_without_end() -> None:

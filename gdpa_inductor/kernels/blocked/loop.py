@@ -348,5 +348,6 @@ class BlockProgram:
                 runner = fixed(self._work, tensors, source_hash())
             else:
                 runner = compiled(self._work, tensors, lengths_vary=self._vary)
-            self._runners[aligned] = runner
+            if runner is not self._work:  # which runs until compiling it, tried again, succeeds
+                self._runners[aligned] = runner
         return runner(*tensors)
