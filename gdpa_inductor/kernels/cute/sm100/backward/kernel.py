@@ -42,10 +42,9 @@ from ...operands import AttentionKernel, KernelArguments, Matrix, Tiles, matrice
 from ...program import Program
 from ...values import Fixed
 from ..config import ROWS, TMEM_COLUMNS, Sm100Config
-from .activation import BackwardActivation, BackwardTensorMemory
+from .activation import BackwardActivation, BackwardTensorMemory, GradientSums, ScoreStores
 from .products import BackwardProducts
 from .shapes import Shapes
-from .stores import GradientSums, ScoreStores
 
 ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, WARPS = 8, 8, 9, 12  # whole warpgroups
 REGISTERS = {"activation": 208, "others": 80}  # of a thread; 168 each at the launch
