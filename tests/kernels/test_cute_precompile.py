@@ -19,7 +19,7 @@ from gdpa_inductor.kernels.cute import disk, launch, plan, precompile
 from gdpa_inductor.kernels.cute.backward import launch as backward
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
-from gdpa_inductor.lowerings import precompile as early
+from gdpa_inductor.lowerings import choose as early
 from gdpa_inductor.lowerings.cute import rules
 from gdpa_inductor.operands import output_shape
 from gdpa_inductor.ops import operands_of
