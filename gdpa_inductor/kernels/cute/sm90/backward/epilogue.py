@@ -17,8 +17,7 @@ from cutlass import Int64, const_expr, cute, range_constexpr
 from ...operands import EVICT_FIRST, Matrix, Tiles
 from ...values import Fixed
 from ..wgmma import first_row, share
-from .roles import both, together
-from .shapes import HALF, HopperShapes
+from .roles import HALF, HopperShapes, both, together
 
 
 @dataclass

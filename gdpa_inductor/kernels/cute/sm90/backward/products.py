@@ -35,8 +35,7 @@ from ...values import Fixed, Pair, choose, pair, select
 from ..wgmma import WARPGROUP, IssueTurns, as_operand, first_row, issue, transposed
 from .epilogue import KeyGradients
 from .register_operands import RegisterOperand, register_operands
-from .roles import EMPTY, FULL, GROUPS, HANDED, TURNS, HopperSignals, both
-from .shapes import HALF, HopperShapes
+from .roles import EMPTY, FULL, GROUPS, HALF, HANDED, TURNS, HopperShapes, HopperSignals, both
 from .turns import Turns
 
 
