@@ -17,10 +17,15 @@ import torch
 
 from ..._compat import inductor, lowering, shapes, templates
 from ...kernels.triton.configs import SHORT, Config, Shape, configs, settled
-from ...kernels.triton.order import WORK_TILE, likely_offsets, tile_order
+from ...kernels.triton.device_tables import (
+    BOUNDS_TILE,
+    WORK_TILE,
+    likely_offsets,
+    tile_bounds,
+    tile_order,
+)
 from ...kernels.triton.splits import FEW_ROWS, MOST_ROWS
 from ...kernels.triton.template import AuxRead, Plan
-from ...kernels.triton.tile_bounds import BOUNDS_TILE, tile_bounds
 from ...operands import Size
 from ...problem import Problem
 from ...program.expr import POSITIONS
