@@ -117,7 +117,7 @@ def _template() -> Any:
 
 
 def lower_product(query: Any, key: Any, heads: int) -> Any:
-    """`gdpa::chunk_product`, S = Q Kᵀ of a chunk in fp32, [U/heads, heads, M, N]: a Triton template.
+    """`gdpa::chunk_product`, S = Q Kᵀ of a chunk: fp32 [U/heads, heads, M, N], by a template.
 
     Inductor fuses the score program into its epilogue. Inductor IR in and out.
     """

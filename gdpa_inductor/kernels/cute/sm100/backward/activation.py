@@ -11,7 +11,6 @@ from typing import Any
 
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, const_expr, cute, range_constexpr
-from cutlass.cute.nvgpu import tcgen05
 
 from ...backward.walk import ResidentTile, Walk
 from ...config import VECTOR, whole_vectors
@@ -19,7 +18,7 @@ from ...operands import vector
 from ...program import Program, ProgramLine
 from ...values import Fixed, Pair, pair, select
 from ..config import COLS, ROWS
-from ..tensor_memory import scores_done, scores_ready
+from ..tensor_memory import TensorMemoryRow, scores_done, scores_ready
 from .shapes import HALF, PART, PARTS, Shapes
 
 SUMS = 16  # columns of an accumulator in registers at a time
@@ -59,7 +58,8 @@ class GradientSums(Fixed):
     """The gradients that one side writes."""
 
     walk: Walk
-    memory: Any
+    memory: TensorMemoryRow
+    columns: dict[str, int]  # the first of the accumulator of each operand
     # By operand: (pointer, strides (batch, head, row), head dim, the same padded). The gradient is
     # [B, H, M, D], or jagged [L, H, D]. Rows past the end of a sequence are not written.
     outputs: dict[str, tuple[Any, ...]]
@@ -82,7 +82,7 @@ class GradientSums(Fixed):
             column = half + number * SUMS
             numbers = cute.make_rmem_tensor(SUMS, pointer.dtype)
             if summed:
-                sums = self.memory.load(self.memory.shapes.sums[name] + column, SUMS)
+                sums = self.memory.load(self.columns[name] + column, SUMS)
                 cute.arch.fence_view_async_tmem_load()
                 whole = sums.load()
                 if const_expr(self.factor != 1.0):
@@ -108,14 +108,15 @@ class BackwardActivation(Fixed):
     walk: Walk
     program: Program  # with the roots of the side
     signals: dict[str, Any]
-    memory: Any
+    memory: TensorMemoryRow
+    shapes: Shapes
     sums: GradientSums  # store the sums of a tile
     stored: ScoreStores | None  # stores dS as the gradient of a bias
 
     def __post_init__(self) -> None:
-        memory = self.memory
-        self.row = memory.thread % ROWS
-        self.left = cute.arch.make_warp_uniform(memory.thread // ROWS) * HALF
+        thread = self.memory.thread
+        self.row, warpgroup = thread % ROWS, cute.arch.make_warp_uniform(thread // ROWS)
+        self.left = warpgroup * HALF
 
     @cute.jit
     def run(self):
@@ -142,7 +143,7 @@ class BackwardActivation(Fixed):
         slopes = [cute.make_rmem_tensor(PART, Float32) for _ in range(PARTS)]
         self.signals["scores"].wait(step)
         scores_ready()
-        column = step % self.memory.shapes.buffers * COLS + self.left
+        column = step % self.shapes.buffers * COLS + self.left
         # An aux operand that is read for each score needs the registers. Then S comes part by part.
         scores = self.fetch(column, 0 if line.lines else PARTS)
         for part in range_constexpr(PARTS):
@@ -152,7 +153,7 @@ class BackwardActivation(Fixed):
                 self.signals["weights"].arrive_once(step * PARTS + part)
         self.signals["gradients"].wait(step)
         scores_ready()
-        column = self.memory.shapes.gradients + self.left
+        column = self.shapes.gradients + self.left
         gradients = self.fetch(column, PARTS)
         for part in range_constexpr(PARTS):
             self.slope(column, part, gradients[part], slopes[part])
@@ -204,40 +205,3 @@ class BackwardActivation(Fixed):
             for i in cutlass.range(PART, unroll_full=True):
                 gradients[i] = select(slopes[i] == 0.0, Float32(0.0), gradients[i])
         self.memory.store(column + part * (PART // 2), gradients)
-
-
-@dataclass
-class BackwardTensorMemory(Fixed):
-    """The row (lane) of tensor memory that a thread owns. Columns have 32 bits."""
-
-    pointer: Any
-    thread: Any
-    shapes: Shapes
-
-    def load(self, column, width: int):
-        # to fp32 registers, valid after `fence_view_async_tmem_load`
-        copy, window = self._copy(tcgen05.Ld32x32bOp, column, width)
-        part = copy.get_slice(self.thread % ROWS)
-        rows = part.partition_D(cute.make_identity_tensor((ROWS, width)))
-        registers = cute.make_rmem_tensor(rows.shape, Float32)
-        cute.copy(copy, part.partition_S(window), registers)
-        return cute.make_tensor(registers.iterator, cute.make_layout(width))
-
-    def store(self, column, registers) -> None:
-        # fp32 registers as 16-bit elements, two in a column
-        width = cute.size(registers) // 2
-        copy, window = self._copy(tcgen05.St32x32bOp, column, width)
-        part = copy.get_slice(self.thread % ROWS)
-        rows = part.partition_S(cute.make_identity_tensor((ROWS, width)))
-        packed = cute.make_rmem_tensor(rows.shape, Float32)
-        narrow = cute.recast_ptr(packed.iterator, dtype=self.shapes.dtype)
-        halves = cute.make_tensor(narrow, cute.make_layout(2 * width))
-        halves.store(registers.load().to(self.shapes.dtype))
-        cute.copy(copy, packed, part.partition_D(window))
-
-    def _copy(self, operation, column, width: int) -> tuple[Any, Any]:
-        """(the copy of `width` columns, these columns of all rows)."""
-        atom = cute.make_copy_atom(operation(tcgen05.Repetition(width)), Float32)
-        layout = cute.make_layout((ROWS, width), stride=(1 << 16, 1))
-        window = cute.make_tensor(self.pointer + column, layout)
-        return tcgen05.make_tmem_copy(atom, window), window

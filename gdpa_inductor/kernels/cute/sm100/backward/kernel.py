@@ -42,7 +42,8 @@ from ...operands import AttentionKernel, KernelArguments, Matrix, Tiles, matrice
 from ...program import Program
 from ...values import Fixed
 from ..config import ROWS, TMEM_COLUMNS, Sm100Config
-from .activation import BackwardActivation, BackwardTensorMemory, GradientSums, ScoreStores
+from ..tensor_memory import TensorMemoryRow
+from .activation import BackwardActivation, GradientSums, ScoreStores
 from .products import BackwardProducts
 from .shapes import Shapes
 
@@ -121,13 +122,14 @@ class BackwardKernel(AttentionKernel):
         if warp < ACTIVATION_WARPS:
             cute.arch.setmaxregister_increase(REGISTERS["activation"])
             c, walk = self.config, Walk(self.keys, x, ranges)
-            memory = BackwardTensorMemory(tmem, thread, self.shapes)
+            memory = TensorMemoryRow(tmem, thread, self.dtype)
             program = Program(c, x, terms_of(c))
-            sums = GradientSums(walk, memory, self.outputs(x), factor_of(c.program, c.stored))
+            factor = factor_of(c.program, c.stored)
+            sums = GradientSums(walk, memory, self.shapes.sums, self.outputs(x), factor)
             stored = None
             if const_expr(c.stored is not None):
                 stored = ScoreStores(walk, x.pointers[1], x.strides[1], x.sizes)
-            BackwardActivation(walk, program, signals, memory, sums, stored).run()
+            BackwardActivation(walk, program, signals, memory, self.shapes, sums, stored).run()
         else:
             cute.arch.setmaxregister_decrease(REGISTERS["others"])
             if warp == LOAD_WARP:
