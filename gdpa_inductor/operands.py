@@ -11,9 +11,9 @@ one during lowering.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,12 @@ from .rejection import GDPAError
 
 T = TypeVar("T")
 Size = int | torch.SymInt
+
+
+class JaggedSide(NamedTuple):
+    cu_seqlens: Any  # [B+1]
+    total: Any  # the rows L of all sequences
+    longest: Any  # max_seqlen: the rows of a sequence in the padded form
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,13 @@ class Operands(Generic[T]):
     @property
     def jagged(self) -> bool:
         return self.cu_seqlens_q is not None or self.cu_seqlens_k is not None
+
+    @property
+    def sides(self) -> dict[str, JaggedSide]:
+        """The jagged sides: "q" of the query, "k" of key and value. Only of tensors."""
+        cu_q, cu_k, longest_q, longest_k = self.lengths
+        own: Any = (("q", cu_q, self.query, longest_q), ("k", cu_k, self.key, longest_k))
+        return {x: JaggedSide(cu, t.shape[0], n) for x, cu, t, n in own if cu is not None}
 
     @property
     def differentiable(self) -> list[T]:
@@ -103,10 +116,10 @@ def check(operands: Operands[Tensor]) -> None:
     o = operands
     for name, tensor, offsets in _matrices(o):
         _check_layout(name, tensor, offsets is not None)
-    for side, offsets in (("cu_seqlens_q", o.cu_seqlens_q), ("cu_seqlens_k", o.cu_seqlens_k)):
-        if offsets is not None:
-            check_form(side, offsets)
-            _check_not_empty(side, offsets)
+    sides = o.sides
+    for letter, side in sides.items():
+        check_form(f"cu_seqlens_{letter}", side.cu_seqlens)
+        _check_not_empty(f"cu_seqlens_{letter}", side.cu_seqlens)
     for other in (o.key, o.value, *o.aux, o.cu_seqlens_q, o.cu_seqlens_k):
         if other is not None and other.device != o.query.device and other.dim() > 0:
             raise GDPAError(f"operands are on {o.query.device} and {other.device}")
@@ -117,7 +130,7 @@ def check(operands: Operands[Tensor]) -> None:
     _fits("length of key and value", o.key.shape[length], o.value.shape[length])
     _check_batch(o)
     _check_heads(o)
-    _check_aux(o)
+    _check_aux(o, sides)
 
 
 def _matrices(o: Operands[Tensor]) -> tuple[tuple[str, Tensor, Tensor | None], ...]:
@@ -169,7 +182,7 @@ def _check_not_empty(name: str, offsets: Tensor) -> None:
     _require(offsets.shape[0] >= 1, lambda: f"gdpa::attention: {name} is empty")
 
 
-def _check_aux(o: Operands[Tensor]) -> None:
+def _check_aux(o: Operands[Tensor], sides: Mapping[str, JaggedSide]) -> None:
     if len(o.aux) != len(o.program.aux) or len(o.scalars) < o.program.num_scalars:
         declared = f"{len(o.program.aux)} operands and {o.program.num_scalars} sizes"
         raise GDPAError(
@@ -177,10 +190,7 @@ def _check_aux(o: Operands[Tensor]) -> None:
             f"{len(o.aux)} and {len(o.scalars)} are given"
         )
     sizes = dict(zip(AXES, score_shape(o), strict=True))
-    if o.cu_seqlens_q is not None:
-        sizes["q"] = o.query.shape[0]
-    if o.cu_seqlens_k is not None:
-        sizes["k"] = o.key.shape[0]
+    sizes |= {letter: side.total for letter, side in sides.items()}
     for i, (tensor, spec) in enumerate(zip(o.aux, o.program.aux, strict=True)):
         if tensor.dim() != len(spec.access):
             raise GDPAError(
@@ -196,8 +206,7 @@ def _check_aux(o: Operands[Tensor]) -> None:
 
 def in_order(operands: Operands[Tensor]) -> bool:
     """Whether offsets ascend within the rows. It reads the offsets on the host."""
-    sides = ((operands.cu_seqlens_q, operands.query), (operands.cu_seqlens_k, operands.key))
-    return all(cu is None or _rises_within(cu, values.shape[0]) for cu, values in sides)
+    return all(_rises_within(side.cu_seqlens, side.total) for side in operands.sides.values())
 
 
 _FEW = 256  # offsets that Python compares sooner than torch does

@@ -22,7 +22,7 @@ from torch import Tensor
 from .operands import Operands, aux_from_axes, aux_on_axes, score_shape
 from .program.expr import AXES, Expr, fold, torch_apply
 from .program.score_mod import ScoreMod
-from .sequences import Padding, pad_heads, unpad_heads
+from .sequences import Padding
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -78,7 +78,7 @@ def reference(operands: Operands[Tensor]) -> Tensor:
     if not operands.jagged:
         return _dense(operands, None)
     padding = Padding.of(operands)
-    return unpad_heads(_dense(padding.pad(operands), padding.mask), padding.query)
+    return padding.unpad_heads(_dense(padding.pad(operands), padding.mask), "q")
 
 
 def _dense(o: Operands[Tensor], mask: Tensor | None) -> Tensor:
@@ -109,19 +109,16 @@ def reference_backward(
         return _dense_backward(grad_out, operands, needs, None)
     padding = Padding.of(operands)
     padded = padding.pad(operands)
-    placed = pad_heads(grad_out, padding.query)
+    placed = padding.heads(grad_out, "q")
     grads = _dense_backward(placed, padded, needs, padding.mask)
     numbers = [number for number, need in enumerate(needs) if need]
-    return [
-        _unpadded(number, grad, padding, operands.program).contiguous()
+    unpadded = [
+        padding.unpad_aux(grad, operands.program.aux[number - 3])
+        if number >= 3
+        else padding.unpad_heads(grad, "qkk"[number])
         for number, grad in zip(numbers, grads, strict=True)
     ]
-
-
-def _unpadded(number: int, grad: Tensor, padding: Padding, program: ScoreMod) -> Tensor:
-    if number >= 3:
-        return padding.unpad_aux(grad, program.aux[number - 3])
-    return unpad_heads(grad, padding.query if number == 0 else padding.key)
+    return [grad.contiguous() for grad in unpadded]
 
 
 def _dense_backward(

@@ -47,7 +47,7 @@ from ..program.expr import aux as aux_leaf
 from ..program.expr import call as call_of
 from ..program.score_mod import Aux
 from ..reference import compute_dtype, reference, reference_backward
-from ..sequences import Padding, pad_heads, unpad_heads
+from ..sequences import Padding
 from . import gpu
 from .call import Call, extern_call
 
@@ -164,7 +164,7 @@ def _attention(arguments: Arguments[Tensor]) -> Tensor:
         batch, heads, rows, _ = score_shape(o)
         out = o.value.new_empty(batch, heads, rows, o.value.shape[-1])
         loop.run(_chunked(o, arguments.options, padding), Results({"out": out}))
-        return unpad_heads(out, padding.query)
+        return padding.unpad_heads(out, "q")
 
 
 def _attention_backward(arguments: Arguments[Tensor]) -> list[Tensor]:
@@ -177,13 +177,13 @@ def _attention_backward(arguments: Arguments[Tensor]) -> list[Tensor]:
         grads = {name: matrices[name].new_empty(matrices[name].shape) for name in _wanted(needs)}
         specs = chunked.program.aux
         totals = _totals(chunked.aux, specs, needs, chunked.compute)
-        loop.run(chunked, Results(grads, totals), pad_heads(arguments.grad_out, padding.query))
+        loop.run(chunked, Results(grads, totals), padding.heads(arguments.grad_out, "q"))
         unpadded = [
             None if total is None else padding.unpad_aux(aux_from_axes(total, spec), own)
             for total, spec, own in zip(totals, specs, o.program.aux, strict=True)
         ]
-        sides = {"query": padding.query, "key": padding.key, "value": padding.key}
-        unpadded_grads = {name: unpad_heads(grad, sides[name]) for name, grad in grads.items()}
+        sides = {"query": "q", "key": "k", "value": "k"}
+        unpadded_grads = {x: padding.unpad_heads(grad, sides[x]) for x, grad in grads.items()}
     return _gradients(o, unpadded_grads, unpadded)
 
 
@@ -193,12 +193,9 @@ def _chunked(o: Operands[Tensor], options: Any, padding: Padding | None = None) 
     only: Expr | None = None
     if padding is not None and o.jagged:
         # A score exists where its row and its column are no padding.
-        if padding.query is not None:
-            valid.append(padding.query.valid[:, None, :, None])
-        if padding.key is not None:
-            valid.append(padding.key.valid[:, None, None, :])
+        valid = padding.valid
         terms = [aux_leaf(len(o.aux) + number, "b") for number in range(len(valid))]
-        only = terms[0] if len(terms) == 1 else call_of("and", *terms)
+        only = functools.reduce(lambda x, y: call_of("and", x, y), terms)
         o = padding.pad(o)
     aux = [*_on_axes(o, o.program.aux), *valid]
     wide, vary = options.get("fp32_scores", False), options.get("lengths_vary", False)

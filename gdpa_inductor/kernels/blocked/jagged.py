@@ -47,10 +47,10 @@ def standing(spec: Aux) -> Aux:
 def run(o: Operands[Tensor], results: Results, grad_out: Tensor | None, skip: bool) -> None:
     """Fill `results`, which hold zeros: those of aux operands on four axes. As `loop.run`."""
     pool: dict[str, Tensor] = {}
-    dense = {"q": o.cu_seqlens_q is None, "k": o.cu_seqlens_k is None}
+    jagged = o.sides
 
     def place(name: str, values: Tensor) -> Tensor:
-        return values if dense[_SIDES[name]] else values.transpose(0, 1).unsqueeze(0)
+        return values.transpose(0, 1).unsqueeze(0) if _SIDES[name] in jagged else values
 
     inputs = {"query": place("query", o.query), "key": place("key", o.key)}
     inputs["value"] = place("value", o.value)
@@ -204,13 +204,9 @@ def _parts(o: Operands[Tensor]) -> Iterator[JaggedPart]:
     batch, _, rows, cols = score_shape(o)
     starts: dict[str, list[int] | None] = {"q": None, "k": None}
     lengths = {"q": [rows] * batch, "k": [cols] * batch}
-    for side, cu, longest in (
-        ("q", o.cu_seqlens_q, o.max_seqlen_q),
-        ("k", o.cu_seqlens_k, o.max_seqlen_k),
-    ):
-        if cu is not None:
-            offsets = starts[side] = cu.tolist()
-            lengths[side] = [min(b - a, longest) for a, b in pairwise(offsets)]
+    for side, own in o.sides.items():
+        offsets = starts[side] = own.cu_seqlens.tolist()
+        lengths[side] = [min(b - a, own.longest) for a, b in pairwise(offsets)]
     alone = {b for b in range(batch) if lengths["q"][b] and lengths["k"][b]}
     for rounded, members in _groups(o, starts, lengths):
         alone.difference_update(members)

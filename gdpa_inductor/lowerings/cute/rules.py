@@ -164,14 +164,9 @@ def mostly_padded(problem: Problem) -> str:
 
 def padded(problem: Problem) -> float:
     """How many padded scores there are for each existing score, with sequences of mean length."""
-    sides = (
-        (problem.jagged_query, problem.rows, problem.total_rows),
-        (problem.jagged_key, problem.cols, problem.total_cols),
-    )
     ratio = 1.0
-    for jagged, most, total in sides:
-        if jagged:
-            ratio *= max(1.0, hint(problem.batch) * hint(most) / max(hint(total), 1))
+    for _, total, longest in problem.sides.values():
+        ratio *= max(1.0, hint(problem.batch) * hint(longest) / max(hint(total), 1))
     return ratio
 
 
@@ -224,10 +219,8 @@ def _scores(problem: Problem) -> int:
     dense = (problem.batch, problem.rows, problem.cols)
     batch, rows, cols = (hint(size) for size in dense)
     bounds = [batch * rows * cols]
-    if problem.jagged_query:
-        bounds.append(hint(problem.total_rows) * cols)
-    if problem.jagged_key:
-        bounds.append(hint(problem.total_cols) * rows)
+    others = {"q": cols, "k": rows}
+    bounds += [hint(side.total) * others[letter] for letter, side in problem.sides.items()]
     return hint(problem.heads) * min(bounds)
 
 
