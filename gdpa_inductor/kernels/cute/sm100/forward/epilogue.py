@@ -10,7 +10,7 @@ from typing import Any
 import cutlass
 from cutlass import Constexpr, Int64, cute, range_constexpr
 
-from ...barriers import Each
+from ...barriers import but
 from ...config import TILES, VECTOR
 from ...values import Fixed
 from ..config import ROWS, Sm100Config
@@ -61,7 +61,7 @@ class Epilogue(Fixed):
     def run(self, scheduler, thread):
         # All tiles are seen, as a tile without keys has to store zeros.
         sums = self.channels.sums
-        at, o = scheduler.start(), Each(*(x.start() for x in sums))
+        at, o = scheduler.start(), tuple(x.start() for x in sums)
         tile, at = scheduler.take(at)
         while tile.valid == 1:
             for t in range_constexpr(TILES):
@@ -71,7 +71,7 @@ class Epilogue(Fixed):
                     self.store(tile, t, o[t], thread, True)
                     scores_done(stored=False)
                     sums[t].empty.arrive(o[t])
-                    o = o.but(t, o[t].next())
+                    o = but(o, t, o[t].next())
                 else:
                     self.store(tile, t, o[t], thread, False)
             tile, at = scheduler.take(at)

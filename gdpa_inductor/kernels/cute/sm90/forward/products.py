@@ -19,7 +19,7 @@ import cutlass
 from cutlass import Float32, Int32, cute, range_constexpr
 from cutlass.cute.nvgpu import warp, warpgroup
 
-from ...barriers import Cursor, Each, Loan, Ring
+from ...barriers import Cursor, Loan, Ring
 from ...config import VECTOR
 from ...forward.ranges import KeyRanges
 from ...operands import Tiles
@@ -215,7 +215,7 @@ class HopperProducts(Fixed):
     def run(self, scheduler, t, thread):
         queries = self.channels.queries_of(t)
         at, q_at, k_at = scheduler.start(), queries.start(), self.channels.keys.start()
-        b_at = Each() if cutlass.const_expr(self.bias is None) else self.bias.ring.start()
+        b_at = () if cutlass.const_expr(self.bias is None) else self.bias.ring.start()
         tile, at = scheduler.take(at)
         self.turns.start()
         while tile.valid == 1:
