@@ -52,7 +52,7 @@ class WorkTile(NamedTuple):
     def of(*fields) -> "WorkTile":
         """From the integers one by one, as `fields` has them."""
         count = len(WorkTile._fields) - 1
-        return WorkTile(*fields[:count], fields[count:])
+        return WorkTile._make((*fields[:count], fields[count:]))
 
     @property
     def fields(self):

@@ -37,6 +37,7 @@ from ..wgmma import (
     share,
     tiled,
     transposed,
+    wait_for_stores,
 )
 from .roles import HopperChannels, together
 
@@ -179,7 +180,7 @@ class HopperEpilogue(Fixed):
         if cutlass.const_expr(self.factor != 1.0):
             values = values * self.factor
         halves.store(values.to(self.dtype))
-        self.stored(thread)
+        wait_for_stores(thread, True)
         together(t)
         share(self.pv, halves, self.o.sX, t, thread)
         together(t)
@@ -187,16 +188,6 @@ class HopperEpilogue(Fixed):
         if (thread < 32) & (row < tile.q_rows):
             self.o.store((tile.q_start, row, tile.q_rows), tile.head, tile.batch, t)
             cute.arch.cp_async_bulk_commit_group()
-
-    @cute.jit
-    def stored(self, thread):
-        if thread < 32:
-            cute.arch.cp_async_bulk_wait_group(0, read=True)  # the copy has read the buffer
-
-    @cute.jit
-    def finish(self, thread):
-        if thread < 32:
-            cute.arch.cp_async_bulk_wait_group(0)
 
 
 @dataclass
@@ -222,7 +213,7 @@ class HopperProducts(Fixed):
             self.fragments.O.fill(0.0)
             if tile.first < tile.last(t):
                 if cutlass.const_expr(isinstance(queries, Loan)):
-                    self.epilogue.stored(thread)
+                    wait_for_stores(thread, True)
                     queries.empty.arrive_once(q_at)
                 queries.full.wait(q_at)
                 k_at, b_at = self.sum_of_blocks(tile, t, thread, q_at, k_at, b_at)
@@ -236,7 +227,7 @@ class HopperProducts(Fixed):
             self.epilogue.store(tile, t, thread, self.fragments.O)
             tile, at = scheduler.take(at)
         self.turns.finish()
-        self.epilogue.finish(thread)
+        wait_for_stores(thread, False)
 
     @cute.jit
     def pass_by(self, at: Cursor):
