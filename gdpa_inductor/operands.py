@@ -235,6 +235,16 @@ def kind_of(dtype: torch.dtype) -> str:
     return "b" if dtype == torch.bool else "f" if dtype.is_floating_point else "i"
 
 
+def dtype_of(kind: str, real: torch.dtype) -> torch.dtype:
+    """The dtype in which torch computes with a leaf of a program. real: That of reals."""
+    return {"f": real, "i": torch.int64, "b": torch.bool}[kind]
+
+
+def on_axis(axis: str, values: Tensor) -> Tensor:
+    """Values along one axis of the scores, with a dim of 1 for each of the others."""
+    return values.view([values.shape[0] if name == axis else 1 for name in AXES])
+
+
 def _fits(what: str, left: Size, right: Size) -> None:
     _require(left == right, lambda: f"gdpa::attention: {what}: {left} and {right}")
 

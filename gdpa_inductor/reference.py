@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .operands import Operands, aux_from_axes, aux_on_axes, score_shape
+from .operands import Operands, aux_from_axes, aux_on_axes, dtype_of, on_axis, score_shape
 from .program.expr import AXES, Expr, fold, torch_apply
 from .program.score_mod import ScoreMod
 from .sequences import Padding
@@ -58,14 +58,12 @@ def program_leaves(
         if node.op == "aux":
             number = int(node.value or 0)
             placed = aux_on_axes(aux[number], program.aux[number])
-            dtype = {"f": score.dtype, "i": torch.int64, "b": torch.bool}[node.kind]
-            return placed.to(dtype)  # int8 would wrap
+            return placed.to(dtype_of(node.kind, score.dtype))  # int8 would wrap
         if node.op in AXES:
-            axis = AXES.index(node.op)
-            shape = [score.shape[d] if d == axis else 1 for d in range(4)]
-            return torch.arange(score.shape[axis], device=score.device).view(shape)
+            size = score.shape[AXES.index(node.op)]
+            return on_axis(node.op, torch.arange(size, device=score.device))
         literal = scalars[int(node.value or 0)] if node.op == "scalar" else node.value
-        dtype = {"f": score.dtype, "i": torch.int64, "b": torch.bool}[node.kind]
+        dtype = dtype_of(node.kind, score.dtype)
         # By way of fp64: what is too large for `dtype` is infinite, as in arithmetic with a number.
         wide = torch.float64 if node.kind == "f" else dtype
         return torch.full((), literal, dtype=wide, device=score.device).to(dtype)  # type: ignore[arg-type]

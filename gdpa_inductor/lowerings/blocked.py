@@ -238,7 +238,7 @@ def forward_on_cpu(arguments: Arguments[Tensor]) -> Tensor:
         size = output_shape(o)
         # Rows that no sequence owns stay zero.
         out = o.value.new_zeros(size) if o.jagged else o.value.new_empty(size)
-        _run_on_cpu(arguments, _on_axes(o, _standing(o)), Results({"out": out}))
+        _run_on_cpu(arguments, _on_axes(o, jagged.standing(o.program.aux)), Results({"out": out}))
     return out
 
 
@@ -247,7 +247,7 @@ def backward_on_cpu(arguments: Arguments[Tensor]) -> list[Tensor]:
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         if not in_order(o):
             return reference_backward(arguments.grad_out, o, needs)
-        dtype, specs = compute_dtype(o.query.dtype), _standing(o)
+        dtype, specs = compute_dtype(o.query.dtype), jagged.standing(o.program.aux)
         shapes = {"query": o.query.shape, "key": o.key.shape, "value": o.value.shape}
         grads = {name: torch.zeros(shapes[name], dtype=dtype) for name in _wanted(needs)}
         aux = _on_axes(o, specs)
@@ -258,10 +258,6 @@ def backward_on_cpu(arguments: Arguments[Tensor]) -> list[Tensor]:
         for total, spec in zip(totals, specs, strict=True)
     ]
     return _gradients(o, grads, restored)
-
-
-def _standing(o: Operands[Tensor]) -> list[Aux]:
-    return [jagged.standing(spec) for spec in o.program.aux]
 
 
 def _run_on_cpu(arguments: Arguments[Tensor], aux: list[Tensor], results: Results) -> None:

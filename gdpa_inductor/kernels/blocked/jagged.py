@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -39,9 +39,9 @@ _AXES = {side: AXES.index(place) for side, place in JAGGED.items()}
 _SIDES = {"query": "q", "key": "k", "value": "k", "out": "q"}
 
 
-def standing(spec: Aux) -> Aux:
-    """The access map with q_idx and kv_idx in place of "q" and "k", as `run` takes operands."""
-    return replace(spec, access=tuple(JAGGED.get(entry, entry) for entry in spec.access))
+def standing(specs: Sequence[Aux]) -> list[Aux]:
+    """The access maps with q_idx and kv_idx in place of "q" and "k", as `run` takes operands."""
+    return [replace(x, access=tuple(JAGGED.get(entry, entry) for entry in x.access)) for x in specs]
 
 
 def run(o: Operands[Tensor], results: Results, grad_out: Tensor | None, skip: bool) -> None:

@@ -60,10 +60,6 @@ def no_kernel(problem: Problem) -> str:
     return f"the CuTe kernel needs compute capability {known}, this device has {major}.{minor}"
 
 
-def no_cutlass(_: Problem) -> str:
-    return unusable()
-
-
 def unusable() -> str:
     """Why CuTe DSL cannot be used, or ""."""
     version = installed()
@@ -276,7 +272,7 @@ def _dims(problem: Problem) -> tuple[int, int]:
 
 REFUSES = (
     Rule(Code.DEVICE, no_kernel, quiet=True),
-    Rule(Code.DEVICE, no_cutlass),
+    Rule(Code.DEVICE, lambda problem: unusable()),
     Rule(Code.DTYPE, unsupported_operands),
     Rule(Code.LOWERING, no_such_gradients),
 )
