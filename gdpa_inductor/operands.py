@@ -26,7 +26,7 @@ T = TypeVar("T")
 Size = int | torch.SymInt
 
 
-class JaggedSide(NamedTuple):
+class JaggedRows(NamedTuple):
     cu_seqlens: Any  # [B+1]
     total: Any  # the rows L of all sequences
     longest: Any  # max_seqlen: the rows of a sequence in the padded form
@@ -52,11 +52,16 @@ class Operands(Generic[T]):
         return self.cu_seqlens_q is not None or self.cu_seqlens_k is not None
 
     @property
-    def sides(self) -> dict[str, JaggedSide]:
+    def sides(self) -> dict[str, JaggedRows]:
         """The jagged sides: "q" of the query, "k" of key and value. Only of tensors."""
-        cu_q, cu_k, longest_q, longest_k = self.lengths
-        own: Any = (("q", cu_q, self.query, longest_q), ("k", cu_k, self.key, longest_k))
-        return {x: JaggedSide(cu, t.shape[0], n) for x, cu, t, n in own if cu is not None}
+        query: Any = self.query
+        key: Any = self.key
+        sides: dict[str, JaggedRows] = {}
+        if self.cu_seqlens_q is not None:
+            sides["q"] = JaggedRows(self.cu_seqlens_q, query.shape[0], self.max_seqlen_q)
+        if self.cu_seqlens_k is not None:
+            sides["k"] = JaggedRows(self.cu_seqlens_k, key.shape[0], self.max_seqlen_k)
+        return sides
 
     @property
     def differentiable(self) -> list[T]:
@@ -182,7 +187,7 @@ def _check_not_empty(name: str, offsets: Tensor) -> None:
     _require(offsets.shape[0] >= 1, lambda: f"gdpa::attention: {name} is empty")
 
 
-def _check_aux(o: Operands[Tensor], sides: Mapping[str, JaggedSide]) -> None:
+def _check_aux(o: Operands[Tensor], sides: Mapping[str, JaggedRows]) -> None:
     if len(o.aux) != len(o.program.aux) or len(o.scalars) < o.program.num_scalars:
         declared = f"{len(o.program.aux)} operands and {o.program.num_scalars} sizes"
         raise GDPAError(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ._compat.shapes import size_hint, statically_known_true
-from .operands import JaggedSide, Operands, Size, score_shape
+from .operands import JaggedRows, Operands, Size, score_shape
 from .program.score_mod import ScoreMod
 
 
@@ -58,10 +58,10 @@ class Problem:
         return self.jagged_query or self.jagged_key
 
     @property
-    def sides(self) -> dict[str, JaggedSide]:
+    def sides(self) -> dict[str, JaggedRows]:
         """The jagged sides, as `Operands.sides`, without offsets."""
-        query = {"q": JaggedSide(None, self.total_rows, self.rows)} if self.jagged_query else {}
-        key = {"k": JaggedSide(None, self.total_cols, self.cols)} if self.jagged_key else {}
+        query = {"q": JaggedRows(None, self.total_rows, self.rows)} if self.jagged_query else {}
+        key = {"k": JaggedRows(None, self.total_cols, self.cols)} if self.jagged_key else {}
         return query | key
 
     @property

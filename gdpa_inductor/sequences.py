@@ -32,7 +32,7 @@ from .program.score_mod import JAGGED, Aux, ScoreMod
 
 @dataclass(frozen=True)
 class Sequences:
-    """A `JaggedSide` of tensors: L is `total`, N is `longest`."""
+    """A `JaggedRows` of tensors: L is `total`, N is `longest`."""
 
     cu_seqlens: Tensor
     total: Any
