@@ -11,7 +11,7 @@ one during lowering.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -119,12 +119,17 @@ def output_shape(operands: Operands[Tensor]) -> tuple[Any, ...]:
 def check(operands: Operands[Tensor]) -> None:
     """Raise GDPAError if operands do not fit each other or the program."""
     o = operands
-    for name, tensor, offsets in _matrices(o):
+    matrices = (
+        ("query", o.query, o.cu_seqlens_q),
+        ("key", o.key, o.cu_seqlens_k),
+        ("value", o.value, o.cu_seqlens_k),
+    )
+    for name, tensor, offsets in matrices:
         _check_layout(name, tensor, offsets is not None)
-    sides = o.sides
-    for letter, side in sides.items():
-        check_form(f"cu_seqlens_{letter}", side.cu_seqlens)
-        _check_not_empty(f"cu_seqlens_{letter}", side.cu_seqlens)
+    for name, offsets in (("cu_seqlens_q", o.cu_seqlens_q), ("cu_seqlens_k", o.cu_seqlens_k)):
+        if offsets is not None:
+            check_form(name, offsets)
+            _check_not_empty(name, offsets)
     for other in (o.key, o.value, *o.aux, o.cu_seqlens_q, o.cu_seqlens_k):
         if other is not None and other.device != o.query.device and other.dim() > 0:
             raise GDPAError(f"operands are on {o.query.device} and {other.device}")
@@ -133,25 +138,16 @@ def check(operands: Operands[Tensor]) -> None:
     _fits("head dim of query and key", o.query.shape[-1], o.key.shape[-1])
     length = 2 if o.cu_seqlens_k is None else 0
     _fits("length of key and value", o.key.shape[length], o.value.shape[length])
-    _check_batch(o)
+    _check_batch(o, matrices)
     _check_heads(o)
-    _check_aux(o, sides)
+    _check_aux(o)
 
 
-def _matrices(o: Operands[Tensor]) -> tuple[tuple[str, Tensor, Tensor | None], ...]:
-    """Name, tensor and offsets."""
-    return (
-        ("query", o.query, o.cu_seqlens_q),
-        ("key", o.key, o.cu_seqlens_k),
-        ("value", o.value, o.cu_seqlens_k),
-    )
-
-
-def _check_batch(o: Operands[Tensor]) -> None:
+def _check_batch(o: Operands[Tensor], matrices: Sequence[tuple[str, Tensor, Any]]) -> None:
     batch = _batch(o)
     if o.cu_seqlens_q is not None and o.cu_seqlens_k is not None:
         _fits("batch of cu_seqlens_k", o.cu_seqlens_k.shape[0] - 1, batch)
-    for name, tensor, offsets in _matrices(o):
+    for name, tensor, offsets in matrices:
         if offsets is None and not _is_one(tensor.shape[0]):
             _fits(f"batch of {name}", tensor.shape[0], batch)
 
@@ -187,15 +183,17 @@ def _check_not_empty(name: str, offsets: Tensor) -> None:
     _require(offsets.shape[0] >= 1, lambda: f"gdpa::attention: {name} is empty")
 
 
-def _check_aux(o: Operands[Tensor], sides: Mapping[str, JaggedRows]) -> None:
+def _check_aux(o: Operands[Tensor]) -> None:
     if len(o.aux) != len(o.program.aux) or len(o.scalars) < o.program.num_scalars:
         declared = f"{len(o.program.aux)} operands and {o.program.num_scalars} sizes"
         raise GDPAError(
             f"the program {o.program} declares {declared}, "
             f"{len(o.aux)} and {len(o.scalars)} are given"
         )
+    if not o.aux:
+        return
     sizes = dict(zip(AXES, score_shape(o), strict=True))
-    sizes |= {letter: side.total for letter, side in sides.items()}
+    sizes |= {letter: side.total for letter, side in o.sides.items()}
     for i, (tensor, spec) in enumerate(zip(o.aux, o.program.aux, strict=True)):
         if tensor.dim() != len(spec.access):
             raise GDPAError(
