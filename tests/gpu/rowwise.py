@@ -37,7 +37,7 @@ class Rowwise(AttentionKernel):
             tile = work.decode(number)
             if tile.row < tile.q_rows:
                 first, *lasts = ranges.blocks(tile)
-                last = WorkTile(*tile.fields[: -1 - len(lasts)], first, *lasts).last(
+                last = WorkTile.of(*tile.fields[: -1 - len(lasts)], first, *lasts).last(
                     thread // self.config.rows
                 )
                 n = tile.row + thread

@@ -109,7 +109,7 @@ def _bases(
     grads = [] if grad_out is None else [grad_out]
     totals = [total for total in results.totals if total is not None]
     matrices = results.matrices.values()
-    return [o.query, o.key, o.value, *grads, *matrices, *totals, *o.leaves(leaves)]
+    return [o.query, o.key, o.value, *grads, *matrices, *totals, *map(o.leaf, leaves)]
 
 
 def _run_first(
