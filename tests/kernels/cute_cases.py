@@ -1,9 +1,11 @@
 """Problems for the CuTe kernels of Blackwell, one line each, judged by the error rule on the
 emulator."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -104,11 +106,15 @@ def _operand(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def formula(
-    o: Operands[torch.Tensor], dtype: torch.dtype, grad_out: torch.Tensor | None = None
+    o: Operands[torch.Tensor],
+    dtype: torch.dtype,
+    grad_out: torch.Tensor | None = None,
+    learned: bool = False,
 ) -> list[torch.Tensor]:
     """O, and dQ, dK and dV where the gradient of O is known: the unfused formula, sequence by
     sequence. Every product rounds to `dtype`, the program is computed on rounded scores and its
-    weights are rounded. Rows of no sequence are zero."""
+    weights are rounded. Rows of no sequence are zero. learned: the gradients of operands too, which
+    have their own dtype, and the program the widest, unless all is exact."""
     *offsets, most_q, most_k = o.lengths
     cu_q, cu_k = (None if cu is None else cu.tolist() for cu in offsets)
     matrices = (o.query, o.key, o.value)
@@ -117,20 +123,30 @@ def formula(
     batch = len(jagged[0]) - 1 if jagged else max(len(x) for x in matrices)
     shape = o.query.shape[:-1] if cu_q is not None else (batch, *o.query.shape[1:-1])
     results = [leaves[0].new_zeros(*shape, o.value.shape[-1])]
+    if learned:
+        exact = dtype == torch.float64
+        biases = [x.to(dtype if exact else x.dtype) for x in o.aux if x.is_floating_point()]
+        leaves += [x.detach().requires_grad_() for x in biases]
+        aux = iter(leaves[3:])
+        o = dataclasses.replace(o, aux=[next(aux) if x.is_floating_point() else x for x in o.aux])
     if grad_out is not None:
         results += [torch.zeros_like(leaf) for leaf in leaves]
     for b in range(batch):
         q = _sequence(leaves[0], cu_q, b, most_q)
-        k, v = (_sequence(x, cu_k, b, most_k) for x in leaves[1:])
+        k, v = (_sequence(x, cu_k, b, most_k) for x in leaves[1:3])
         if 0 in (q.shape[1], k.shape[1]):
             continue
         k, v = (x.repeat_interleave(len(q) // len(x), 0) for x in (k, v))
-        out = _weights(o, b, q @ k.mT) @ v
+        score = q @ k.mT
+        for x in leaves[3:]:
+            score = score.to(torch.promote_types(score.dtype, x.dtype))
+        out = _weights(o, b, score).to(dtype) @ v
         _sequence(results[0], cu_q, b, most_q).copy_(out.detach())
         if grad_out is not None:
             direction = _sequence(grad_out.to(dtype), cu_q, b, most_q)
-            for total, part in zip(results[1:], torch.autograd.grad(out, leaves, direction)):
-                total += part
+            parts = torch.autograd.grad(out, leaves, direction, allow_unused=learned)
+            for total, part in zip(results[1:], parts, strict=True):
+                total += 0 if part is None else part
     return results
 
 
@@ -220,11 +236,11 @@ def check_output(out: torch.Tensor, o: Operands[torch.Tensor]) -> None:
     assert wrong is None, wrong
 
 
-def check_integers(forward: Forward, **sizes: int) -> None:
+def check_integers(forward: Forward, program: str = "relu(s)", **sizes: Any) -> None:
     """Small integers and relu: every product is exact, so a wrong index is a gross error."""
-    case = Case("integers", "relu(s)", h=2, dtype=F16, **sizes)
+    case = Case("integers", program, h=2, dtype=F16, **sizes)
     o = case.operands()
-    for matrix in (o.query, o.key, o.value):
+    for matrix in (o.query, o.key, o.value, *o.aux):
         matrix.copy_(torch.randint(0, 8, matrix.shape) // 7)
     assert torch.equal(forward(case, o), exact(o).to(case.dtype))
 
