@@ -77,7 +77,7 @@ def test_exact_on_integers():
 def test_integers_of_8_bits_have_no_sign(kind):
     """A kernel's pointer forgets that."""
     program = "a0:i[b,kv_idx]; mul(silu(mul(s,0.088)),float(a0))"
-    case = Case("bytes", program, d=64, m=70, n=140, aux=(((1, 140), torch.uint8),))
+    case = Case("bytes", program, d=64, m=70, n=140, aux=(torch.uint8,))
     o = case.operands()
     assert o.aux[0].max() > 127
     check_output(forward(case, o, kind=kind), o)
@@ -87,7 +87,7 @@ def test_integers_of_8_bits_have_no_sign(kind):
 def test_integers_above_2_24_tell_tiles_apart(kind):
     """As floats they would be rounded: the last key of the first tile is hidden."""
     program = "a0:i[h]; where(lt(kv_idx,sub(a0,16777217)),sigmoid(s),0.0)"
-    case = Case("large", program, d=64, m=70, n=256, aux=(((1,), torch.int32),))
+    case = Case("large", program, d=64, m=70, n=256, aux=(torch.int32,))
     o = case.operands()
     o.aux[0][0] = 16777217 + 127
     check_output(forward(case, o, kind=kind), o)
