@@ -89,18 +89,6 @@ def test_machine_code_with_a_tiled_bias(name: str):
         assert "LDSM" in order[i - HALF // 16] and "ARRIVE" in order[i + 1], order
 
 
-@pytest.mark.parametrize(
-    ("dims", "stages"), [((128, 128), (2, 4, 2)), ((96, 96), (4, 5, 2)), ((64, 64), (3, 6, 3))]
-)
-def test_a_bias_leaves_room_for_four_stages_of_keys_and_values(dims, stages):
-    config = dataclasses.replace(TILED["silu, D 128"], head_dim=dims[0], value_dim=dims[1])
-    assert (config.query_stages, config.key_stages, config.bias_stages) == stages
-    # An operand that is expanded stays where it is.
-    expanded = dataclasses.replace(config, expanded=config.vectors)
-    assert expanded.tiled is None
-    assert expanded.bias_stages == 0
-
-
 def test_a_bias_lies_in_registers_as_the_scores_do():
     """By ldmatrix lane l of a warp says where row l % 8 of matrix l // 8 begins. It gets numbers
     2·(l % 4) and 2·(l % 4) + 1 of row l // 4 of each matrix."""
