@@ -96,6 +96,15 @@ class Recorder:
         return "\n".join(lines) or "no candidate was seen"
 
 
+def recorded(function: Callable, *inputs: object, **how: object) -> Recorder:
+    """What compiling a function records; its result is eager's. `how` is for `torch.compile`."""
+    torch._dynamo.reset()
+    recorder = Recorder()
+    compiled = torch.compile(function, backend=recorder, **{"fullgraph": True, **how})
+    torch.testing.assert_close(compiled(*inputs), function(*inputs))
+    return recorder
+
+
 def text_of(gm: torch.fx.GraphModule) -> str:
     """The graph node for node, those of nested bodies (checkpoint, control flow) included."""
     return "\n".join(

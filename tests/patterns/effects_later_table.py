@@ -81,16 +81,6 @@ def mask_changed_after(q, k, v, m):
     return o
 
 
-@case(lambda: [*heads(), torch.rand(N, M) > 0.5], between=lambda q, k, v, m: m.logical_not_())
-def mask_changed_caller(q, k, v, m):
-    return F.silu(q @ k.mT) * (m.long() + 1) @ v
-
-
-@case(lambda: [*heads(), torch.randint(0, 4, (B, N))], between=lambda q, k, v, i: i.add_(1))
-def segments_changed_caller(q, k, v, i):
-    return torch.where(i[:, None, :, None] == i[:, None, None, :], F.silu(q @ k.mT), 0.0) @ v
-
-
 @case(lambda: [*heads(), torch.randn(H)], between=lambda q, k, v, c: c.add_(1))
 def slopes_changed_caller(q, k, v, c):
     i = torch.arange(N)

@@ -133,15 +133,6 @@ def masked_scatter_detach(q, k, v):
     return F.relu(s + d) @ v
 
 
-@case(lambda: heads())
-def dead_uses_out(q, k, v):
-    s = q @ k.mT
-    a = F.silu(s) @ v
-    b = F.relu(s) @ a
-    F.silu(b @ k.mT) @ v
-    return a
-
-
 @case(lambda: heads(), "SCORES_ESCAPE")
 def dead_mutator(q, k, v):
     s = q @ k.mT
