@@ -92,11 +92,6 @@ def value_data_changed_caller(q, k, v):
     return F.silu(q @ k.mT) @ (v * 2.0)
 
 
-@case(lambda: [torch.randn(B, H, N, D), *heads()[1:]], between=lambda q, k, v: q.data.zero_())
-def query_data_changed_caller(q, k, v):
-    return F.silu((q * 2.0) @ k.mT) @ v
-
-
 @case(lambda: [*heads(), torch.randn(N)])
 def buffer_foreach_after(q, k, v, c):
     o = F.silu(q @ k.mT + c) @ v
@@ -149,15 +144,6 @@ def bias_upcast_view_written(q, k, v, b):
     d = c.squeeze(0)
     d.mul_(3.0)
     return F.silu(q @ k.mT + c) @ v
-
-
-@case(lambda: [*heads(), torch.rand(N, M) > 0.5])
-def mask_not_written(q, k, v, m):
-    n = ~m
-    n.tril_()
-    w = n.float()
-    w[0] = 1
-    return F.silu(q @ k.mT) * w @ v
 
 
 @case(lambda: [*heads(), LENGTHS])

@@ -9,7 +9,7 @@ from tests._recorder import Recorder
 from tests.patterns.rows import HEADS, fused, refused
 
 
-def given(**sizes):
+def matrices(**sizes):
     sizes = {"b": 2, "h": 2, "n": 12, "d": 16, **sizes}
     return [torch.randn(*sizes.values()) for _ in range(3)]
 
@@ -73,7 +73,7 @@ STORED = {
 
 @pytest.mark.parametrize("model", STORED, ids=lambda model: model.__name__)
 def test_stored_scores_name_the_attribute(model):
-    (refusal,) = gdpa_inductor.explain(model(), profit=False)(*given()).rejections
+    (refusal,) = gdpa_inductor.explain(model(), profit=False)(*matrices()).rejections
     assert refusal.code.name == "SCORES_ESCAPE" and refusal.reason.endswith(STORED[model])
     assert "product of its own" in refusal.advice
 
@@ -83,7 +83,7 @@ def test_returned_scores_are_said_to_be_an_output():
         weights = F.relu(q @ k.mT)
         return weights @ v, weights
 
-    (refusal,) = gdpa_inductor.explain(returned, profit=False)(*given()).rejections
+    (refusal,) = gdpa_inductor.explain(returned, profit=False)(*matrices()).rejections
     assert refusal.reason.startswith("the scores are an output of the graph")
     assert refusal.advice == refusal.code.advice
 
@@ -99,7 +99,7 @@ class Advised(torch.nn.Module):
 
 
 def test_scores_stored_from_a_product_of_their_own_are_fused_beside():
-    recorder, inputs, model = Recorder(), given(), Advised()
+    recorder, inputs, model = Recorder(), matrices(), Advised()
     compiled = torch.compile(model, backend=recorder, fullgraph=True)
     torch.testing.assert_close(compiled(*inputs), Kept()(*inputs))
     assert len(recorder.matches) == 1
@@ -201,6 +201,6 @@ def advised(q, k, v):
 
 def test_a_column_of_ones_beside_the_values_is_fused_and_the_same():
     fused(advised, HEADS)
-    inputs = given()
+    inputs = matrices()
     torch.testing.assert_close(advised(*inputs), after(*inputs))
     torch.testing.assert_close(advised(*inputs), product_with_ones_after(*inputs))

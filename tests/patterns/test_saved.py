@@ -79,8 +79,8 @@ def test_what_exports_keep_and_eager_does_not(model, copies):
     program, report = gdpa_inductor.rewrite(torch.export.export(model, operands), profit=False)
     assert len(report.matches) == 1 and not report.rejections
     graphs = [g.graph for g in program.graph_module.modules() if hasattr(g, "graph")]
-    kept = [n for graph in graphs for n in graph.nodes if "kept" in str(n.target)]
-    assert len(kept) == copies, program
+    copied = [n for graph in graphs for n in graph.nodes if "kept" in str(n.target)]
+    assert len(copied) == copies, program
 
 
 def test_a_query_that_learns_only_later():
