@@ -47,7 +47,7 @@ def test_half_precision_scores_are_fp32() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mask_mod", "found"),
+    ("mask_mod", "kind"),
     [
         (lambda b, h, n, m: (n >= m).double(), "torch.float64"),
         (lambda b, h, n, m: (n >= m).to(torch.uint8), "torch.uint8"),
@@ -56,12 +56,12 @@ def test_half_precision_scores_are_fp32() -> None:
     ],
 )
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_mask_that_is_not_of_booleans(mask_mod, found: str, compiled: bool) -> None:
+def test_a_mask_that_is_not_of_booleans(mask_mod, kind: str, compiled: bool) -> None:
     def function(q, k, v):
         return gdpa_inductor.attention(q, k, v, mask_mod=mask_mod)
 
     run = torch.compile(function, backend=Recorder()) if compiled else function
-    with pytest.raises(TypeError, match=f"mask_mod must return a tensor of .*bool, not {found}"):
+    with pytest.raises(TypeError, match=f"mask_mod must return a tensor of .*bool, not {kind}"):
         run(Q, K, V)
 
 

@@ -175,13 +175,15 @@ def test_opcheck_of_the_backward(name: str) -> None:
     torch.library.opcheck(torch.ops.gdpa.attention_backward.default, arguments, test_utils=OPCHECKS)
 
 
-@pytest.mark.parametrize("asked", range(1, 16))
-def test_only_the_asked_gradients_are_computed(asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("needed", range(1, 16))
+def test_only_the_asked_gradients_are_computed(
+    needed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = CASES["shared bias"]
     query, key, value, aux = case.operands()
     leaves = [query, key, value, *aux]
     for position, leaf in enumerate(leaves):
-        leaf.requires_grad_(bool(asked >> position & 1))
+        leaf.requires_grad_(bool(needed >> position & 1))
     seen: list[tuple[bool, ...]] = []
     original = torch.ops.gdpa.attention_backward
 

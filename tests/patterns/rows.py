@@ -158,7 +158,7 @@ def refused(
 def proving(check: Callable[..., object]) -> Callable[..., Callable]:
     """A decorator that makes a test of a program: what the check says of it, and of the rest."""
 
-    def given(*args: object, **how: object) -> Callable[[Callable], Callable]:
+    def with_arguments(*args: object, **how: object) -> Callable[[Callable], Callable]:
         def decorate(program: Callable) -> Callable[[], None]:
             def test() -> None:
                 check(program, *args, **how)
@@ -168,7 +168,7 @@ def proving(check: Callable[..., object]) -> Callable[..., Callable]:
 
         return decorate
 
-    return given
+    return with_arguments
 
 
 is_exact, is_fused = proving(judge), proving(fused)

@@ -14,7 +14,7 @@ def matrices(**sizes):
     return [torch.randn(*sizes.values()) for _ in range(3)]
 
 
-class Kept(torch.nn.Module):
+class Stored(torch.nn.Module):
     """As galerkin-transformer and much code for pictures has it."""
 
     def forward(self, q, k, v):
@@ -56,14 +56,14 @@ class KeptElsewhere(torch.nn.Module):
 class Inner(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner = Kept()
+        self.inner = Stored()
 
     def forward(self, q, k, v):
         return self.inner(q, k, v)
 
 
 STORED = {
-    Kept: "the scores are stored in the attribute `attn_weight`",
+    Stored: "the scores are stored in the attribute `attn_weight`",
     Inner: "the scores are stored in the attribute `attn_weight`",
     KeptElsewhere: "the scores are stored in the attribute `raw_scores`",
     KeptViews: "uses the scores besides the second product, for the attribute `maps`",
@@ -101,7 +101,7 @@ class Advised(torch.nn.Module):
 def test_scores_stored_from_a_product_of_their_own_are_fused_beside():
     recorder, inputs, model = Recorder(), matrices(), Advised()
     compiled = torch.compile(model, backend=recorder, fullgraph=True)
-    torch.testing.assert_close(compiled(*inputs), Kept()(*inputs))
+    torch.testing.assert_close(compiled(*inputs), Stored()(*inputs))
     assert len(recorder.matches) == 1
     q, k, _ = inputs
     torch.testing.assert_close(model.attn_weight, F.relu(q @ k.mT / q.shape[-2]))

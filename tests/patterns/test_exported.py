@@ -36,8 +36,8 @@ def _cases() -> list:
 
 @pytest.mark.parametrize("row", _cases())
 def test_idiom(row: Row) -> None:
-    made_up = make_operands(row.specs, SIZES)
-    operands = {x: t.detach() if torch.is_tensor(t) else t for x, t in made_up.items()}
+    leaves = make_operands(row.specs, SIZES)
+    operands = {x: t.detach() if torch.is_tensor(t) else t for x, t in leaves.items()}
     result, report = rewritten(row.function, operands)
     assert len(report.matches) == row.regions, str(report)
     torch.testing.assert_close(result(**operands), row.function(**operands))

@@ -9,7 +9,7 @@ import gdpa_inductor
 from tests._recorder import Recorder
 from tests.patterns.effects import H, M, N, drawn, heads
 
-HELD = {
+OF_THE_CALLER = {
     "a frozen bias": (lambda s, c: F.silu(s + c), torch.randn(H, N, M), True, 1),
     "in inference": (lambda s, c: F.silu(s + c), torch.randn(H, N, M), False, 0),
     "a mask that eager saves": (lambda s, c: F.silu(s) * c, torch.rand(N, M), True, 0),
@@ -24,9 +24,9 @@ HELD = {
 }
 
 
-@pytest.mark.parametrize("name", HELD)
+@pytest.mark.parametrize("name", OF_THE_CALLER)
 def test_copies_of_what_the_caller_holds(name):
-    weight, operand, training, copies = HELD[name]
+    weight, operand, training, copies = OF_THE_CALLER[name]
 
     class Layer(torch.nn.Module):
         def __init__(self):
