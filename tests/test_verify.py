@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 
@@ -174,9 +175,11 @@ def test_copies_stand_to_each_other_as_the_inputs(make: Callable[[], list[Tensor
         assert x.storage_offset() == y.storage_offset()
         assert (x.requires_grad, x.is_leaf) == (y.requires_grad, y.is_leaf)
         assert x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr()
-    shared = lambda of: [[a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-                          for a in of] for b in of]  # fmt: skip
-    assert shared(inputs) == shared(duplicates)
+    pairs = lambda tensors: itertools.product(
+        [x.untyped_storage().data_ptr() for x in tensors], repeat=2
+    )
+    shared = [[a == b for a, b in pairs(tensors)] for tensors in (inputs, duplicates)]
+    assert shared[0] == shared[1]
 
 
 def test_what_cannot_be_run_on_copies_is_not_compared(caplog) -> None:
