@@ -136,7 +136,6 @@ MAY_IMPORT = {
     "export": CORE | {"backend", "graphs", "patterns", "report", "explaining"},
     # Tools: they stand where a user stands.
     "doctor": LEAVES | {"", "backend", "problem"},
-    "measure": set(),
     "__main__": {"", "doctor", "terminal"},
 }
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch._inductor.utils import run_and_get_code
 
+from benchmarks.measure import peak_extra_bytes
 from gdpa_inductor.lowerings import donation
-from gdpa_inductor.measure import peak_extra_bytes
 
 from .checks import check_bits, compiled
 from .programs import CASES, LAYOUTS, Case
