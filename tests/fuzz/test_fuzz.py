@@ -83,7 +83,7 @@ def test_a_rewritten_decoy_is_seen(monkeypatch):
     program = next(p for p in map(generate, range(1000)) if p.label == DECOY)
 
     def claims(recorder, gm, example_inputs):
-        recorder.graphs.append(Recorded("", "", Counter(), Counter(), matches=("a claim",)))
+        recorder.graphs.append(Recorded("", "", Counter(), matches=("a claim",)))
         return gm.forward
 
     monkeypatch.setattr(runner.Recorder, "__call__", claims)

@@ -163,7 +163,7 @@ def formula(monkeypatch: pytest.MonkeyPatch) -> Formula:
     result = Formula()
     monkeypatch.setattr(plan, "PLANS", {})
     monkeypatch.setattr(Sm90Config, "tiling", StoredTiling(16, COLS, by_keys=True))
-    monkeypatch.setattr(backward_launch, "_kernels", lambda _: result)
+    monkeypatch.setitem(backward_launch.GRADIENTS, "sm90", result.gradients)
     monkeypatch.setattr(jagged_biases, "add_tiles", tiles)
     monkeypatch.setattr(jagged_biases, "add_rows", rows)
     return result

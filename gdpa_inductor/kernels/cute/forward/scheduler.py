@@ -51,8 +51,7 @@ class WorkTile(NamedTuple):
     @staticmethod
     def of(*fields) -> "WorkTile":
         """From the integers one by one, as `fields` has them."""
-        count = len(WorkTile._fields) - 1
-        return WorkTile._make((*fields[:count], fields[count:]))
+        return WorkTile(*fields[:ALONE], fields[ALONE:])  # type: ignore[call-arg]
 
     @property
     def fields(self):
@@ -76,13 +75,16 @@ class WorkTile(NamedTuple):
         return functools.reduce(larger, self.lasts)
 
 
+ALONE = len(WorkTile.__annotations__) - 1  # the fields of a tile before its `lasts`
+
+
 class Scheduler(Fixed):
     """Publishes work tiles, and reads them in the other roles. memory: Room for the records."""
 
     def __init__(self, ring: Ring, memory, work, ranges):
         self.ring, self.work, self.ranges = ring, work, ranges
         self.records = memory.get_tensor(cute.make_layout((STAGES, RECORD), stride=(RECORD, 1)))
-        self.fields = len(WorkTile._fields) - 1 + work.config.tiles
+        self.fields = ALONE + work.config.tiles
 
     def start(self) -> Cursor:
         return self.ring.start()
