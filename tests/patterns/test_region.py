@@ -1,5 +1,6 @@
 """Candidates and closures, on graphs as Dynamo writes them."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -8,6 +9,8 @@ from gdpa_inductor.patterns.host.ambient import Ambient
 from gdpa_inductor.patterns.host.candidates import HostGraph
 from gdpa_inductor.patterns.host.finder import Finder, Through
 from gdpa_inductor.patterns.host.region import Region
+from gdpa_inductor.patterns.result import Refused
+from gdpa_inductor.rejection import Code
 
 SHAPES = {"q": (2, 3, 5, 4), "k": (2, 3, 7, 4), "v": (2, 3, 7, 6)}
 
@@ -72,6 +75,12 @@ def test_full_sized_masks_are_leaves():
 
     region = region_of(attention, **SHAPES, a=(5, 7), b=(5, 7))
     assert "mul" in names(region.leaves)
+
+
+def test_softmax_is_refused_before_anything_is_traced():
+    with pytest.raises(Refused) as caught:
+        region_of(lambda q, k, v: (q @ k.mT).softmax(-1) @ v)
+    assert caught.value.code is Code.NORMALISED
 
 
 # Candidates
