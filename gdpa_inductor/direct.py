@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -49,6 +50,46 @@ def kind_of(operands: Sequence[Tensor], *mods: Any) -> Kind | None:
     return None if torch.jit.is_tracing() or autograd.is_observed() else tuple(parts)
 
 
+def reads_arguments_alone(*mods: Any) -> bool:
+    """Whether functions, and those that they call, reach no tensor besides their arguments.
+
+    So nothing is looked up by position, and any bound on the lengths gives the same result. False
+    where it cannot be told quickly.
+    """
+    reached, seen = list(mods), set[object]()
+    for value in reached:
+        if isinstance(value, FunctionType) and not value.__module__.startswith("torch."):
+            if value.__dict__ or len(reached) > _KINDS:
+                return False
+            if value not in seen:
+                seen.add(value)
+                reached += _reached(value)
+        elif not _is_plain(value):
+            return False
+    return True
+
+
+def _reached(function: FunctionType) -> Iterator[Any]:
+    """The values that a function's code can name."""
+    codes, own = [function.__code__], function.__globals__
+    for code in codes:
+        codes += [x for x in code.co_consts if isinstance(x, CodeType)]
+        yield from (own[name] for name in code.co_names if name in own)
+    yield from (cell.cell_contents for cell in function.__closure__ or ())
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number, or something of torch's or Python's own that is no tensor."""
+    if isinstance(value, BuiltinFunctionType):  # or a bound method, of a tensor say
+        value = value.__self__
+    if isinstance(value, (ModuleType, FunctionType, type)):
+        name = value.__name__ if isinstance(value, ModuleType) else value.__module__
+        return name.partition(".")[0] in ("torch", "math", "builtins")
+    return value is None or type(value) in (int, float, bool, str, torch.dtype)
+
+
 def compiled(kind: Kind, formula: Callable[..., Tensor], arguments: Sequence[Any]) -> Tensor:
     """`formula(*arguments)` as one fused operator; as it is where that cannot be compiled.
 
@@ -86,10 +127,25 @@ def compiled(kind: Kind, formula: Callable[..., Tensor], arguments: Sequence[Any
 @functools.lru_cache(_KINDS)
 def _alone(formula: Callable[..., Tensor], kind: Kind) -> Callable[..., Tensor]:
     from ._compat import dynamo
-    from .backend import gdpa_backend
 
     _new.add(kind)
-    return dynamo.compiled_alone(formula, gdpa_backend, {"gdpa.profit": False})
+    return dynamo.compiled_alone(formula, _backend, {"gdpa.profit": False})
+
+
+def _backend(gm: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+    """The backend "gdpa". It finds no candidate only where a mod had to be mapped (`scalars`)."""
+    from ._compat import dynamo
+    from .backend import gdpa_backend
+
+    candidates = lambda: [dynamo.counters["gdpa"][name] for name in ("matched", "rejected")]
+    before = candidates()
+    compiled = gdpa_backend(gm, inputs, **options)
+    if candidates() == before:
+        reason = "attention is not fused: a mod calls what may see more than one element"
+        if Options.make({}).strict:
+            raise GDPAError(f"gdpa.strict: {reason}")
+        log.warning(reason)
+    return compiled
 
 
 def _called(kind: Kind, seconds: float) -> None:

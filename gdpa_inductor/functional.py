@@ -72,10 +72,14 @@ def attention(
     """
     mods = (score_mod, mask_mod, scale, enable_gqa)
     operands, offsets = (query, key, value), (cu_seqlens_q, cu_seqlens_k)
+    # What is on a device is read only if the result depends on it.
+    reads = torch.compiler.is_compiling() or not (
+        query.is_cuda and direct.reads_arguments_alone(score_mod, mask_mod)
+    )
     if query.is_nested or key.is_nested or value.is_nested:
         # A compiled function is not given nested tensors: torch 2.11 mistakes their parts once they
         # remember their longest length, and no version keeps such a graph in its cache.
-        operands, sides = _without_nesting(*operands, *offsets, max_seqlen_q, max_seqlen_k)
+        operands, sides = _without_nesting(*operands, *offsets, max_seqlen_q, max_seqlen_k, reads)
         options = {"mask_mod": mask_mod, "scale": scale, "enable_gqa": enable_gqa, **sides}
         out = attention(*operands, score_mod=score_mod, **options)
         if not query.is_nested:
@@ -87,10 +91,12 @@ def attention(
         kind = direct.kind_of(operands, score_mod, mask_mod)
     if kind is None:
         return _attention(*arguments, max_seqlen_q, max_seqlen_k)
-    longest = key_longest = _longest("query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
-    rows = (id(cu_seqlens_q), max_seqlen_q, query.shape[0])  # what `_longest` reads
-    if (id(cu_seqlens_k), max_seqlen_k, key.shape[0]) != rows:
-        key_longest = _longest("key", key, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
+    longest, key_longest = max_seqlen_q, max_seqlen_k
+    if reads or longest is not None or key_longest is not None:
+        longest = key_longest = _longest("query", query, "cu_seqlens_q", cu_seqlens_q, longest)
+        rows = (id(cu_seqlens_q), max_seqlen_q, query.shape[0])  # what `_longest` reads
+        if (id(cu_seqlens_k), max_seqlen_k, key.shape[0]) != rows:
+            key_longest = _longest("key", key, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
     return direct.compiled(kind, _attention, (*arguments, longest, key_longest))
 
 
@@ -102,13 +108,14 @@ def _without_nesting(
     cu_seqlens_k: Tensor | None,
     max_seqlen_q: Size | None,
     max_seqlen_k: Size | None,
+    reads: bool,
 ) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
     """The values of nested operands, and what `attention` takes of their sides by name."""
     if key.is_nested != value.is_nested:
         raise GDPAError("key and value must both be nested, or neither")
     if query.is_nested:
         query, cu_seqlens_q, max_seqlen_q = _unnested(
-            "query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q
+            "query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q, reads
         )
     if key.is_nested:
         nested = (key, value)
@@ -116,9 +123,9 @@ def _without_nesting(
             own = subclasses.longest_of(key)
             max_seqlen_k = max_seqlen_q if own is None else own
         key, offsets, max_seqlen_k = _unnested(
-            "key", key, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k
+            "key", key, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k, reads
         )
-        value, *_ = _unnested("value", value, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
+        value, *_ = _unnested("value", value, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k, reads)
         cu_seqlens_k = offsets
         if nested[0].shape[1] != nested[1].shape[1]:
             raise GDPAError("key and value are nested by different offsets")
@@ -293,7 +300,12 @@ def _jagged_side(
 
 
 def _unnested(
-    name: str, nested: Tensor, cu_name: str, offsets: Tensor | None, longest: Size | None
+    name: str,
+    nested: Tensor,
+    cu_name: str,
+    offsets: Tensor | None,
+    longest: Size | None,
+    reads: bool,
 ) -> tuple[Tensor, Tensor, Size | None]:
     """The values, the offsets and the longest length, which the tensor remembers.
 
@@ -307,7 +319,7 @@ def _unnested(
         )
     values: Tensor = nested.values()  # type: ignore[attr-defined]
     longest = subclasses.longest_of(nested) if longest is None else longest
-    if longest is None and not torch.compiler.is_compiling() and not _is_captured(values):
+    if reads and longest is None and not (torch.compiler.is_compiling() or _is_captured(values)):
         longest = subclasses.read_longest(nested)
     return values, nested.offsets(), longest  # type: ignore[attr-defined]
 

@@ -96,6 +96,7 @@ class _AtOnce(TorchFunctionMode):
         super().__init__()
         self.rank = rank
         self.operands = list(operands)  # and what may be an alias of one
+        self.elements = list(operands)  # and what was computed from them: one for each score
         self.inside = False  # whether a call is the mode's own
 
     def __torch_function__(
@@ -110,6 +111,8 @@ class _AtOnce(TorchFunctionMode):
         result = func(*args, **kwargs)
         if func.__name__ in _ALIASES and self._is_operand(args[0]):
             self.operands.append(result)
+        if any(self._is_element(x) for x in (*args, *kwargs.values())):
+            self.elements.append(result)
         return result
 
     def _check(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -128,8 +131,12 @@ class _AtOnce(TorchFunctionMode):
                 raise _Mapped
         elif func not in _PLAIN:
             known = func.__name__ in ELEMENTWISE
-            if not known or any(n not in (0, self.rank) for n in dims):
+            tensors = [x for x in arguments if isinstance(x, Tensor)]
+            if not known or not all(n == 0 or self._is_element(x) for n, x in zip(dims, tensors)):
                 raise _Mapped
+
+    def _is_element(self, tensor: Any) -> bool:
+        return any(tensor is x for x in self.elements)
 
     def _is_operand(self, tensor: Any) -> bool:
         return any(tensor is x for x in self.operands)
@@ -172,9 +179,11 @@ class _Row:
     def _inside(self, function: Callable[[], Tensor]) -> Tensor:
         before, self.mode.inside = self.mode.inside, True
         try:
-            return function()
+            elements = function()
         finally:
             self.mode.inside = before
+        self.mode.elements.append(elements)
+        return elements
 
     def _elements(self) -> Tensor:
         """All of a place in one last dim."""

@@ -65,7 +65,13 @@ def with_gradients(function, operands, others=()):
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """What compiles a direct call; it runs the operator's definition."""
     recorder = Recorder()
-    monkeypatch.setattr(backend, "gdpa_backend", lambda gm, inputs, **_: recorder(gm, inputs))
+
+    def recording(gm, inputs, **_):
+        compiled = recorder(gm, inputs)
+        counters["gdpa"]["matched"] += len(recorder.graphs[-1].matches)
+        return compiled
+
+    monkeypatch.setattr(backend, "gdpa_backend", recording)
     direct._alone.cache_clear()
     yield recorder
     direct._alone.cache_clear()
@@ -384,3 +390,48 @@ def test_little_is_done_beside_the_compiled_call(recorder: Recorder, make) -> No
         sys.setprofile(None)
         counts.append(events.count("call"))
     assert counts[1] <= counts[0] + 30, counts
+
+
+class _Table:
+    values = torch.arange(16.0)
+
+
+def _halved(s):
+    return F.silu(s) / 2
+
+
+@pytest.mark.parametrize(
+    "alone, mod",
+    [
+        (True, None),
+        (True, torch.relu),
+        (True, lambda s, b, h, q_idx, kv_idx: _halved(s) * float(3)),
+        (True, lambda b, h, q_idx, kv_idx: torch.where(b > 0, q_idx >= kv_idx, h > 0)),
+        (False, biased),
+        (False, _Table.values.add),
+        (False, lambda s, b, h, q_idx, kv_idx: s * _Table.values[q_idx]),
+        (False, lambda s, b, h, q_idx, kv_idx, t=CU: s * t[b]),
+        (False, (lambda table: lambda s, *at: s * table[at[-1]])(CU)),
+        (False, torch.nn.SiLU()),
+    ],
+)
+def test_mods_that_read_nothing_by_position(alone: bool, mod: object) -> None:
+    assert direct.reads_arguments_alone(mod) is alone
+
+
+def test_a_mod_that_is_mapped_is_said(caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
+    """The formula runs: it has no candidate, so `strict` has nothing else to raise about."""
+    operands = dense()
+    direct._alone.cache_clear()
+
+    def wide(s, b, h, q_idx, kv_idx):
+        return torch.stack([s, s * 0]).amax(0)
+
+    with caplog.at_level(logging.WARNING, "gdpa_inductor"):
+        assert_is_formula(operands, score_mod=wide)
+    assert any("more than one element" in r.getMessage() for r in caplog.records)
+    direct._alone.cache_clear()
+    monkeypatch.setenv("GDPA_STRICT", "1")
+    with pytest.raises(GDPAError, match="more than one element"):
+        gdpa_inductor.attention(*operands, score_mod=wide)
+    direct._alone.cache_clear()

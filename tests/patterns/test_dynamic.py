@@ -223,6 +223,34 @@ def test_unbacked_divisor():
     assert len(recorder.matches) == 1, recorder.why()
 
 
+def test_a_divisor_made_of_sizes_is_positive():
+    """Kernels take it for that where scores are masked: 0/0 in a tail gives NaN in gradients."""
+
+    def attention(q, k, v):
+        n = k.shape[2]
+        late = torch.arange(n) >= 2
+        return torch.where(late, F.silu(q @ k.mT) / (n - 2), 0.0) @ v
+
+    recorder = Recorder()
+    compiled = torch.compile(attention, backend=recorder, dynamic=True)
+    for keys in (7, 9, 2, 5, 2):
+        assert not compare(attention, compiled, make_operands(HEADS, {**SIZES, "n": keys}))
+    assert len(recorder.graphs) == 2  # a guard keeps 2 apart
+    assert len(recorder.matches) == 2, recorder.why()
+
+
+def test_a_divisor_of_the_user_is_guarded_or_refused():
+    def attention(q, k, v, count):
+        return F.silu(q @ k.mT) / count @ v
+
+    recorder = Recorder()
+    compiled = torch.compile(attention, backend=recorder, dynamic=True)
+    for count in (3, 5, -2, 4):
+        assert not compare(attention, compiled, {**make_operands(HEADS, SIZES), "count": count})
+    assert [len(graph.matches) for graph in recorder.graphs] == [1, 0]
+    assert "may be below 1: rule it out by torch._check" in recorder.why()
+
+
 def test_the_analysis_of_a_size_that_is_a_quotient_adds_no_guard():
     """The fakes that the analysis makes of its leaves ask whether their strides are channels-last;
     with a batch of `k.shape[2] // h` the answer was kept as a guard.

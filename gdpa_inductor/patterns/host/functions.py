@@ -67,6 +67,8 @@ MOVES = frozenset(["set_", "resize_", "resize_as_", "_set_data", "set_data", "sw
 WATCHERS = frozenset([
     "grad", "backward", "retain_grad", "register_hook", "register_post_accumulate_grad_hook",
 ])
+# They write without a new version: the backward of an earlier call reads what they wrote.
+UNVERSIONED = frozenset(["fused_moving_avg_obs_fake_quant", "_fused_moving_avg_obs_fq_helper"])
 # Functions that take the dtype and device of a tensor, and nothing else of it.
 FACTORIES = frozenset(["new_empty", "new_full", "new_ones", "new_zeros"])
 # Functions that are not pointwise, by name.

@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 
 from ..._compat import shapes
-from ...program.expr import Expr, call, const, postorder, with_leaves
+from ...program.expr import SCORE, Expr, call, const, postorder, with_leaves
 from ...program.integers import ANY, INT32, Range, inside, ranges
 from ...program.rounding import fragile_condition, reworded_decision, rounded_term
 from ...program.score_mod import formula
@@ -40,6 +40,10 @@ ROUNDS_OPERANDS = COMPARISONS | {
 }  # fmt: skip
 # Calls that decide by a number which some devices round and others do not (threshold: GPUs do).
 ROUNDS_ON_SOME = {"threshold": 1}  # which argument
+# Calls that give a finite number for any finite ones.
+_FINITE = COMPARISONS | {
+    "add", "sub", "mul", "neg", "abs", "maximum", "minimum", "where", "float", "and", "or", "not",
+}  # fmt: skip
 _EXACT_IN_FP32 = (-(1 << 24), 1 << 24)
 
 
@@ -100,6 +104,24 @@ class Precision:
         if fragile is not None:
             reason = f"a mask that depends on how its numbers round: {formula(fragile)}"
             raise Refused(Code.POINTWISE_OP, reason)
+
+    def check_divisors(self, weight: Expr) -> None:
+        """Refuse a division by a number that may be 0: where scores are masked or past the end,
+        kernels take the quotient for finite.
+        """
+        for node in postorder([weight]):
+            divisors = node.args[1:] if node.op == "div" else node.args
+            for term in divisors if node.op not in _FINITE else ():
+                leaves = postorder([term])
+                if node.op == "div" or SCORE not in set(leaves):
+                    self._check_positive([x for x in leaves if x.op == "scalar"])
+
+    def _check_positive(self, leaves: Iterable[Expr]) -> None:
+        for leaf in leaves:
+            size = self.scalars[leaf.value]
+            if not shapes.guarded_positive(size):
+                reason = f"a division by {size}, which may be below 1"
+                raise Refused(Code.POINTWISE_OP, f"{reason}: rule it out by torch._check")
 
     def check_dtypes(self, dtype: torch.dtype, weight: Expr) -> None:
         """Refuse what is no product of reals, and what rounds elsewhere than the model."""
