@@ -185,7 +185,7 @@ def from_seeds(count: int) -> list[Subject]:
     while len(subjects) < count:
         program = generate(seed)
         seed += 1
-        if program.label == "hazard" and program.door != "export" and not program.second:
+        if program.label == "hazard" and program.door != "export" and not program.varies:
             subjects.append(drawn(program))
     return subjects
 
