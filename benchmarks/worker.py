@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from gdpa_inductor._compat import autograd, dynamo, inductor
-from gdpa_inductor.measure import peak_extra_bytes, spread, times_ms
 
 from .cases import Case, Function, Subject
 from .contenders import CONTENDERS, OTHERS
+from .measure import peak_extra_bytes, spread, times_ms
 from .models import MODELS, training
 from .peers import PEERS, build
 from .profiled import share

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._compat import autograd, subclasses
+from ._compat import autograd
 from .options import Options
 from .rejection import GDPAError
 
@@ -32,25 +32,20 @@ _new: set[Kind] = set()  # which no call has been compiled for yet
 
 
 def kind_of(operands: Sequence[Tensor], *mods: Any) -> Kind | None:
-    """The kind of a call; None unless it is one of plain or nested tensors, which nothing observes
-    or transforms.
+    """The kind of a call; None unless it is one of plain tensors, which nothing observes or
+    transforms.
     """
     parts: list[object] = [getattr(mod, "__code__", type(mod)) for mod in mods]
     for x in operands:
-        nested = type(x) not in _PLAIN or x.is_nested
-        if nested and not subclasses.is_compact_nested(x):
+        shape = x.shape
+        if type(x) not in _PLAIN or len(shape) < 3:
             return None
-        # a nested tensor's own properties take ten times as long
-        values = subclasses.values_of(x) if nested else x
-        shape = values.shape
-        if len(shape) < 3:
-            return None
-        parts += (nested, len(shape), shape[1], shape[-1])
+        parts += (len(shape), shape[1], shape[-1])
     # those of the last operand: where others differ, the formula says so
-    in_memory = values.is_cpu
-    if not (in_memory or values.is_cuda):
+    in_memory = x.is_cpu
+    if not (in_memory or x.is_cuda):
         return None
-    parts += (values.dtype, in_memory)
+    parts += (x.dtype, in_memory)
     return None if torch.jit.is_tracing() or autograd.is_observed() else tuple(parts)
 
 

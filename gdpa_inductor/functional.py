@@ -9,7 +9,7 @@ padded by ops that the matcher removes again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,7 +48,8 @@ def attention(
             integers, as in flex_attention.
         mask_mod: `(b, h, q_idx, kv_idx) -> bool`. Where False the weight is 0, whatever
             `score_mod` gives.
-        scale: multiplies q·k. The default is 1, not 1/sqrt(D).
+        scale: multiplies q·k. The default is 1, not 1/sqrt(D). A float is compiled in: one that
+            changes from step to step should be a tensor of no dims.
         enable_gqa: key and value may have fewer heads, which divide H.
         cu_seqlens_q, cu_seqlens_k: int32 or int64 [B+1]. Sequence b owns the rows cu[b]:cu[b+1] of
             that side, and indices count within it.
@@ -70,45 +71,73 @@ def attention(
             that returns no booleans.
     """
     mods = (score_mod, mask_mod, scale, enable_gqa)
-    arguments = (query, key, value, *mods, cu_seqlens_q, cu_seqlens_k)
+    operands, offsets = (query, key, value), (cu_seqlens_q, cu_seqlens_k)
+    if query.is_nested or key.is_nested or value.is_nested:
+        # A compiled function is not given nested tensors: torch 2.11 mistakes their parts once they
+        # remember their longest length, and no version keeps such a graph in its cache.
+        operands, sides = _without_nesting(*operands, *offsets, max_seqlen_q, max_seqlen_k)
+        options = {"mask_mod": mask_mod, "scale": scale, "enable_gqa": enable_gqa, **sides}
+        out = attention(*operands, score_mod=score_mod, **options)
+        if not query.is_nested:
+            return out
+        return torch.nested.nested_tensor_from_jagged(out, sides["cu_seqlens_q"])
+    arguments = (*operands, *mods, *offsets)
     kind = None
     if not torch.compiler.is_compiling():
-        kind = direct.kind_of((query, key, value), score_mod, mask_mod)
+        kind = direct.kind_of(operands, score_mod, mask_mod)
     if kind is None:
         return _attention(*arguments, max_seqlen_q, max_seqlen_k)
     longest = key_longest = _longest("query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
-    rows = _source_of_bound(query, cu_seqlens_q, max_seqlen_q)
-    if _source_of_bound(key, cu_seqlens_k, max_seqlen_k) != rows:
+    rows = (id(cu_seqlens_q), max_seqlen_q, query.shape[0])  # what `_longest` reads
+    if (id(cu_seqlens_k), max_seqlen_k, key.shape[0]) != rows:
         key_longest = _longest("key", key, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
     return direct.compiled(kind, _attention, (*arguments, longest, key_longest))
+
+
+def _without_nesting(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: Size | None,
+    max_seqlen_k: Size | None,
+) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
+    """The values of nested operands, and what `attention` takes of their sides by name."""
+    if key.is_nested != value.is_nested:
+        raise GDPAError("key and value must both be nested, or neither")
+    if query.is_nested:
+        query, cu_seqlens_q, max_seqlen_q = _unnested(
+            "query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q
+        )
+    if key.is_nested:
+        nested = (key, value)
+        if max_seqlen_k is None and subclasses.offsets_of(key) is cu_seqlens_q:
+            own = subclasses.longest_of(key)
+            max_seqlen_k = max_seqlen_q if own is None else own
+        key, offsets, max_seqlen_k = _unnested(
+            "key", key, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k
+        )
+        value, *_ = _unnested("value", value, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
+        cu_seqlens_k = offsets
+        if nested[0].shape[1] != nested[1].shape[1]:
+            raise GDPAError("key and value are nested by different offsets")
+    return (query, key, value), {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+    }
 
 
 def _longest(
     name: str, values: Tensor, cu_name: str, offsets: Tensor | None, longest: Size | None
 ) -> Size | None:
     """The bound of a side; None where it is dense. Here is checked what the formula does not."""
-    if offsets is None:
-        if longest is None and subclasses.is_compact_nested(values):
-            return _longest_of_nested(values)
-    elif isinstance(longest, int) and longest >= 0 and not offsets.is_cpu:
+    if isinstance(longest, int) and longest >= 0 and offsets is not None and not offsets.is_cpu:
         return longest
-    _, side = _jagged_side(name, values, cu_name, offsets, longest)
+    side = _jagged_side(name, values, cu_name, offsets, longest)
     return None if side is None else side.longest
-
-
-def _longest_of_nested(nested: Tensor) -> Size:
-    """The longest length, which the tensor remembers, as it does for torch's own attention."""
-    longest = subclasses.longest_of(nested)
-    values = subclasses.values_of(nested)
-    if longest is None and _is_captured(values):
-        return values.shape[0]
-    return subclasses.read_longest(nested) if longest is None else longest
-
-
-def _source_of_bound(values: Tensor, offsets: Tensor | None, longest: Size | None) -> object:
-    """What `_longest` reads: where it is the same for both sides, one answer serves both."""
-    offsets = subclasses.offsets_of(values) if offsets is None else offsets
-    return id(offsets), longest, subclasses.values_of(values).shape[0]
 
 
 def _attention(
@@ -125,23 +154,17 @@ def _attention(
     max_seqlen_k: Size | None,
 ) -> Tensor:
     """`attention` as a formula of torch's operators."""
-    nested = query.is_nested
-    query, rows = _jagged_side("query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
-    ragged = key.shape[1] if key.is_nested else None
-    key, cols = _jagged_side("key", key, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
-    if value.is_nested != (cu_seqlens_k is None and cols is not None):
-        raise GDPAError("key and value must both be nested, or neither")
-    if value.is_nested and value.shape[1] != ragged:
-        raise GDPAError("key and value are nested by different offsets")
-    value, _ = _jagged_side("value", value, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
+    rows = _jagged_side("query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
+    cols = _jagged_side("key", key, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
+    if cols is not None:
+        _jagged_side("value", value, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
     sides = _Sides(rows, cols)
     query, key, value = sides.pad(query, key, value)
     groups = _check(query, key, value, sides, enable_gqa)
     out = _formula(query, key, value, sides, groups, score_mod, mask_mod, scale)
     if rows is None:
         return out
-    out = torch.ops.gdpa.dense_to_jagged(out.transpose(1, 2), rows.offsets, rows.total)
-    return torch.nested.nested_tensor_from_jagged(out, rows.offsets) if nested else out
+    return torch.ops.gdpa.dense_to_jagged(out.transpose(1, 2), rows.offsets, rows.total)
 
 
 def _formula(
@@ -252,15 +275,12 @@ class _Sides(NamedTuple):
 
 def _jagged_side(
     name: str, values: Tensor, cu_name: str, offsets: Tensor | None, longest: Size | None
-) -> tuple[Tensor, _Side | None]:
-    """The values [L,H,D] of a jagged operand and its side; a dense one as it is."""
-    if values.is_nested:
-        longest = subclasses.longest_of(values) if longest is None else longest
-        values, offsets = _unnested(name, values, cu_name, offsets)
+) -> _Side | None:
+    """The side of values [L,H,D]; None of dense ones."""
     if offsets is None:
         if longest is not None:
             raise GDPAError(f"{name} is dense: max_seqlen goes with {cu_name}")
-        return values, None
+        return None
     _check_offsets(name, values, cu_name, offsets)
     total = values.shape[0]
     if not torch.compiler.is_compiling():
@@ -269,20 +289,27 @@ def _jagged_side(
             raise ValueError(f"{bound} must not be negative, got {longest}")
         if offsets.device.type == "cpu":
             check_bounds(cu_name, offsets, total)
-    return values, _Side(offsets, _bound(offsets, total) if longest is None else longest, total)
+    return _Side(offsets, _bound(offsets, total) if longest is None else longest, total)
 
 
 def _unnested(
-    name: str, nested: Tensor, cu_name: str, offsets: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The values and offsets of a nested tensor."""
+    name: str, nested: Tensor, cu_name: str, offsets: Tensor | None, longest: Size | None
+) -> tuple[Tensor, Tensor, Size | None]:
+    """The values, the offsets and the longest length, which the tensor remembers.
+
+    So it does for torch's own attention. None where it may not be read.
+    """
     if offsets is not None:
         raise GDPAError(f"{name} is nested: its offsets are its own, leave {cu_name} out")
     if not subclasses.is_compact_nested(nested):
         raise GDPAError(
             f"a nested {name} must be of layout torch.jagged, [B, j, heads, dim], not transposed"
         )
-    return nested.values(), nested.offsets()  # type: ignore[attr-defined]
+    values: Tensor = nested.values()  # type: ignore[attr-defined]
+    longest = subclasses.longest_of(nested) if longest is None else longest
+    if longest is None and not torch.compiler.is_compiling() and not _is_captured(values):
+        longest = subclasses.read_longest(nested)
+    return values, nested.offsets(), longest  # type: ignore[attr-defined]
 
 
 def _check_offsets(name: str, values: Tensor, cu_name: str, offsets: Tensor) -> None:
@@ -304,7 +331,8 @@ def _bound(offsets: Tensor, total: Size) -> Size:
         return total
     if _is_captured(offsets):
         return total
-    return int(torch.diff(offsets).max()) if offsets.shape[0] > 1 else 0
+    # One copy from the device, where it would launch three kernels and copy what they give.
+    return int(torch.diff(offsets.cpu()).max()) if offsets.shape[0] > 1 else 0
 
 
 def _is_captured(tensor: Tensor) -> bool:

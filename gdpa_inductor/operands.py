@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,12 @@ from .rejection import GDPAError
 
 T = TypeVar("T")
 Size = int | torch.SymInt
+
+
+class JaggedRows(NamedTuple):
+    cu_seqlens: Any  # [B+1]
+    total: Any  # the rows L of all sequences
+    longest: Any  # max_seqlen: the rows of a sequence in the padded form
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,18 @@ class Operands(Generic[T]):
     @property
     def jagged(self) -> bool:
         return self.cu_seqlens_q is not None or self.cu_seqlens_k is not None
+
+    @property
+    def sides(self) -> dict[str, JaggedRows]:
+        """The jagged sides: "q" of the query, "k" of key and value. Only of tensors."""
+        query: Any = self.query
+        key: Any = self.key
+        sides: dict[str, JaggedRows] = {}
+        if self.cu_seqlens_q is not None:
+            sides["q"] = JaggedRows(self.cu_seqlens_q, query.shape[0], self.max_seqlen_q)
+        if self.cu_seqlens_k is not None:
+            sides["k"] = JaggedRows(self.cu_seqlens_k, key.shape[0], self.max_seqlen_k)
+        return sides
 
     @property
     def differentiable(self) -> list[T]:
@@ -101,12 +119,17 @@ def output_shape(operands: Operands[Tensor]) -> tuple[Any, ...]:
 def check(operands: Operands[Tensor]) -> None:
     """Raise GDPAError if operands do not fit each other or the program."""
     o = operands
-    for name, tensor, offsets in _matrices(o):
+    matrices = (
+        ("query", o.query, o.cu_seqlens_q),
+        ("key", o.key, o.cu_seqlens_k),
+        ("value", o.value, o.cu_seqlens_k),
+    )
+    for name, tensor, offsets in matrices:
         _check_layout(name, tensor, offsets is not None)
-    for side, offsets in (("cu_seqlens_q", o.cu_seqlens_q), ("cu_seqlens_k", o.cu_seqlens_k)):
+    for name, offsets in (("cu_seqlens_q", o.cu_seqlens_q), ("cu_seqlens_k", o.cu_seqlens_k)):
         if offsets is not None:
-            check_form(side, offsets)
-            _check_not_empty(side, offsets)
+            check_form(name, offsets)
+            _check_not_empty(name, offsets)
     for other in (o.key, o.value, *o.aux, o.cu_seqlens_q, o.cu_seqlens_k):
         if other is not None and other.device != o.query.device and other.dim() > 0:
             raise GDPAError(f"operands are on {o.query.device} and {other.device}")
@@ -115,25 +138,16 @@ def check(operands: Operands[Tensor]) -> None:
     _fits("head dim of query and key", o.query.shape[-1], o.key.shape[-1])
     length = 2 if o.cu_seqlens_k is None else 0
     _fits("length of key and value", o.key.shape[length], o.value.shape[length])
-    _check_batch(o)
+    _check_batch(o, matrices)
     _check_heads(o)
     _check_aux(o)
 
 
-def _matrices(o: Operands[Tensor]) -> tuple[tuple[str, Tensor, Tensor | None], ...]:
-    """Name, tensor and offsets."""
-    return (
-        ("query", o.query, o.cu_seqlens_q),
-        ("key", o.key, o.cu_seqlens_k),
-        ("value", o.value, o.cu_seqlens_k),
-    )
-
-
-def _check_batch(o: Operands[Tensor]) -> None:
+def _check_batch(o: Operands[Tensor], matrices: Sequence[tuple[str, Tensor, Any]]) -> None:
     batch = _batch(o)
     if o.cu_seqlens_q is not None and o.cu_seqlens_k is not None:
         _fits("batch of cu_seqlens_k", o.cu_seqlens_k.shape[0] - 1, batch)
-    for name, tensor, offsets in _matrices(o):
+    for name, tensor, offsets in matrices:
         if offsets is None and not _is_one(tensor.shape[0]):
             _fits(f"batch of {name}", tensor.shape[0], batch)
 
@@ -176,11 +190,10 @@ def _check_aux(o: Operands[Tensor]) -> None:
             f"the program {o.program} declares {declared}, "
             f"{len(o.aux)} and {len(o.scalars)} are given"
         )
+    if not o.aux:
+        return
     sizes = dict(zip(AXES, score_shape(o), strict=True))
-    if o.cu_seqlens_q is not None:
-        sizes["q"] = o.query.shape[0]
-    if o.cu_seqlens_k is not None:
-        sizes["k"] = o.key.shape[0]
+    sizes |= {letter: side.total for letter, side in o.sides.items()}
     for i, (tensor, spec) in enumerate(zip(o.aux, o.program.aux, strict=True)):
         if tensor.dim() != len(spec.access):
             raise GDPAError(
@@ -196,8 +209,7 @@ def _check_aux(o: Operands[Tensor]) -> None:
 
 def in_order(operands: Operands[Tensor]) -> bool:
     """Whether offsets ascend within the rows. It reads the offsets on the host."""
-    sides = ((operands.cu_seqlens_q, operands.query), (operands.cu_seqlens_k, operands.key))
-    return all(cu is None or _rises_within(cu, values.shape[0]) for cu, values in sides)
+    return all(_rises_within(side.cu_seqlens, side.total) for side in operands.sides.values())
 
 
 _FEW = 256  # offsets that Python compares sooner than torch does
@@ -224,6 +236,16 @@ def check_bounds(name: str, offsets: Tensor, rows: int) -> None:
 def kind_of(dtype: torch.dtype) -> str:
     """The kind of a program's operand: "b", "f" or "i"."""
     return "b" if dtype == torch.bool else "f" if dtype.is_floating_point else "i"
+
+
+def dtype_of(kind: str, real: torch.dtype) -> torch.dtype:
+    """The dtype in which torch computes with a leaf of a program. real: That of reals."""
+    return {"f": real, "i": torch.int64, "b": torch.bool}[kind]
+
+
+def on_axis(axis: str, values: Tensor) -> Tensor:
+    """Values along one axis of the scores, with a dim of 1 for each of the others."""
+    return values.view([values.shape[0] if name == axis else 1 for name in AXES])
 
 
 def _fits(what: str, left: Size, right: Size) -> None:

@@ -176,15 +176,11 @@ def _copy(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return x.to(dtype or x.dtype, copy=True)
 
 
-def _copy_fake(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    return torch.empty_like(x, dtype=dtype)
-
-
 def _note_dtype(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.dtype = inputs[0].dtype
 
 
-operators.register_fake(_LIBRARY, "kept", _copy_fake)
+operators.register_fake(_LIBRARY, "kept", lambda x, dtype=None: torch.empty_like(x, dtype=dtype))
 torch.library.register_autograd(
     "gdpa::kept",
     lambda ctx, grad: (grad.to(ctx.dtype), None),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ._compat.shapes import size_hint, statically_known_true
-from .operands import Operands, Size, score_shape
+from .operands import JaggedRows, Operands, Size, score_shape
 from .program.score_mod import ScoreMod
 
 
@@ -58,15 +58,16 @@ class Problem:
         return self.jagged_query or self.jagged_key
 
     @property
+    def sides(self) -> dict[str, JaggedRows]:
+        """The jagged sides, as `Operands.sides`, without offsets."""
+        query = {"q": JaggedRows(None, self.total_rows, self.rows)} if self.jagged_query else {}
+        key = {"k": JaggedRows(None, self.total_cols, self.cols)} if self.jagged_key else {}
+        return query | key
+
+    @property
     def unbounded(self) -> bool:
         """A jagged side has no bound but its total rows. Padding to that is out of the question."""
-        sides = (
-            (self.jagged_query, self.rows, self.total_rows),
-            (self.jagged_key, self.cols, self.total_cols),
-        )
-        return any(
-            jagged and statically_known_true(longest == total) for jagged, longest, total in sides
-        )
+        return any(statically_known_true(x.longest == x.total) for x in self.sides.values())
 
     @property
     def score_bytes(self) -> int | None:
@@ -96,9 +97,8 @@ class Problem:
     def of(operands: Operands[Tensor], training: bool, needs: tuple[bool, ...] = ()) -> Problem:
         """From (fake) operands in the op's layout."""
         query, key, value = operands.query, operands.key, operands.value
-        jagged_query = operands.cu_seqlens_q is not None
-        jagged_key = operands.cu_seqlens_k is not None
         batch, heads, rows, cols = score_shape(operands)
+        totals = {letter: side.total for letter, side in operands.sides.items()}
         return Problem(
             program=operands.program,
             device=query.device,
@@ -114,10 +114,10 @@ class Problem:
             head_dim=query.shape[-1],
             value_dim=value.shape[-1],
             training=training,
-            jagged_query=jagged_query,
-            jagged_key=jagged_key,
-            total_rows=query.shape[0] if jagged_query else 0,
-            total_cols=key.shape[0] if jagged_key else 0,
+            jagged_query="q" in totals,
+            jagged_key="k" in totals,
+            total_rows=totals.get("q", 0),
+            total_cols=totals.get("k", 0),
             needs=needs,
         )
 

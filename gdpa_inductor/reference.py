@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .operands import Operands, aux_from_axes, aux_on_axes, score_shape
+from .operands import Operands, aux_from_axes, aux_on_axes, dtype_of, on_axis, score_shape
 from .program.expr import AXES, Expr, fold, torch_apply
 from .program.score_mod import ScoreMod
-from .sequences import Padding, pad_heads, unpad_heads
+from .sequences import Padding
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -58,14 +58,12 @@ def program_leaves(
         if node.op == "aux":
             number = int(node.value or 0)
             placed = aux_on_axes(aux[number], program.aux[number])
-            dtype = {"f": score.dtype, "i": torch.int64, "b": torch.bool}[node.kind]
-            return placed.to(dtype)  # int8 would wrap
+            return placed.to(dtype_of(node.kind, score.dtype))  # int8 would wrap
         if node.op in AXES:
-            axis = AXES.index(node.op)
-            shape = [score.shape[d] if d == axis else 1 for d in range(4)]
-            return torch.arange(score.shape[axis], device=score.device).view(shape)
+            size = score.shape[AXES.index(node.op)]
+            return on_axis(node.op, torch.arange(size, device=score.device))
         literal = scalars[int(node.value or 0)] if node.op == "scalar" else node.value
-        dtype = {"f": score.dtype, "i": torch.int64, "b": torch.bool}[node.kind]
+        dtype = dtype_of(node.kind, score.dtype)
         # By way of fp64: what is too large for `dtype` is infinite, as in arithmetic with a number.
         wide = torch.float64 if node.kind == "f" else dtype
         return torch.full((), literal, dtype=wide, device=score.device).to(dtype)  # type: ignore[arg-type]
@@ -78,7 +76,7 @@ def reference(operands: Operands[Tensor]) -> Tensor:
     if not operands.jagged:
         return _dense(operands, None)
     padding = Padding.of(operands)
-    return unpad_heads(_dense(padding.pad(operands), padding.mask), padding.query)
+    return padding.unpad_heads(_dense(padding.pad(operands), padding.mask), "q")
 
 
 def _dense(o: Operands[Tensor], mask: Tensor | None) -> Tensor:
@@ -109,19 +107,16 @@ def reference_backward(
         return _dense_backward(grad_out, operands, needs, None)
     padding = Padding.of(operands)
     padded = padding.pad(operands)
-    placed = pad_heads(grad_out, padding.query)
+    placed = padding.heads(grad_out, "q")
     grads = _dense_backward(placed, padded, needs, padding.mask)
     numbers = [number for number, need in enumerate(needs) if need]
-    return [
-        _unpadded(number, grad, padding, operands.program).contiguous()
+    unpadded = [
+        padding.unpad_aux(grad, operands.program.aux[number - 3])
+        if number >= 3
+        else padding.unpad_heads(grad, "qkk"[number])
         for number, grad in zip(numbers, grads, strict=True)
     ]
-
-
-def _unpadded(number: int, grad: Tensor, padding: Padding, program: ScoreMod) -> Tensor:
-    if number >= 3:
-        return padding.unpad_aux(grad, program.aux[number - 3])
-    return unpad_heads(grad, padding.query if number == 0 else padding.key)
+    return [grad.contiguous() for grad in unpadded]
 
 
 def _dense_backward(

@@ -49,6 +49,9 @@ ELEMENTWISE = {x for name in _ELEMENTWISE.split() for x in (name, f"__{name}__",
 ELEMENTWISE -= {"__bool__", "__float__", "__int__", "__long__"}
 # They differ from score to score, also where only a shape is given.
 RANDOM = {x for name in _RANDOM.split() for x in (name, f"{name}_", f"{name}_like")}
+# They may return the tensor that they are given.
+_ALIASES = {"to", "type", "type_as", "pos", "positive", "__pos__", "bool", "int", "long"}
+_ALIASES |= {"half", "float", "double", "bfloat16"}
 # Of a tensor's attributes, those that do not depend on its shape.
 _PLAIN = (Tensor.dtype.__get__, Tensor.device.__get__)  # type: ignore[attr-defined]
 
@@ -56,7 +59,7 @@ _PLAIN = (Tensor.dtype.__get__, Tensor.device.__get__)  # type: ignore[attr-defi
 def at_all_scores(
     mod: Callable[..., Any], operands: Sequence[Tensor], axes: Sequence[Sequence[int]]
 ) -> Any:
-    """`mod(*operands)` as if each operand were 0-dim.
+    """`mod(*operands)` as if each operand were 0-dim, and its own: it may be written into.
 
     Args:
         operands: of equally many dims, which broadcast.
@@ -64,7 +67,7 @@ def at_all_scores(
     """
     rank = operands[0].dim()
     try:
-        with _AtOnce(rank):
+        with _AtOnce(rank, operands):
             result = mod(*operands)
         has_dims = isinstance(result, Tensor) and result.dim() not in (0, rank)
         if not has_dims and not isinstance(result, _Row):
@@ -76,22 +79,23 @@ def at_all_scores(
         dims = tuple(0 if axis in own else None for own in axes)
         mod = torch.vmap(mod, in_dims=dims, randomness="different")
     slices = [
-        operand[tuple(slice(None) if axis in own else 0 for axis in range(rank))]
+        operand[tuple(slice(None) if axis in own else 0 for axis in range(rank))].clone()
         for operand, own in zip(operands, axes, strict=True)
     ]
     return mod(*slices)
 
 
 class _Mapped(Exception):
-    """A function has to be mapped: it calls what sees more than one element."""
+    """A function has to be mapped: it calls what sees more than one element, or writes into one."""
 
 
 class _AtOnce(TorchFunctionMode):
     """Scores and indices are tensors of `rank` dims; anything else is the same for all scores."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, operands: Sequence[Tensor]) -> None:
         super().__init__()
         self.rank = rank
+        self.operands = list(operands)  # and what may be an alias of one
         self.inside = False  # whether a call is the mode's own
 
     def __torch_function__(
@@ -102,11 +106,21 @@ class _AtOnce(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is Tensor.__getitem__:
             return self._look_up(*args)
+        self._check(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if func.__name__ in _ALIASES and self._is_operand(args[0]):
+            self.operands.append(result)
+        return result
+
+    def _check(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Raise _Mapped unless a call sees each element alone, and writes into no operand."""
         arguments = [*args, *kwargs.values()]
         for x in (*args, *kwargs.values()):
             if isinstance(x, (list, tuple)):
                 arguments += x
         if any(isinstance(x, _Row) for x in arguments):
+            raise _Mapped
+        if self._is_operand(_written(func.__name__, args, kwargs)):
             raise _Mapped
         dims = [x.dim() for x in arguments if isinstance(x, Tensor)]
         if self.rank not in dims:
@@ -116,7 +130,9 @@ class _AtOnce(TorchFunctionMode):
             known = func.__name__ in ELEMENTWISE
             if not known or any(n not in (0, self.rank) for n in dims):
                 raise _Mapped
-        return func(*args, **kwargs)
+
+    def _is_operand(self, tensor: Any) -> bool:
+        return any(tensor is x for x in self.operands)
 
     def _look_up(self, table: Tensor, index: Any) -> Any:
         at = index if isinstance(index, tuple) else (index,)
@@ -124,6 +140,16 @@ class _AtOnce(TorchFunctionMode):
         if not varies and table.dim() != self.rank:
             return table[index]
         return _Row(self, table, table.dim(), ())[at]
+
+
+def _written(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What a call such as `add_` or `__iadd__`, or one with `inplace=True`, may write into."""
+    if "out" in kwargs:
+        return kwargs["out"]
+    in_place = any(x is True for x in (*args, kwargs.get("inplace")))
+    if name.startswith("__"):
+        in_place |= name.startswith("__i") and f"__{name[3:]}" in ELEMENTWISE
+    return args[0] if args and (in_place or name.rstrip("_") + "_" == name) else None
 
 
 class _Row:

@@ -32,9 +32,11 @@ from .program.score_mod import JAGGED, Aux, ScoreMod
 
 @dataclass(frozen=True)
 class Sequences:
-    cu_seqlens: Tensor  # [B+1]
-    total: Any  # the rows L of the jagged form
-    longest: Any  # the rows N of the padded form
+    """A `JaggedRows` of tensors: L is `total`, N is `longest`."""
+
+    cu_seqlens: Tensor
+    total: Any
+    longest: Any
 
     @functools.cached_property
     def offsets(self) -> Tensor:
@@ -90,69 +92,60 @@ def _with_zero(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Padding:
-    """The jagged sides of a call; None where a side is dense."""
+    """The jagged sides of a call, by letter. The methods leave a dense side as it is."""
 
-    query: Sequences | None
-    key: Sequences | None
+    sides: dict[str, Sequences]
 
     @staticmethod
     def of(o: Operands[Tensor]) -> Padding:
-        return Padding(
-            None
-            if o.cu_seqlens_q is None
-            else Sequences(o.cu_seqlens_q, o.query.shape[0], o.max_seqlen_q),
-            None
-            if o.cu_seqlens_k is None
-            else Sequences(o.cu_seqlens_k, o.key.shape[0], o.max_seqlen_k),
-        )
+        return Padding({letter: Sequences(*side) for letter, side in o.sides.items()})
+
+    @property
+    def valid(self) -> list[Tensor]:
+        """For each side, [B, 1, M, 1] or [B, 1, 1, N]: is there such a row."""
+        return [side.valid.unsqueeze(1).unsqueeze(_LAST[x]) for x, side in self.sides.items()]
 
     @property
     def mask(self) -> Tensor | None:
         """[B, 1, M|1, N|1]: is there such a score; None where all are."""
-        rows = None if self.query is None else self.query.valid[:, None, :, None]
-        cols = None if self.key is None else self.key.valid[:, None, None, :]
-        if rows is None or cols is None:
-            return cols if rows is None else rows
-        return rows & cols
+        return functools.reduce(torch.bitwise_and, self.valid) if self.sides else None
 
     def pad(self, o: Operands[Tensor]) -> Operands[Tensor]:
         """The same call on dense operands."""
-        aux = [self._pad_aux(t, spec) for t, spec in zip(o.aux, o.program.aux, strict=True)]
-        return Operands(
-            pad_heads(o.query, self.query),
-            pad_heads(o.key, self.key),
-            pad_heads(o.value, self.key),
-            aux,
-            o.scalars,
-            padded_program(o.program),
+        query, key, value = (
+            self.heads(o.query, "q"),
+            self.heads(o.key, "k"),
+            self.heads(o.value, "k"),
         )
+        aux = [self._pad_aux(t, spec) for t, spec in zip(o.aux, o.program.aux, strict=True)]
+        return Operands(query, key, value, aux, o.scalars, padded_program(o.program))
 
-    def _side(self, spec: Aux) -> tuple[int, Sequences] | None:
-        """The dimension of an aux operand that counts jagged rows, and whose."""
-        for letter, side in (("q", self.query), ("k", self.key)):
-            if letter in spec.access:
-                assert side is not None
-                return spec.access.index(letter), side
-        return None
+    def heads(self, values: Tensor, side: str) -> Tensor:
+        """[L,H,D] to [B,H,N,D]."""
+        return self.sides[side].pad(values).transpose(1, 2) if side in self.sides else values
+
+    def unpad_heads(self, padded: Tensor, side: str) -> Tensor:
+        """[B,H,N,D] to [L,H,D], contiguous."""
+        return self.sides[side].unpad(padded.transpose(1, 2)) if side in self.sides else padded
 
     def _pad_aux(self, tensor: Tensor, spec: Aux) -> Tensor:
-        jagged = self._side(spec)
-        return tensor if jagged is None else jagged[1].pad(tensor.movedim(jagged[0], 0))
+        for dim, letter in _jagged_dims(spec):
+            return self.sides[letter].pad(tensor.movedim(dim, 0))
+        return tensor
 
     def unpad_aux(self, grad: Tensor, spec: Aux) -> Tensor:
         """The gradient of the operand, from that of the padded one."""
-        jagged = self._side(spec)
-        return grad if jagged is None else jagged[1].unpad(grad).movedim(0, jagged[0])
+        for dim, letter in _jagged_dims(spec):
+            return self.sides[letter].unpad(grad).movedim(0, dim)
+        return grad
 
 
-def pad_heads(values: Tensor, side: Sequences | None) -> Tensor:
-    """[L,H,D] to [B,H,N,D]; a dense side as it is."""
-    return values if side is None else side.pad(values).transpose(1, 2)
+_LAST = {"q": 3, "k": 2}  # the dim of the other side, in a mask of one
 
 
-def unpad_heads(padded: Tensor, side: Sequences | None) -> Tensor:
-    """[B,H,N,D] to [L,H,D], contiguous; a dense side as it is."""
-    return padded if side is None else side.unpad(padded.transpose(1, 2))
+def _jagged_dims(spec: Aux) -> list[tuple[int, str]]:
+    """The dimension of an aux operand that counts jagged rows, and of which side. One at most."""
+    return [(dim, letter) for dim, letter in enumerate(spec.access) if letter in JAGGED]
 
 
 @functools.lru_cache(maxsize=256)
@@ -199,29 +192,23 @@ operators.register_fake(_LIBRARY, "jagged_to_padded_dense", _pad_fake)
 operators.register_fake(_LIBRARY, "dense_to_jagged", _unpad_fake)
 
 
-def _save_for_pad(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     values, offsets, _ = inputs
     ctx.save_for_backward(offsets)
-    ctx.total = values.shape[0]
-
-
-def _save_for_unpad(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    dense, offsets, _ = inputs
-    ctx.save_for_backward(offsets)
-    ctx.longest = dense.shape[1]
+    ctx.sizes = values.shape
 
 
 def _pad_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-    return torch.ops.gdpa.dense_to_jagged(grad, *ctx.saved_tensors, ctx.total), None, None
+    return torch.ops.gdpa.dense_to_jagged(grad, *ctx.saved_tensors, ctx.sizes[0]), None, None
 
 
 def _unpad_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-    return torch.ops.gdpa.jagged_to_padded_dense(grad, *ctx.saved_tensors, ctx.longest), None, None
+    return torch.ops.gdpa.jagged_to_padded_dense(grad, *ctx.saved_tensors, ctx.sizes[1]), None, None
 
 
 torch.library.register_autograd(
-    "gdpa::jagged_to_padded_dense", _pad_backward, setup_context=_save_for_pad, lib=_LIBRARY
+    "gdpa::jagged_to_padded_dense", _pad_backward, setup_context=_save, lib=_LIBRARY
 )
 torch.library.register_autograd(
-    "gdpa::dense_to_jagged", _unpad_backward, setup_context=_save_for_unpad, lib=_LIBRARY
+    "gdpa::dense_to_jagged", _unpad_backward, setup_context=_save, lib=_LIBRARY
 )

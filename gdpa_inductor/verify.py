@@ -36,10 +36,11 @@ def verified(compiled: Graph, original: Graph, result: Result) -> Graph:
     """`compiled`, which on its first call is compared with `original`, the graph before the
     rewrite.
 
-    Raises (at that call):
+    Raises (at that call, and at all after it):
         GDPAError: they differ; it names the tensor, by how much, and the rewritten regions.
     """
     pending = [True]
+    failure: list[str] = []
 
     def run(*args: Any) -> Any:
         if pending:
@@ -52,7 +53,9 @@ def verified(compiled: Graph, original: Graph, result: Result) -> Graph:
             pending.clear()  # not where it was interrupted
             if text:
                 regions = "\n".join(f"  {match}" for match in result.matches)
-                raise GDPAError(f"gdpa.verify: {text}\nrewritten regions:\n{regions}")
+                failure.append(f"gdpa.verify: {text}\nrewritten regions:\n{regions}")
+        if failure:
+            raise GDPAError(failure[0])
         return compiled(*args)
 
     return run
@@ -65,6 +68,8 @@ def difference(compiled: Graph, original: Graph, args: Sequence[Any]) -> str:
         log.warning("gdpa.verify: the graph draws random numbers and is not compared")
         return ""
     fused, _ = _results(compiled, args)
+    if [name for name, _ in fused] != [name for name, _ in eager]:
+        return f"there are {len(fused)} outputs, inputs and gradients, not {len(eager)}"
     exact = _exact(original, args, eager)
     ulp = max((torch.finfo(t.dtype).eps for _, t in eager if t.is_floating_point()), default=0.0)
     for (name, theirs), mine, truth in zip(eager, (t for _, t in fused), exact, strict=True):
@@ -188,10 +193,10 @@ class _WithGradient(torch.autograd.Function):
 def _gradients(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
     """For cotangents that are fixed and not all alike."""
     differentiable = [x for x in outputs if x.requires_grad]
-    if not differentiable or not leaves:
-        return []
-    cotangents = [_cotangent(x) for x in differentiable]
-    grads = torch.autograd.grad(differentiable, leaves, cotangents, allow_unused=True)
+    grads: Sequence[Tensor | None] = [None] * len(leaves)
+    if differentiable and leaves:
+        cotangents = [_cotangent(x) for x in differentiable]
+        grads = torch.autograd.grad(differentiable, leaves, cotangents, allow_unused=True)
     return [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads)]
 
 

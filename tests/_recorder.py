@@ -31,7 +31,6 @@ class Recorded:
 
     before: str
     after: str
-    calls_before: Counter[str]
     calls_after: Counter[str]
     matches: tuple = ()
     rejections: tuple = ()
@@ -56,9 +55,9 @@ class Recorder:
     graphs: list[Recorded] = field(default_factory=list)
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
-        before, calls, guards = text_of(gm), calls_of(gm), _guard_count()
+        before, guards = text_of(gm), _guard_count()
         if not self.rewriting:
-            self.graphs.append(Recorded(before, before, calls, calls))
+            self.graphs.append(Recorded(before, before, calls_of(gm)))
             return gm.forward
         result = rewrite_graph(gm, options=self.options)
         internal = [r.reason for r in result.rejections if r.reason.startswith(INTERNAL)]
@@ -67,7 +66,6 @@ class Recorder:
             Recorded(
                 before,
                 text_of(gm),
-                calls,
                 calls_of(gm),
                 tuple(result.matches),
                 tuple(result.rejections),
@@ -94,6 +92,15 @@ class Recorder:
         """Every refusal on a line: what a failing test should print."""
         lines = [f"{r.code.name} at {r.location}: {r.reason}" for r in self.rejections]
         return "\n".join(lines) or "no candidate was seen"
+
+
+def recorded(function: Callable, *inputs: object, **how: object) -> Recorder:
+    """What compiling a function records; its result is eager's. `how` is for `torch.compile`."""
+    torch._dynamo.reset()
+    recorder = Recorder()
+    compiled = torch.compile(function, backend=recorder, **{"fullgraph": True, **how})
+    torch.testing.assert_close(compiled(*inputs), function(*inputs))
+    return recorder
 
 
 def text_of(gm: torch.fx.GraphModule) -> str:

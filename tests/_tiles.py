@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import torch
 
 from gdpa_inductor.program.expr import AXES, Expr, fold, torch_apply
-from gdpa_inductor.program.score_mod import Aux
 from gdpa_inductor.program.tile_classes import TILE, TileClasses
 
 
@@ -81,8 +80,3 @@ class Grid:
         return torch.tensor(
             value, dtype={"f": self.dtype, "i": torch.int64, "b": torch.bool}[node.kind]
         )
-
-
-def spec_of(kind: str, axes: str) -> Aux:
-    """An operand that has just these axes."""
-    return Aux(kind, tuple(axes))

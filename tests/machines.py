@@ -32,6 +32,7 @@ HELD = (
     "test_reference.py",
     "test_functional.py",
     "test_functional_jagged.py",
+    "lowerings/test_blocked.py",
     "lowerings/test_cpu.py",
     "kernels/test_cpu_jagged.py",
     "kernels/test_cpu_tiles.py",

@@ -29,7 +29,7 @@ _EVERYTHING = "everything"
 _FAST = ["-m", "not slow", "--rotate"]
 _OPERATOR = [
     "tests/test_ops.py", "tests/test_jagged_ops.py", "tests/test_reference.py",
-    "tests/test_functional.py", "tests/test_functional_jagged.py",
+    "tests/test_functional.py", "tests/test_functional_jagged.py", "tests/test_direct.py",
 ]  # fmt: skip
 _CONTRACT = [
     "tests/patterns/test_vocabulary.py", "tests/patterns/test_contract.py", "tests/program",

@@ -36,6 +36,7 @@ ONE_IN: dict[str, int] = {
     "tests/kernels/test_five_matmul.py": 4,
     "tests/kernels/test_interpreter.py": 4,
     "tests/kernels/test_one_tile.py": 4,
+    "tests/lowerings/test_blocked.py": 4,
     "tests/lowerings/test_chunked.py": 4,
     "tests/lowerings/test_cpu.py": 4,
     "tests/lowerings/test_tables.py": 4,

@@ -24,8 +24,13 @@ def row(contender: str, measure: str = "step", case: Case = CASE, **fields: Any)
 
 def dense(*rows: dict[str, Any]) -> str:
     """The first table of such a run."""
-    table = next(table for table in TABLES if table.name == "dense")
-    return table.markdown(Run({}, "", "", list(rows)))
+    return of_file("dense", *rows)["dense"]
+
+
+def of_file(file: str, *rows: dict[str, Any]) -> dict[str, str]:
+    """The tables of such a run, by name."""
+    run = Run({}, "", "", list(rows))
+    return {table.name: table.markdown(run) for table in TABLES if table.file == file}
 
 
 def test_generated_pages_are_those_of_the_measurements():
@@ -104,8 +109,7 @@ def test_cells_without_a_figure_say_why():
 def test_a_model_stands_with_what_limits_it():
     case = Case("pffn", "model", 128, 4, 1024, 128, "autocast", "cuda")
     rows = [row("gdpa", case=case, ms=2.0), row("inductor", case=case, ms=3.0, share=0.5)]
-    tables = {table.name: table.markdown(Run({}, "", "", rows)) for table in TABLES
-             if table.file == "models"}  # fmt: skip
+    tables = of_file("models", *rows)
     assert "| pffn | – | 3.00 | 2.00 | 1.50 | 50% | – |" in tables["models"]
     assert "pffn" not in tables["models_forward"] and "pffn" in tables["models_memory"]
 
@@ -115,15 +119,8 @@ def test_a_cache_is_compared_with_a_copy_of_it():
     both = {"case": case, "measure": "forward"}
     rows = [row("gdpa", ms=2.0, tflops=1.0, **both), row("copy", ms=1.5, **both)]
     rows.append(row("inductor", ms=3.0, tflops=0.7, **both))
-    table = next(table for table in TABLES if table.name == "serving")
-    text = table.markdown(Run({}, "", "", rows))
+    text = of_file("serving", *rows)["serving"]
     assert "| 1 query, 256 sequences, dense | 2.00 | 3.00 (1.50×) | 1074 | 75% | 1 |" in text
-
-
-def of_file(file: str, *rows: dict[str, Any]) -> dict[str, str]:
-    """The tables of such a run, by name."""
-    run = Run({}, "", "", list(rows))
-    return {table.name: table.markdown(run) for table in TABLES if table.file == file}
 
 
 def test_a_recommender_stands_with_its_curve():

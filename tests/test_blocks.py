@@ -54,8 +54,8 @@ def test_blocks_run_and_print_what_the_page_says(page: Path, small_data: None):
     for block, text in zip(examples, printed, strict=True):
         if block.output is not None:
             assert text == block.output, f"python -m docs.tools.blocks {page}"
-    told = ("2 regions fused", "HR@10: 0.", "Inductor:", "    gdpa:") if is_notebook else ()
-    assert [part for part in told if part not in "".join(printed)] == []
+    parts = ("2 regions fused", "HR@10: 0.", "Inductor:", "    gdpa:") if is_notebook else ()
+    assert [part for part in parts if part not in "".join(printed)] == []
 
 
 PAGE = """

@@ -94,10 +94,10 @@ def test_a_failure_says_why_in_few_lines(name: str, printed: str):
 
 def test_threads_and_instruction_set_are_those_asked_for(monkeypatch: pytest.MonkeyPatch):
     """More threads than cores too, where MKL alone would have fewer."""
-    before, asked = torch.get_num_threads(), 2 * (os.cpu_count() or 1)
-    monkeypatch.setenv("OMP_NUM_THREADS", str(asked))
+    before, threads = torch.get_num_threads(), 2 * (os.cpu_count() or 1)
+    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
     pytest_sessionstart()
-    assert torch.get_num_threads() == asked
+    assert torch.get_num_threads() == threads
     torch.set_num_threads(before)
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "no-such")

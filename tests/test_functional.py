@@ -11,12 +11,6 @@ from tests._recorder import Recorder
 Q = torch.randn(2, 4, 9, 8, dtype=torch.float64)
 K = torch.randn(2, 4, 11, 8, dtype=torch.float64)
 V = torch.randn(2, 4, 11, 5, dtype=torch.float64)
-BIAS = torch.randn(4, 9, 11, dtype=torch.float64)
-
-
-def causal(b, h, n, m):
-    return n >= m
-
 
 CALLS = {
     "identity": ({}, "s", lambda s: s),
@@ -25,21 +19,6 @@ CALLS = {
         {"score_mod": lambda s, b, h, n, m: F.silu(s) / 9},
         "silu(s)/9.0",
         lambda s: F.silu(s) / 9,
-    ),
-    "mask_mod acts after": (
-        {"score_mod": lambda s, b, h, n, m: torch.sigmoid(s), "mask_mod": causal},
-        None,
-        lambda s: torch.sigmoid(s).tril(),
-    ),
-    "indices": (
-        {"score_mod": lambda s, b, h, n, m: F.relu(s + BIAS[h, n, m])},
-        None,
-        lambda s: F.relu(s + BIAS),
-    ),
-    "heads differ": (
-        {"score_mod": lambda s, b, h, n, m: F.gelu(s) * (h + 1)},
-        None,
-        lambda s: F.gelu(s) * torch.arange(1, 5).view(4, 1, 1),
     ),
 }
 
@@ -56,28 +35,7 @@ def test_it_is_the_formula_and_one_op(name: str) -> None:
     recorder = Recorder()
     actual = torch.compile(function, backend=recorder, fullgraph=True)(Q, K, V)
     torch.testing.assert_close(actual, expected)
-    assert len(recorder.matches) == 1, recorder.why()
-    if formula:
-        assert recorder.matches[0].score_mod.formula == formula
-
-
-@pytest.mark.parametrize("groups", [1, 2, 4])
-def test_grouped_heads(groups: int) -> None:
-    k, v = K[:, : 4 // groups], V[:, : 4 // groups]
-
-    def function(q, k, v):
-        return gdpa_inductor.attention(
-            q, k, v, score_mod=lambda s, b, h, n, m: F.silu(s) * (h + 1), enable_gqa=True
-        )
-
-    wide = [t.repeat_interleave(groups, 1) for t in (k, v)]
-    weight = F.silu(Q @ wide[0].mT) * torch.arange(1, 5).view(4, 1, 1)
-    torch.testing.assert_close(function(Q, k, v), weight @ wide[1])
-    recorder = Recorder()
-    actual = torch.compile(function, backend=recorder, fullgraph=True)(Q, k, v)
-    torch.testing.assert_close(actual, weight @ wide[1])
-    assert len(recorder.matches) == 1, recorder.why()
-    assert recorder.matches[0].problem.key_heads == 4 // groups
+    assert [match.score_mod.formula for match in recorder.matches] == [formula], recorder.why()
 
 
 def test_half_precision_scores_are_fp32() -> None:
@@ -88,21 +46,8 @@ def test_half_precision_scores_are_fp32() -> None:
     assert gdpa_inductor.attention(q, k, v).dtype == torch.bfloat16
 
 
-def test_gradients_through_a_closure() -> None:
-    bias = BIAS.clone().requires_grad_()
-    q = Q.clone().requires_grad_()
-    out = gdpa_inductor.attention(
-        q, K, V, score_mod=lambda s, b, h, n, m: F.silu(s + bias[h, n, m])
-    )
-    expected = F.silu(q @ K.mT + bias) @ V
-    for ours, theirs in zip(
-        torch.autograd.grad(out.sum(), [q, bias]), torch.autograd.grad(expected.sum(), [q, bias])
-    ):
-        torch.testing.assert_close(ours, theirs)
-
-
 @pytest.mark.parametrize(
-    ("mask_mod", "found"),
+    ("mask_mod", "kind"),
     [
         (lambda b, h, n, m: (n >= m).double(), "torch.float64"),
         (lambda b, h, n, m: (n >= m).to(torch.uint8), "torch.uint8"),
@@ -111,12 +56,12 @@ def test_gradients_through_a_closure() -> None:
     ],
 )
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_mask_that_is_not_of_booleans(mask_mod, found: str, compiled: bool) -> None:
+def test_a_mask_that_is_not_of_booleans(mask_mod, kind: str, compiled: bool) -> None:
     def function(q, k, v):
         return gdpa_inductor.attention(q, k, v, mask_mod=mask_mod)
 
     run = torch.compile(function, backend=Recorder()) if compiled else function
-    with pytest.raises(TypeError, match=f"mask_mod must return a tensor of .*bool, not {found}"):
+    with pytest.raises(TypeError, match=f"mask_mod must return a tensor of .*bool, not {kind}"):
         run(Q, K, V)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -81,9 +82,7 @@ def test_a_weight_that_is_singular_at_padding() -> None:
     actual = gdpa_inductor.attention(*tensors, score_mod=log, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
     expected = case.by_hand(tensors)
     torch.testing.assert_close(actual, expected)
-    ours, theirs = (torch.autograd.grad(out.sum(), tensors) for out in (actual, expected))
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other)
+    torch.testing.assert_close(*(torch.autograd.grad(x.sum(), tensors) for x in (actual, expected)))
 
 
 # Compiled
@@ -97,20 +96,22 @@ def values(heads: int = 2, total: int = L) -> list[Tensor]:
     return [torch.randn(total, heads, 16, requires_grad=True) for _ in range(3)]
 
 
+def by_offsets(cu: Tensor, longest: int | None) -> dict[str, Any]:
+    """The same for queries and keys."""
+    offsets = {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
+    return {**offsets, "max_seqlen_q": longest, "max_seqlen_k": longest}
+
+
 def door(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, longest: int | None) -> Tensor:
-    return gdpa_inductor.attention(
-        q, k, v, score_mod=SCORES["causal"][0], mask_mod=SCORES["causal"][1], scale=0.25,
-        cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=longest, max_seqlen_k=longest,
-    )  # fmt: skip
+    mods = dict(zip(("score_mod", "mask_mod"), SCORES["causal"]))
+    return gdpa_inductor.attention(q, k, v, **mods, scale=0.25, **by_offsets(cu, longest))
 
 
 def assert_same(function: Callable, other: Callable, tensors: list[Tensor], *rest: object) -> None:
     actual, expected = function(*tensors, *rest), other(*tensors, *rest)
     cotangent = torch.randn_like(expected)
-    ours = (actual, *torch.autograd.grad(actual, tensors, cotangent))
-    theirs = (expected, *torch.autograd.grad(expected, tensors, cotangent))
-    for mine, want in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-4)
+    trained = [(x, *torch.autograd.grad(x, tensors, cotangent)) for x in (actual, expected)]
+    torch.testing.assert_close(*trained, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("longest", [LONGEST, None])
@@ -137,10 +138,7 @@ def with_tokens(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, times: Tensor, bias
     def score_mod(s, b, h, n, m):
         return F.silu(s * padded[:, None, :, None] + bias[h, n, m])
 
-    return gdpa_inductor.attention(
-        q, k, v, score_mod=score_mod,
-        cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=LONGEST, max_seqlen_k=LONGEST,
-    )  # fmt: skip
+    return gdpa_inductor.attention(q, k, v, score_mod=score_mod, **by_offsets(cu, LONGEST))
 
 
 def test_captured_operands_and_their_gradients() -> None:
@@ -187,9 +185,8 @@ def test_one_compile_for_fifty_batches(bound: str) -> None:
         for tensors, cu in batches(50):
             assert_same(compiled, run, tensors, cu)
     assert counters["stats"]["unique_graphs"] == 1
-    assert counters["gdpa"] == {
-        "matched": 1, "matched_varlen": 1, "rejected": 0, "lowered_cpu": 2, "lowered_varlen": 2,
-    }  # fmt: skip
+    lowered = {"lowered_cpu": 2, "lowered_varlen": 2}
+    assert counters["gdpa"] == {"matched": 1, "matched_varlen": 1, "rejected": 0, **lowered}
 
 
 # Nested tensors
@@ -229,18 +226,6 @@ def test_nested_keys_under_dense_queries() -> None:
     assert actual.shape == (4, 2, 3, 16) and torch.equal(actual, expected)
 
 
-def test_nested_tensors_compiled() -> None:
-    operands = nested(*(t.detach() for t in values()))
-
-    def run(q, k, v):
-        return gdpa_inductor.attention(
-            q, k, v, score_mod=SCORES["silu"][0], max_seqlen_q=LONGEST, max_seqlen_k=LONGEST
-        )
-
-    actual = torch.compile(run, backend="gdpa", fullgraph=True)(*operands)
-    torch.testing.assert_close(actual.values(), run(*operands).values(), rtol=1e-4, atol=1e-4)
-
-
 def test_a_nested_tensor_says_its_longest_sequence() -> None:
     """So that no score is asked for beyond it: a bias by distance has no more elements."""
     q, k, v = (t.detach() for t in values())
@@ -262,43 +247,35 @@ def test_a_nested_tensor_says_its_longest_sequence() -> None:
 Q, K, V = (torch.randn(9, 2, 6) for _ in range(3))
 OFFSETS = torch.tensor([0, 3, 3, 9])
 SELF = {"cu_seqlens_q": OFFSETS, "cu_seqlens_k": OFFSETS}
+DENSE_ROWS = {"query": torch.randn(2, 2, 5, 6), "cu_seqlens_q": None}
 TWO = nested(torch.randn(4, 2, 6), cu=torch.tensor([0, 1, 2, 4]))[0]
+OTHER = nested(torch.randn(5, 2, 6), cu=torch.tensor([0, 1, 2, 5]))[0]
+STRIDED = torch.nested.nested_tensor([torch.randn(2, 3, 4), torch.randn(4, 3, 4)])
+NESTED = {"query": TWO, "key": TWO, "value": TWO, "cu_seqlens_q": None, "cu_seqlens_k": None}
+NOT_JAGGED = "a nested query must be of layout torch.jagged"
+UNLIKE = "batch, heads or lengths differ"
 FAULTS = {
-    "dense query": ((Q[None], K, V), SELF, "query must be .total length, heads, head dim. next to"),
-    "dense key": ((Q, K, V), {"cu_seqlens_q": OFFSETS}, "key must be a floating-point tensor"),
-    "bound": ((Q, K, V), {**SELF, "cu_seqlens_q": None, "max_seqlen_q": 4}, "query is dense"),
-    "dtype": ((Q, K, V), {**SELF, "cu_seqlens_k": OFFSETS.float()}, "cu_seqlens_k must be .batch"),
-    "empty": ((Q, K, V), {**SELF, "cu_seqlens_k": OFFSETS[:0]}, "cu_seqlens_k is empty"),
-    "device": ((Q, K, V), {**SELF, "cu_seqlens_k": OFFSETS.to("meta")}, "cu_seqlens_k is on meta"),
-    "decreasing": (
-        (Q, K, V),
-        {**SELF, "cu_seqlens_q": torch.tensor([0, 5, 3, 9])},
-        "cu_seqlens_q must not decrease",
-    ),
-    "beyond": ((Q, K, V), {**SELF, "cu_seqlens_q": OFFSETS + 1}, "must lie in 0..9"),
-    "batches": ((Q, K, V), {**SELF, "cu_seqlens_k": OFFSETS[:3]}, "batch, heads or lengths differ"),
-    "dense batch": (
-        (torch.randn(2, 2, 5, 6), K, V),
-        {"cu_seqlens_k": OFFSETS},
-        "batch, heads or lengths differ",
-    ),
-    "lengths": ((Q, K, V[:8]), SELF, "must lie in 0..8"),
-    "heads": ((Q, K[:, :1], V[:, :1]), SELF, "2 query heads over 1 key heads need enable_gqa"),
-    "nested and offsets": ((TWO, K, V), SELF, "query is nested: its offsets are its own"),
-    "nested key alone": ((TWO, TWO, V), {}, "key and value must both be nested"),
-    "nested, transposed": (
-        (TWO.transpose(1, 2), TWO, TWO),
-        {},
-        "a nested query must be of layout torch.jagged",
-    ),
+    "dense query": ({"query": Q[None]}, "query must be .total length, heads, head dim. next to"),
+    "dense key": ({"cu_seqlens_k": None}, "key must be a floating-point tensor"),
+    "bound": ({"cu_seqlens_q": None, "max_seqlen_q": 4}, "query is dense"),
+    "dtype": ({"cu_seqlens_k": OFFSETS.float()}, "cu_seqlens_k must be .batch"),
+    "empty": ({"cu_seqlens_k": OFFSETS[:0]}, "cu_seqlens_k is empty"),
+    "device": ({"cu_seqlens_k": OFFSETS.to("meta")}, "cu_seqlens_k is on meta"),
+    "decreasing": ({"cu_seqlens_q": torch.tensor([0, 5, 3, 9])}, "cu_seqlens_q must not decrease"),
+    "beyond": ({"cu_seqlens_q": OFFSETS + 1}, "must lie in 0..9"),
+    "batches": ({"cu_seqlens_k": OFFSETS[:3]}, UNLIKE),
+    "dense batch": (DENSE_ROWS, UNLIKE),
+    "lengths": ({"value": V[:8]}, "must lie in 0..8"),
+    "heads": ({"key": K[:, :1], "value": V[:, :1]}, "2 query heads over 1 key heads need"),
+    "nested and offsets": ({"query": TWO}, "query is nested: its offsets are its own"),
+    "nested key alone": ({**NESTED, "value": V}, "key and value must both be nested"),
+    "nested, transposed": ({**NESTED, "query": TWO.transpose(1, 2)}, NOT_JAGGED),
     "nested, strided": (
-        (torch.nested.nested_tensor([torch.randn(2, 3, 4), torch.randn(4, 3, 4)]),) * 3,
-        {},
-        "a nested query must be of layout torch.jagged",
+        {**NESTED, **dict.fromkeys(("query", "key", "value"), STRIDED)},
+        NOT_JAGGED,
     ),
     "nested otherwise": (
-        (TWO, TWO, nested(torch.randn(5, 2, 6), cu=torch.tensor([0, 1, 2, 5]))[0]),
-        {},
+        {**NESTED, "value": OTHER},
         "key and value are nested by different offsets",
     ),
 }
@@ -312,9 +289,9 @@ def test_a_negative_bound(side: str) -> None:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_operands_that_do_not_fit(name: str) -> None:
-    operands, options, message = FAULTS[name]
+    wrong, message = FAULTS[name]
     with pytest.raises(GDPAError, match=message):
-        gdpa_inductor.attention(*operands, **options)
+        gdpa_inductor.attention(**{"query": Q, "key": K, "value": V, **SELF, **wrong})
 
 
 @pytest.mark.parametrize(("rows", "head_dim"), [(1, 64), (1, 8), (3, 8)])
@@ -322,9 +299,8 @@ def test_without_a_bound_nothing_is_too_small(rows, head_dim):
     """Unfused, it would be padded to the number of all rows."""
 
     def pool(seeds, key, value, cu_seqlens):
-        return gdpa_inductor.attention(
-            seeds, key, value, cu_seqlens_k=cu_seqlens, score_mod=lambda s, b, h, n, m: F.silu(s)
-        )
+        keys = {"cu_seqlens_k": cu_seqlens}
+        return gdpa_inductor.attention(seeds, key, value, score_mod=SCORES["silu"][0], **keys)
 
     offsets = torch.tensor([0, 5, 5, 19, 30])
     seeds = torch.randn(1, 2, rows, head_dim, dtype=torch.float64, requires_grad=True)
@@ -341,10 +317,8 @@ def test_with_a_bound_no_jagged_region_is_too_small():
     """On an H200 small jagged regions gained most (2026-11-22)."""
 
     def pool(seeds, key, value, cu_seqlens):
-        return gdpa_inductor.attention(
-            seeds, key, value, cu_seqlens_k=cu_seqlens, max_seqlen_k=14,
-            score_mod=lambda s, b, h, n, m: F.silu(s),
-        )  # fmt: skip
+        keys = {"cu_seqlens_k": cu_seqlens, "max_seqlen_k": 14}
+        return gdpa_inductor.attention(seeds, key, value, score_mod=SCORES["silu"][0], **keys)
 
     offsets, seeds = torch.tensor([0, 5, 5, 19, 30]), torch.randn(1, 2, 1, 16)
     key, value = torch.randn(30, 2, 16), torch.randn(30, 2, 16)

@@ -136,14 +136,12 @@ MAY_IMPORT = {
     "export": CORE | {"backend", "graphs", "patterns", "report", "explaining"},
     # Tools: they stand where a user stands.
     "doctor": LEAVES | {"", "backend", "problem"},
-    "measure": set(),
     "__main__": {"", "doctor", "terminal"},
 }
 
 
 def component(path: Path) -> str:
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return parts[0]
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
 def imported(path: Path) -> set[str]:
@@ -182,7 +180,11 @@ def test_imports_go_one_way(path: Path):
 def test_the_graph_is_acyclic(table: str):
     """What a table allows has an order, so no two modules can need each other."""
     allows: dict[str, set[str]] = globals()[table]
-    left = {name: allowed & allows.keys() for name, allowed in allows.items()}
+    assert_ordered({name: allowed & allows.keys() for name, allowed in allows.items()})
+
+
+def assert_ordered(left: dict[str, set[str]]) -> None:
+    """Of what each name needs nothing needs the name."""
     while left:
         ready = {name for name, needs in left.items() if not needs & left.keys()}
         assert ready, f"a cycle among {sorted(left)}"
@@ -217,12 +219,9 @@ def needed(name: str, path: Path, known: dict[str, Path]) -> set[str]:
 def test_no_two_modules_need_each_other():
     """But for the package itself: its public names are imported where they are first asked for."""
     known = modules()
-    left = {name: needed(name, path, known) for name, path in known.items()}
-    del left["gdpa_inductor"]
-    while left:
-        ready = {name for name, needs in left.items() if not needs & left.keys()}
-        assert ready, f"a circle among {sorted(left)}"
-        left = {name: needs for name, needs in left.items() if name not in ready}
+    needs = {name: needed(name, path, known) for name, path in known.items()}
+    del needs["gdpa_inductor"]
+    assert_ordered(needs)
 
 
 # Every stage of the finder, and the stages that it may import: as above, from the bottom up.

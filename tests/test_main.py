@@ -10,6 +10,15 @@ import pytest
 from gdpa_inductor import __main__ as command
 
 ROOT = Path(__file__).parents[1]
+
+
+def ran(*command: object, path: object = ROOT, **how: object) -> subprocess.CompletedProcess:
+    """Python, with the repository on its path."""
+    environment = os.environ | {"PYTHONPATH": str(path)}
+    command = [sys.executable, *map(str, command)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, **how)
+
+
 HELP = ["doctor --help", "demo --help", "bench --help", "bench ceiling --help"]
 
 
@@ -19,14 +28,8 @@ def test_help_answers_without_torch(argv: str, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('torch is loaded')")
     script = tmp_path / "gdpa"  # as pip writes it
     script.write_text("import sys; from gdpa_inductor.__main__ import main; sys.exit(main())")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    for started in (["-m", "gdpa_inductor"], [str(script)]):
-        done = subprocess.run(
-            [sys.executable, *started, *argv.split()],
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
+    for program in (["-m", "gdpa_inductor"], [script]):
+        done = ran(*program, *argv.split(), path=os.pathsep.join([str(tmp_path), str(ROOT)]))
         assert done.returncode == 0 and "gdpa" in done.stdout, done.stderr
 
 
@@ -34,24 +37,13 @@ def test_a_script_of_the_same_name_has_all_names(tmp_path: Path) -> None:
     """Asked for its own help, it imports the package as ever."""
     script = tmp_path / "gdpa"
     script.write_text("from gdpa_inductor import *; print(attention.__name__, Options().profit)")
-    done = subprocess.run(
-        [sys.executable, str(script), "--help"],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    done = ran(script, "--help")
     assert done.stdout.startswith("attention "), done.stderr
 
 
 @pytest.mark.parametrize("tool", ["demo", "bench"])
 def test_a_tool_of_the_checkout_runs_in_any_folder(tool: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "gdpa_inductor", tool, "--help"],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    done = ran("-m", "gdpa_inductor", tool, "--help", cwd=tmp_path)
     assert done.returncode == 0 and f"gdpa_inductor {tool}" in done.stdout, done.stderr
 
 

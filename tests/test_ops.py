@@ -31,16 +31,10 @@ class Case:
     aux: tuple[tuple[str, tuple[int, ...]], ...] = ()
     scalars: tuple[int, ...] = ()
 
-    def operands(
-        self, dtype: torch.dtype = torch.float64
-    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    def operands(self, dtype: torch.dtype = torch.float64) -> list:
+        """Query, key, value, and a list of the others."""
         matrices = [torch.randn(s, dtype=dtype, requires_grad=True) for s in self.shapes]
-        return (
-            matrices[0],
-            matrices[1],
-            matrices[2],
-            [self.operand(kind, shape, dtype) for kind, shape in self.aux],
-        )
+        return [*matrices, [self.operand(kind, shape, dtype) for kind, shape in self.aux]]
 
     @staticmethod
     def operand(kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -51,9 +45,8 @@ class Case:
 
     def call(self, operands: Sequence[Tensor]) -> Tensor:
         query, key, value, aux = operands
-        return torch.ops.gdpa.attention(
-            query, key, value, aux, list(self.scalars), self.program, ""
-        )
+        scalars = list(self.scalars)
+        return torch.ops.gdpa.attention(query, key, value, aux, scalars, self.program, "")
 
 
 CASES = {
@@ -94,12 +87,8 @@ EACH = pytest.mark.parametrize("case", [pytest.param(c, id=n) for n, c in CASES.
 @pytest.mark.parametrize("case", [pytest.param(c, id=n) for n, c in CASES.items() if n != "steps"])
 def test_gradients_of_the_reference(case: Case) -> None:
     query, key, value, aux = case.operands()
-    leaves = [query, key, value, *aux]
-
-    def function(*leaves: Tensor) -> Tensor:
-        return case.call((leaves[0], leaves[1], leaves[2], list(leaves[3:])))
-
-    assert torch.autograd.gradcheck(function, leaves, atol=1e-6)
+    function = lambda q, k, v, *aux: case.call((q, k, v, list(aux)))
+    assert torch.autograd.gradcheck(function, [query, key, value, *aux], atol=1e-6)
 
 
 def written_out(case: Case, operands: Sequence[Tensor]) -> Tensor:
@@ -179,21 +168,22 @@ def test_opcheck_of_the_backward(name: str) -> None:
     case = CASES[name]
     query, key, value, aux = case.operands(torch.float32)
     grad_out = torch.randn_like(case.call((query, key, value, aux))).detach()
-    matrices = [t.detach() for t in (query, key, value)]
-    needs = [True, True, True, *(t.is_floating_point() for t in aux)]
-    arguments = (
-        grad_out, *matrices, [t.detach() for t in aux], list(case.scalars), case.program, needs, "",
-    )  # fmt: skip
+    tensors = [t.detach() for t in (query, key, value, *aux)]
+    needs = [t.is_floating_point() for t in tensors]
+    operands = (*tensors[:3], tensors[3:], list(case.scalars), case.program)
+    arguments = (grad_out, *operands, needs, "")
     torch.library.opcheck(torch.ops.gdpa.attention_backward.default, arguments, test_utils=OPCHECKS)
 
 
-@pytest.mark.parametrize("asked", range(1, 16))
-def test_only_the_asked_gradients_are_computed(asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("needed", range(1, 16))
+def test_only_the_asked_gradients_are_computed(
+    needed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = CASES["shared bias"]
     query, key, value, aux = case.operands()
     leaves = [query, key, value, *aux]
     for position, leaf in enumerate(leaves):
-        leaf.requires_grad_(bool(asked >> position & 1))
+        leaf.requires_grad_(bool(needed >> position & 1))
     seen: list[tuple[bool, ...]] = []
     original = torch.ops.gdpa.attention_backward
 
@@ -273,39 +263,37 @@ def test_compute_dtype() -> None:
 
 
 Q, K, V = torch.randn(2, 4, 5, 6), torch.randn(2, 4, 7, 6), torch.randn(2, 4, 7, 3)
+RIGHT = {
+    "query": Q, "key": K, "value": V, "aux": [], "scalars": [], "score_mod": "s",
+    "kernel_options": "",
+}  # fmt: skip
+BY_ROW = "a0:f[q_idx]; mul(s,a0)"
+CHOSEN = "a0:b[q_idx]; where(a0,s,0.0)"
+SCALED = {"score_mod": "mul(s,float(i0))"}
 FAULTS = {
-    "rank": ((Q[0], K, V, [], [], "s"), "query must be .batch, heads, length, head dim."),
-    "integers": ((Q.long(), K.long(), V, [], [], "s"), "query must be floating point"),
-    "complex": ((Q, K, V.cfloat(), [], [], "s"), "value must be floating point"),
-    "dtypes": ((Q, K.double(), V, [], [], "s"), "query and key differ in dtype"),
-    "head dim": ((Q, K[..., :4], V, [], [], "s"), "head dim of query and key: 6 and 4"),
-    "length": ((Q, K, V[:, :, :3], [], [], "s"), "length of key and value: 7 and 3"),
-    "heads": ((Q, K[:, :3], V, [], [], "s"), "4 query heads are no multiple of 3 key heads"),
-    "batch": ((Q, torch.randn(3, 4, 7, 6), V, [], [], "s"), "batch of key: 3 and 2"),
-    "missing operand": ((Q, K, V, [], [], "a0:f[q_idx]; mul(s,a0)"), "declares 1 operands"),
-    "missing scalar": (
-        (Q, K, V, [], [], "mul(s,float(i0))"),
-        "0 operands and 1 sizes, 0 and 0 are given",
-    ),
-    "operand rank": ((Q, K, V, [Q], [], "a0:f[q_idx]; mul(s,a0)"), "a0 has 4 dimensions"),
-    "operand size": (
-        (Q, K, V, [torch.randn(4)], [], "a0:f[q_idx]; mul(s,a0)"),
-        "dimension q_idx of a0: 4 and 5",
-    ),
-    "operand kind": (
-        (Q, K, V, [torch.randn(5)], [], "a0:b[q_idx]; where(a0,s,0.0)"),
-        "a0 is torch.float32",
-    ),
-    "program": ((Q, K, V, [], [], "softmax(s)"), "unknown operation 'softmax'"),
-    "device": ((Q, K.to("meta"), V, [], [], "s"), "operands are on cpu and meta"),
+    "rank": ({"query": Q[0]}, "query must be .batch, heads, length, head dim."),
+    "integers": ({"query": Q.long(), "key": K.long()}, "query must be floating point"),
+    "complex": ({"value": V.cfloat()}, "value must be floating point"),
+    "dtypes": ({"key": K.double()}, "query and key differ in dtype"),
+    "head dim": ({"key": K[..., :4]}, "head dim of query and key: 6 and 4"),
+    "length": ({"value": V[:, :, :3]}, "length of key and value: 7 and 3"),
+    "heads": ({"key": K[:, :3]}, "4 query heads are no multiple of 3 key heads"),
+    "batch": ({"key": torch.randn(3, 4, 7, 6)}, "batch of key: 3 and 2"),
+    "missing operand": ({"score_mod": BY_ROW}, "declares 1 operands"),
+    "missing scalar": (SCALED, "0 operands and 1 sizes, 0 and 0 are given"),
+    "operand rank": ({"aux": [Q], "score_mod": BY_ROW}, "a0 has 4 dimensions"),
+    "operand size": ({"aux": [torch.randn(4)], "score_mod": BY_ROW}, "q_idx of a0: 4 and 5"),
+    "operand kind": ({"aux": [torch.randn(5)], "score_mod": CHOSEN}, "a0 is torch.float32"),
+    "program": ({"score_mod": "softmax(s)"}, "unknown operation 'softmax'"),
+    "device": ({"key": K.to("meta")}, "operands are on cpu and meta"),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_bad_operands_are_named(name: str) -> None:
-    arguments, message = FAULTS[name]
+    wrong, message = FAULTS[name]
     with pytest.raises((GDPAError, RuntimeError, ValueError), match=message):
-        torch.ops.gdpa.attention(*arguments, "")
+        torch.ops.gdpa.attention(**{**RIGHT, **wrong})
 
 
 def test_aux_prints_as_it_is_declared() -> None:

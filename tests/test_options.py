@@ -19,7 +19,7 @@ def test_defaults() -> None:
 
 @pytest.mark.parametrize("prefix", ["", "gdpa."])
 @pytest.mark.parametrize(
-    ("name", "given", "value"),
+    ("name", "option", "value"),
     [
         ("kernel", "reference", "reference"),
         ("deterministic", False, False),
@@ -35,12 +35,12 @@ def test_defaults() -> None:
         ("fp32_scores", "1", True),
     ],
 )
-def test_values(prefix: str, name: str, given: object, value: object) -> None:
-    assert getattr(Options.make({prefix + name: given}), name) == value
+def test_values(prefix: str, name: str, option: object, value: object) -> None:
+    assert getattr(Options.make({prefix + name: option}), name) == value
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"gdpa.strikt": True}, r"unknown option gdpa\.strikt; did you mean gdpa\.strict\?"),
         ({"gdpa.fastmath": True}, r"did you mean gdpa\.fast_math\?"),
@@ -61,9 +61,9 @@ def test_values(prefix: str, name: str, given: object, value: object) -> None:
         ({"profit": "time"}, "gdpa.profit must be true or false or 'memory', not 'time'"),
     ],
 )
-def test_mistakes_are_named(given: dict[str, object], message: str) -> None:
+def test_mistakes_are_named(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Options.make(given)
+        Options.make(options)
 
 
 @pytest.mark.parametrize("cls", [Options, KernelOptions])

@@ -126,39 +126,40 @@ def test_no_length_is_read_on_the_host() -> None:
 L, B = 9, 4
 Q, K, V = torch.randn(L, 4, 6), torch.randn(L, 2, 6), torch.randn(L, 1, 5)
 CU = torch.tensor([0, 3, 3, 4, 9])
+RIGHT = {
+    "query": Q, "key": K, "value": V, "aux": [], "scalars": [], "score_mod": "s",
+    "kernel_options": "", "cu_seqlens_q": CU, "cu_seqlens_k": CU, "max_seqlen_q": 5,
+    "max_seqlen_k": 5,
+}  # fmt: skip
+DENSE_KEYS = {"cu_seqlens_k": None, "max_seqlen_k": 0}
+DENSE_ROWS = {"cu_seqlens_q": None, "max_seqlen_q": 0, "query": torch.randn(4, 4, 3, 6)}
+OTHER_BATCH = {"key": torch.randn(3, 2, 7, 6), "value": torch.randn(3, 1, 7, 5)}
+BY_TOKEN = {"aux": [Q[:8, 0, 0]], "score_mod": "a0:f[q]; mul(s,a0)"}
+BY_HEAD = {"aux": [Q], "score_mod": "a0:f[q,h,-]; mul(s,a0)"}
+REAL = "cu_seqlens_q must be .batch . 1. of int32 or int64, got torch.float32"
 FAULTS = {
-    "rank": ((Q[None], K, V, [], [], "s", "", CU, CU, 5, 5), "query must be .total length, heads"),
-    "value rank": ((Q, K, V[0], [], [], "s", "", CU, CU, 5, 5), "value must be .total length"),
-    "dense key": ((Q, K, V, [], [], "s", "", CU, None, 5, 0), "key must be .batch, heads, length"),
-    "offsets dtype": (
-        (Q, K, V, [], [], "s", "", CU.float(), CU, 5, 5),
-        "cu_seqlens_q must be .batch . 1. of int32 or int64, got torch.float32",
-    ),
-    "offsets rank": ((Q, K, V, [], [], "s", "", CU, CU[None], 5, 5), "cu_seqlens_k must be"),
-    "no offsets": ((Q, K, V, [], [], "s", "", CU[:0], CU, 5, 5), "cu_seqlens_q is empty"),
-    "batches": ((Q, K, V, [], [], "s", "", CU, CU[:3], 5, 5), "batch of cu_seqlens_k: 2 and 4"),
-    "dense batch": (
-        (Q, torch.randn(3, 2, 7, 6), torch.randn(3, 1, 7, 5), [], [], "s", "", CU, None, 5, 0),
-        "batch of key: 3 and 4",
-    ),
-    "lengths": ((Q, K, V[:8], [], [], "s", "", CU, CU, 5, 5), "length of key and value: 9 and 8"),
+    "rank": ({"query": Q[None]}, "query must be .total length, heads"),
+    "value rank": ({"value": V[0]}, "value must be .total length"),
+    "dense key": (DENSE_KEYS, "key must be .batch, heads, length"),
+    "offsets dtype": ({"cu_seqlens_q": CU.float()}, REAL),
+    "offsets rank": ({"cu_seqlens_k": CU[None]}, "cu_seqlens_k must be"),
+    "no offsets": ({"cu_seqlens_q": CU[:0]}, "cu_seqlens_q is empty"),
+    "batches": ({"cu_seqlens_k": CU[:3]}, "batch of cu_seqlens_k: 2 and 4"),
+    "dense batch": ({**DENSE_KEYS, **OTHER_BATCH}, "batch of key: 3 and 4"),
+    "lengths": ({"value": V[:8]}, "length of key and value: 9 and 8"),
     "token operand of a dense side": (
-        (torch.randn(4, 4, 3, 6), K, V, [Q], [], "a0:f[q,h,-]; mul(s,a0)", "", None, CU, 0, 5),
-        "a0 is read by 'q', but that side is not jagged",
+        {**DENSE_ROWS, **BY_HEAD}, "a0 is read by 'q', but that side is not jagged",
     ),
-    "token operand": (
-        (Q, K, V, [Q[:8, 0, 0]], [], "a0:f[q]; mul(s,a0)", "", CU, CU, 5, 5),
-        "dimension q of a0: 8 and 9",
-    ),
-    "device": ((Q, K, V, [], [], "s", "", CU.to("meta"), CU, 5, 5), "operands are on cpu and meta"),
-}
+    "token operand": (BY_TOKEN, "dimension q of a0: 8 and 9"),
+    "device": ({"cu_seqlens_q": CU.to("meta")}, "operands are on cpu and meta"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_bad_operands_are_named(name: str) -> None:
-    arguments, message = FAULTS[name]
+    wrong, message = FAULTS[name]
     with pytest.raises((GDPAError, RuntimeError), match=message):
-        torch.ops.gdpa.attention(*arguments)
+        torch.ops.gdpa.attention(**{**RIGHT, **wrong})
 
 
 @pytest.mark.parametrize("access", ["q,n", "b,q", "k,m", "k,b", "q,k", "q,q"])

@@ -24,7 +24,7 @@ PER_HEAD = torch.tensor([[0.5, 2.0, -1.0], [1.5, -0.3, 0.8]], dtype=torch.float6
 PER_SAMPLE = torch.randn(B, 3, dtype=torch.float64)
 TABLE = torch.randn(H, 2 * (M + N), dtype=torch.float64)
 BIAS = torch.randn(B, 1, M, N, dtype=torch.float64)
-GIVEN = torch.rand(B, N) > 0.4
+VALID = torch.rand(B, N) > 0.4
 WHOLE = torch.rand(B, 1, M, N) > 0.4
 DOCUMENT = torch.tensor([0, 0, 1, 1, 2, 2])
 LENGTHS, TARGETS = torch.tensor([6, 4]), torch.tensor([1, 2])
@@ -51,12 +51,12 @@ FUSED: dict[str, tuple[Callable | None, Callable | None]] = {
     "chained int": (lambda s, b, h, i, j: torch.sigmoid(s * PER_HEAD[h][0]), NO),
     "chained ints and indices": (lambda s, b, h, i, j: F.silu(s + BIAS[b][0][i][j]), NO),
     "index behind an int": (lambda s, b, h, i, j: F.silu(s) * PER_HEAD[0][h], NO),
-    "chained mask": (of_score(F.relu), lambda b, h, i, j: GIVEN[b][j]),
+    "chained mask": (of_score(F.relu), lambda b, h, i, j: VALID[b][j]),
     "mask of four": (of_score(F.relu), lambda b, h, i, j: WHOLE[b][0][i][j]),
-    "two masks": (of_score(F.relu), lambda b, h, i, j: GIVEN[b][j] & WHOLE[b, 0, i, j] & (i >= j)),
+    "two masks": (of_score(F.relu), lambda b, h, i, j: VALID[b][j] & WHOLE[b, 0, i, j] & (i >= j)),
     "sum of a row": (lambda s, b, h, i, j: torch.sigmoid(s + PER_SAMPLE[b].sum()), NO),
     "max of a row": (lambda s, b, h, i, j: torch.sigmoid(s - PER_SAMPLE[b].max()), NO),
-    "any of a row": (of_score(F.silu), lambda b, h, i, j: GIVEN[b].any() & (i >= j)),
+    "any of a row": (of_score(F.silu), lambda b, h, i, j: VALID[b].any() & (i >= j)),
     "index of an int alone": (lambda s, b, h, i, j: F.silu(s * PER_HEAD[1][2]), NO),
     "sum of a whole table": (lambda s, b, h, i, j: torch.sigmoid(s * PER_SAMPLE.sum()), NO),
     "alibi": (lambda s, b, h, i, j: F.silu(s + PER_HEAD[h, 1] * (j - i)), NO),
@@ -70,7 +70,7 @@ FUSED: dict[str, tuple[Callable | None, Callable | None]] = {
         NO,
     ),
     "branch on a look-up": (
-        lambda s, b, h, i, j: torch.where(GIVEN[b][j], s * PER_HEAD[h][2], torch.sigmoid(s)), NO,
+        lambda s, b, h, i, j: torch.where(VALID[b][j], s * PER_HEAD[h][2], torch.sigmoid(s)), NO,
     ),
     "window": (of_score(F.silu), lambda b, h, i, j: (i >= j) & (i - j <= 2)),
     "prefix": (of_score(F.silu), lambda b, h, i, j: (j < LENGTHS[b] - 3) | (i >= j)),
@@ -106,6 +106,35 @@ EAGER: dict[str, tuple[Callable | None, Callable | None]] = {
     "slice": (lambda s, b, h, i, j: torch.sigmoid(s + PER_HEAD[h, 1:].sum()), NO),
     "an index last": (lambda s, b, h, i, j: torch.sigmoid(s + PER_SAMPLE.T[:, b].sum()), NO),
 }
+
+
+def halved(s: Tensor, *_: Tensor) -> Tensor:
+    """Mapped after the write, so that it would be halved twice."""
+    s *= 0.5
+    return torch.stack([s, s * 0]).amax(0)
+
+
+def shifted(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    i += 5
+    return F.silu(s) / (i + 1)
+
+
+def by_an_alias(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    i.to(i.dtype).add_(5)
+    return F.silu(s) / (i + 1)
+
+
+def causal(b, h, i, j):
+    return i >= j
+
+
+# A score and its indices are the mod's own, also where it writes into them. Not fused then.
+WRITING: dict[str, tuple[Callable | None, Callable | None]] = {
+    "score in place": (halved, NO),
+    "index in place": (shifted, causal),
+    "alias of an index in place": (by_an_alias, causal),
+    "inplace=True": (of_score(lambda s: F.relu(s, inplace=True) + torch.stack([s]).sum()), NO),
+}
 ALL = FUSED | MAPPED | EAGER
 
 
@@ -123,21 +152,36 @@ def loop(
     return weight @ v
 
 
+@pytest.mark.parametrize("key_heads", [H, 1], ids=["heads", "grouped heads"])
 @pytest.mark.parametrize("name", ALL)
-def test_each_score_on_its_own(name: str) -> None:
+def test_each_score_on_its_own(name: str, key_heads: int) -> None:
     score_mod, mask_mod = ALL[name]
+    mods = {"score_mod": score_mod, "mask_mod": mask_mod, "enable_gqa": key_heads < H}
+    k, v = K[:, :key_heads], V[:, :key_heads]
+
+    def function(q, k, v):
+        return gdpa_inductor.attention(q, k, v, **mods)
+
+    wanted = loop(Q, k.expand_as(K), v.expand_as(V), score_mod, mask_mod)
+    torch.testing.assert_close(function(Q, k, v), wanted)
+    if name in EAGER:
+        return
+    recorder = Recorder()
+    actual = torch.compile(function, backend=recorder, fullgraph=True)(Q, k, v)
+    torch.testing.assert_close(actual, wanted)
+    assert len(recorder.matches) == (name in FUSED), recorder.why()
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_a_mod_may_write_into_its_arguments(name: str) -> None:
+    score_mod, mask_mod = WRITING[name]
 
     def function(q, k, v):
         return gdpa_inductor.attention(q, k, v, score_mod=score_mod, mask_mod=mask_mod)
 
     wanted = loop(Q, K, V, score_mod, mask_mod)
-    torch.testing.assert_close(function(Q, K, V), wanted)
-    if name in EAGER:
-        return
-    recorder = Recorder()
-    actual = torch.compile(function, backend=recorder, fullgraph=True)(Q, K, V)
-    torch.testing.assert_close(actual, wanted)
-    assert len(recorder.matches) == (name in FUSED), recorder.why()
+    for run in (function, torch.compile(function, backend=Recorder())):
+        torch.testing.assert_close(run(Q, K, V), wanted)
 
 
 @pytest.mark.parametrize("name", sorted({*FUSED, *MAPPED} - {"hstu"}))
@@ -157,26 +201,6 @@ def test_flex_attention_calls_them_so(name: str) -> None:
     actual = gdpa_inductor.attention(Q, K, V, score_mod=weight) / total
     wanted = flex_attention(Q, K, V, score_mod=scored, scale=1.0)
     torch.testing.assert_close(actual, wanted, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_grouped_heads(name: str) -> None:
-    k, v = K[:, :1], V[:, :1]
-    score_mod, mask_mod = ALL[name]
-
-    def function(q, k, v):
-        return gdpa_inductor.attention(
-            q, k, v, score_mod=score_mod, mask_mod=mask_mod, enable_gqa=True
-        )
-
-    wanted = loop(Q, k.expand_as(K), v.expand_as(V), score_mod, mask_mod)
-    torch.testing.assert_close(function(Q, k, v), wanted)
-    if name in EAGER:
-        return
-    recorder = Recorder()
-    actual = torch.compile(function, backend=recorder, fullgraph=True)(Q, k, v)
-    torch.testing.assert_close(actual, wanted)
-    assert len(recorder.matches) == (name in FUSED), recorder.why()
 
 
 JAGGED = [
@@ -232,9 +256,7 @@ def test_gradients_reach_what_is_looked_up() -> None:
     wanted = torch.autograd.grad((torch.sigmoid(scores) @ V).square().sum(), operands)
     recorder = Recorder()
     for run in (function, torch.compile(function, backend=recorder, fullgraph=True)):
-        grads = torch.autograd.grad(run(q).square().sum(), operands)
-        for mine, theirs in zip(grads, wanted, strict=True):
-            torch.testing.assert_close(mine, theirs)
+        torch.testing.assert_close(torch.autograd.grad(run(q).square().sum(), operands), wanted)
     assert len(recorder.matches) == 1, recorder.why()
 
 
@@ -242,7 +264,7 @@ def test_gradients_reach_what_is_looked_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mods", "found"),
+    ("mods", "message"),
     [
         ({"score_mod": lambda s, b, h, i, j: 0.5}, "score_mod must return a tensor, not float"),
         ({"score_mod": lambda s, b, h, i, j: True}, "score_mod must return a tensor, not bool"),
@@ -251,12 +273,12 @@ def test_gradients_reach_what_is_looked_up() -> None:
         ({"score_mod": lambda s, b, h, i, j: PER_HEAD[h]}, r"without dims, not of shape \(3,\)"),
         ({"score_mod": lambda s, b, h, i, j: PER_HEAD}, r"without dims, not of shape \(2, 3\)"),
         ({"score_mod": lambda s, b, h, i, j: s[None]}, r"without dims, not of shape \(1,\)"),
-        ({"mask_mod": lambda b, h, i, j: GIVEN[b]}, r"bool without dims, not of shape \(6,\)"),
+        ({"mask_mod": lambda b, h, i, j: VALID[b]}, r"bool without dims, not of shape \(6,\)"),
         ({"mask_mod": lambda b, h, i, j: i - j}, "a tensor of torch.bool, not torch.int64"),
     ],
 )  # fmt: skip
-def test_other_results_are_told(mods: dict[str, Any], found: str) -> None:
-    with pytest.raises(TypeError, match=found):
+def test_other_results_are_told(mods: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
         gdpa_inductor.attention(Q, K, V, **mods)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 
@@ -138,6 +139,26 @@ def test_a_missing_gradient_is_told(make: Callable[[], list[Tensor]]) -> None:
         run(*inputs)
 
 
+def without_gradients(*inputs: Tensor) -> Tensor:
+    return attend(*(x.detach() for x in inputs))
+
+
+@pytest.mark.parametrize(
+    "wrong, text",
+    [
+        (without_gradients, "the gradient of .* is off by"),
+        (lambda *x: (), "there are 6 outputs, inputs and gradients, not 7"),
+    ],
+    ids=["no gradient at all", "one output less"],
+)
+def test_what_is_missing_is_told_at_every_call(wrong: Callable, text: str) -> None:
+    inputs = [x.requires_grad_() for x in plain()]
+    run = verify.verified(wrong, attend, Result())
+    for _ in range(2):
+        with pytest.raises(GDPAError, match=rf"gdpa\.verify: {text}"):
+            run(*inputs)
+
+
 def test_a_missing_write_is_told() -> None:
     run = verify.verified(lambda q, k, v: attend(q * 2, k, v), writing, Result())
     with pytest.raises(GDPAError, match=r"gdpa\.verify: input 0, as the graph left it, is off by"):
@@ -154,9 +175,11 @@ def test_copies_stand_to_each_other_as_the_inputs(make: Callable[[], list[Tensor
         assert x.storage_offset() == y.storage_offset()
         assert (x.requires_grad, x.is_leaf) == (y.requires_grad, y.is_leaf)
         assert x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr()
-    shared = lambda of: [[a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-                          for a in of] for b in of]  # fmt: skip
-    assert shared(inputs) == shared(duplicates)
+    pairs = lambda tensors: itertools.product(
+        [x.untyped_storage().data_ptr() for x in tensors], repeat=2
+    )
+    shared = [[a == b for a, b in pairs(tensors)] for tensors in (inputs, duplicates)]
+    assert shared[0] == shared[1]
 
 
 def test_what_cannot_be_run_on_copies_is_not_compared(caplog) -> None:

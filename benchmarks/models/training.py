@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gdpa_inductor._compat import dynamo
-from gdpa_inductor.measure import peak_extra_bytes
 
 from ..cases import Case, Function
 from ..jagged import JaggedLayer, offsets
+from ..measure import peak_extra_bytes
 
 LAYERS, STEPS, NEGATIVES, LEARNING_RATE = 8, 200, 512, 1e-3
 LARGEST = 1 << 16  # the largest batch that is tried

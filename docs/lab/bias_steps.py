@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from triton.testing import do_bench
 
+from benchmarks.measure import peak_extra_bytes
 from gdpa_inductor import gdpa_backend
-from gdpa_inductor.measure import peak_extra_bytes
 
 SIZES = ((32, 4, 1024, 128), (16, 4, 2048, 128), (4, 4, 8192, 128))
 FORMS = {"none": "", "mask": "mn", "[H, N, N]": "hmn", "[B, H, N, N]": "bhmn", "[N, N]": "mn"}

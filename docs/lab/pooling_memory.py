@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from triton.testing import do_bench
 
+from benchmarks.measure import peak_extra_bytes
 from benchmarks.models.plain import Pool
 from gdpa_inductor import gdpa_backend
-from gdpa_inductor.measure import peak_extra_bytes
 
 BATCH, PLACES, HEADS, WIDTH, SEEDS = 256, 1024, 4, 512, 48
 SHOWN = 6

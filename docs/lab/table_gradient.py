@@ -15,9 +15,9 @@ import torch._inductor.config
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.measure import medians_ms
 from gdpa_inductor import gdpa_backend
 from gdpa_inductor.lowerings import tables
-from gdpa_inductor.measure import medians_ms
 
 DEVICE = "cpu" if "cpu" in sys.argv else "cuda"
 SIZES = ((2, 2, 64, 16),) if DEVICE == "cpu" else ((16, 4, 1024, 128), (16, 4, 2048, 128))

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from gdpa_inductor.measure import peak_extra_bytes
+from benchmarks.measure import peak_extra_bytes
 
 from . import data, metrics
 from .model import Recommender

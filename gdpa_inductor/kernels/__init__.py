@@ -1,1 +1,2 @@
-"""Kernels by technology: `triton`, `cpu` and `cute`. They know no operator and no Inductor."""
+"""Kernels by technology: `triton`, `blocked` (CPUs, and chunks on GPUs) and `cute`. They know no
+operator."""

@@ -15,8 +15,7 @@ from __future__ import annotations
 from . import chunked as chunked
 from . import cpu as cpu
 from . import cute as cute
-from .choose import Choice, choose
-from .precompile import begin
+from .choose import Choice, begin, choose
 
 __all__ = ["Choice", "begin", "choose", "register"]
 

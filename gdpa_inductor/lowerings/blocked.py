@@ -9,6 +9,7 @@ the operators by name. So this module has to be imported before code is loaded f
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import dynamo
-from ..kernels.blocked import chunks, jagged, loop
+from .._compat import dynamo, lowering, shapes, templates
+from ..kernels.blocked import chunks, fused, jagged, loop
 from ..kernels.blocked.loop import Results
 from ..kernels.blocked.operands import BlockOperands
+from ..kernels.triton.configs import Config
 from ..operands import (
     Operands,
     aux_from_axes,
@@ -45,8 +47,8 @@ from ..program.expr import aux as aux_leaf
 from ..program.expr import call as call_of
 from ..program.score_mod import Aux
 from ..reference import compute_dtype, reference, reference_backward
-from ..sequences import Padding, pad_heads, unpad_heads
-from . import chunk_product
+from ..sequences import Padding
+from . import gpu
 from .call import Call, extern_call
 
 log = logging.getLogger("gdpa_inductor")
@@ -55,6 +57,10 @@ _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 _KEYWORDS = ("fp32_scores", "lengths_vary")
 FORWARD = Signature("attention_chunked", keywords=_KEYWORDS)
 BACKWARD = Signature("attention_chunked_backward", backward=True, keywords=_KEYWORDS)
+# Tiles so small that two CTAs fit on a multiprocessor: one multiplies while the other stores.
+_CONFIG = Config(128, 128, 8, 3)
+_SMALL = Config(64, 64, 4, 2)  # for GPUs with little shared memory
+_DEPTH = 64  # channels in a step, if there are more than `fused.WHOLE`
 
 
 def lower_on_cpu(call: Call) -> Any:
@@ -100,20 +106,70 @@ def _wanted(needs: Sequence[bool]) -> list[str]:
     return [name for name, need in order if need]
 
 
+@functools.cache
+def _template() -> Any:
+    def grid(
+        m: Any, n: Any, units: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]
+    ) -> tuple[Any, int, int]:
+        return cdiv(m, meta["BLOCK_M"]) * cdiv(n, meta["BLOCK_N"]) * units, 1, 1
+
+    return templates.triton_template("gdpa_chunk_product", grid, fused.source(), {})
+
+
+def lower_product(query: Any, key: Any, heads: int) -> Any:
+    """`gdpa::chunk_product`, S = Q Kᵀ of a chunk: fp32 [U/heads, heads, M, N], by a template.
+
+    Inductor fuses the score program into its epilogue. Inductor IR in and out.
+    """
+    device = query.get_device()
+    if device.type != "cuda":
+        return lowering.extern_call(fused.PRODUCT, query, key, heads)
+    query, key = (lowering.realized(t, device) for t in (query, key))
+    units, rows, dim = (int(size) for size in query.get_size())
+    cols = int(key.get_size()[1])
+    config = _CONFIG if gpu.shared_memory(device) >= 160 << 10 else _SMALL
+    padded = max(16, 1 << (dim - 1).bit_length())
+    depth = padded if padded <= fused.WHOLE else _DEPTH
+    size = (units // heads, heads, rows, cols)
+    body = {
+        "input_nodes": [query, key],
+        "layout": lowering.layout_of(size, torch.float32, device),
+        "call_sizes": [shapes.size_expr(size) for size in (rows, cols, units)],
+    }
+    choice = {
+        "num_warps": config.warps,
+        "num_stages": config.stages if dim > depth else 1,
+        "BLOCK_M": config.rows,
+        "BLOCK_N": config.keys,
+        "BLOCK_D": depth,
+        "D": dim,
+        "HEADS": int(heads),
+        "EVEN_M": rows % config.rows == 0,
+        "EVEN_N": cols % config.keys == 0,
+        "EVEN_D": dim % depth == 0,
+    }
+    return templates.best_of(_template(), "gdpa_chunk_product", [choice], body, {}, [])
+
+
+@functools.cache
+def register_product() -> None:
+    lowering.register_lowering(fused.PRODUCT, lower_product)
+
+
 def _attention(arguments: Arguments[Tensor]) -> Tensor:
     o = arguments.operands
-    chunk_product.register()  # a kernel may be compiled
+    register_product()  # a kernel may be compiled
     with torch.no_grad(), no_autocast(o.query.device):
         padding = Padding.of(o)
         batch, heads, rows, _ = score_shape(o)
         out = o.value.new_empty(batch, heads, rows, o.value.shape[-1])
         loop.run(_chunked(o, arguments.options, padding), Results({"out": out}))
-        return unpad_heads(out, padding.query)
+        return padding.unpad_heads(out, "q")
 
 
 def _attention_backward(arguments: Arguments[Tensor]) -> list[Tensor]:
     o, needs = arguments.operands, arguments.needs
-    chunk_product.register()
+    register_product()
     with torch.no_grad(), no_autocast(o.query.device):
         padding = Padding.of(o)
         chunked = _chunked(o, arguments.options, padding)
@@ -121,13 +177,13 @@ def _attention_backward(arguments: Arguments[Tensor]) -> list[Tensor]:
         grads = {name: matrices[name].new_empty(matrices[name].shape) for name in _wanted(needs)}
         specs = chunked.program.aux
         totals = _totals(chunked.aux, specs, needs, chunked.compute)
-        loop.run(chunked, Results(grads, totals), pad_heads(arguments.grad_out, padding.query))
+        loop.run(chunked, Results(grads, totals), padding.heads(arguments.grad_out, "q"))
         unpadded = [
             None if total is None else padding.unpad_aux(aux_from_axes(total, spec), own)
             for total, spec, own in zip(totals, specs, o.program.aux, strict=True)
         ]
-        sides = {"query": padding.query, "key": padding.key, "value": padding.key}
-        unpadded_grads = {name: unpad_heads(grad, sides[name]) for name, grad in grads.items()}
+        sides = {"query": "q", "key": "k", "value": "k"}
+        unpadded_grads = {x: padding.unpad_heads(grad, sides[x]) for x, grad in grads.items()}
     return _gradients(o, unpadded_grads, unpadded)
 
 
@@ -137,12 +193,9 @@ def _chunked(o: Operands[Tensor], options: Any, padding: Padding | None = None) 
     only: Expr | None = None
     if padding is not None and o.jagged:
         # A score exists where its row and its column are no padding.
-        if padding.query is not None:
-            valid.append(padding.query.valid[:, None, :, None])
-        if padding.key is not None:
-            valid.append(padding.key.valid[:, None, None, :])
+        valid = padding.valid
         terms = [aux_leaf(len(o.aux) + number, "b") for number in range(len(valid))]
-        only = terms[0] if len(terms) == 1 else call_of("and", *terms)
+        only = functools.reduce(lambda x, y: call_of("and", x, y), terms)
         o = padding.pad(o)
     aux = [*_on_axes(o, o.program.aux), *valid]
     wide, vary = options.get("fp32_scores", False), options.get("lengths_vary", False)
@@ -185,7 +238,7 @@ def forward_on_cpu(arguments: Arguments[Tensor]) -> Tensor:
         size = output_shape(o)
         # Rows that no sequence owns stay zero.
         out = o.value.new_zeros(size) if o.jagged else o.value.new_empty(size)
-        _run_on_cpu(arguments, _on_axes(o, _standing(o)), Results({"out": out}))
+        _run_on_cpu(arguments, _on_axes(o, jagged.standing(o.program.aux)), Results({"out": out}))
     return out
 
 
@@ -194,7 +247,7 @@ def backward_on_cpu(arguments: Arguments[Tensor]) -> list[Tensor]:
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         if not in_order(o):
             return reference_backward(arguments.grad_out, o, needs)
-        dtype, specs = compute_dtype(o.query.dtype), _standing(o)
+        dtype, specs = compute_dtype(o.query.dtype), jagged.standing(o.program.aux)
         shapes = {"query": o.query.shape, "key": o.key.shape, "value": o.value.shape}
         grads = {name: torch.zeros(shapes[name], dtype=dtype) for name in _wanted(needs)}
         aux = _on_axes(o, specs)
@@ -205,10 +258,6 @@ def backward_on_cpu(arguments: Arguments[Tensor]) -> list[Tensor]:
         for total, spec in zip(totals, specs, strict=True)
     ]
     return _gradients(o, grads, restored)
-
-
-def _standing(o: Operands[Tensor]) -> list[Aux]:
-    return [jagged.standing(spec) for spec in o.program.aux]
 
 
 def _run_on_cpu(arguments: Arguments[Tensor], aux: list[Tensor], results: Results) -> None:

@@ -1,17 +1,26 @@
 """Choose the backend that runs a problem, or say why none does.
 
 The rewrite calls `choose` before it changes the graph. So each problem that `choose` accepts must
-lower. A `Choice` names the backend. A refusal is a `Rejection`, which is falsy.
+lower. A `Choice` names the backend. A refusal is a `Rejection`, which is falsy. After the rewrite
+`begin` has workers compile kernels, before the graph is lowered.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
+import torch
+from torch.fx import GraphModule, Node
+
+from ..ops import ATTENTION, BACKWARD
 from ..options import LADDER, REFERENCE, Options, Profit
 from ..problem import Problem
 from ..rejection import Code, Rejection
-from .backends import Backend, backends
+from .backends import Backend, backend, backends
+from .call import Call
+
+log = logging.getLogger("gdpa_inductor")
 
 
 @dataclass(frozen=True)
@@ -49,10 +58,10 @@ def _select(problem: Problem, kernel: str, profit: Profit) -> Choice | Rejection
     if kernel == REFERENCE:
         return Choice(REFERENCE, "asked for")
     device = problem.device.type
-    known = [backend for backend in backends() if backend.runs_on(device, kernel)]
+    known = [x for x in backends() if x.runs_on(device, kernel)]
     if not known:
         return Rejection(Code.DEVICE, f"there is no kernel for the device {device!r}")
-    names = [backend.name for backend in known]
+    names = [x.name for x in known]
     if kernel != "auto" and kernel not in names:
         others = ", ".join(names)
         return Rejection(
@@ -72,19 +81,19 @@ def _first(
     """
     refusals: list[tuple[str, Rejection]] = []
     first: Rejection | None = None
-    for backend in candidates:
-        explicit = kernel == backend.name
-        refusal = backend.refusal(problem, profit, explicit)
+    for candidate in candidates:
+        explicit = kernel == candidate.name
+        refusal = candidate.refusal(problem, profit, explicit)
         if refusal is None:
             about = f"{problem.dtype}, head dims {problem.head_dim} and {problem.value_dim}"
-            more = backend.about(problem)
-            return Choice(backend.name, about + (f", {more}" if more else "") + _others(refusals))
+            more = candidate.about(problem)
+            return Choice(candidate.name, about + (f", {more}" if more else "") + _others(refusals))
         rule, rejection = refusal
         first = rejection if first is None else first
         if explicit or not rule.quiet:
-            refusals.append((backend.name, rejection))
+            refusals.append((candidate.name, rejection))
         # A backend that the user asked for, and that does not pay: no other is tried.
-        if explicit and rule in backend.profits(profit):
+        if explicit and rule in candidate.profits(profit):
             break
     last = refusals.pop()[1] if refusals else first
     assert last is not None
@@ -93,3 +102,36 @@ def _first(
 
 def _others(refusals: list[tuple[str, Rejection]]) -> str:
     return "".join(f"; {name}: {rejection.reason}" for name, rejection in refusals)
+
+
+def begin(gm: GraphModule) -> None:
+    """Begin to compile the kernels of each gdpa::attention in a rewritten graph and its bodies.
+
+    Inductor lowers a backward only when it is first called, after the forward has run. So its
+    kernels would be compiled late. Which kernels are needed is a guess here; the lowering decides.
+    If this fails, the lowering compiles them.
+    """
+    for body in gm.modules():
+        for node in body.graph.nodes if isinstance(body, GraphModule) else ():
+            if node.target is not ATTENTION.op:
+                continue
+            try:
+                for call in _calls(node):
+                    choice = select(call.problem, call.options.kernel, profit=False)
+                    if choice and choice.kernel != REFERENCE:
+                        backend(choice.kernel).precompile(call)
+            except Exception as error:
+                log.debug("nothing is compiled early: %s: %s", type(error).__name__, error)
+
+
+def _calls(node: Node) -> list[Call]:
+    """The forward that a node calls, and the backward that will follow if gradients are wanted."""
+    example = lambda x: x.meta["example_value"]
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), example)
+    arguments = ATTENTION.bind(*args, **kwargs)
+    operands, options = arguments.operands, arguments.options["kernel_options"]
+    calls = [Call.of_fakes(ATTENTION, operands, options)]
+    needs = tuple(x.requires_grad for x in operands.differentiable)
+    if any(needs) and torch.is_grad_enabled():
+        calls.append(Call.of_fakes(BACKWARD, operands, options, needs))
+    return calls

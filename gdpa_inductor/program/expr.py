@@ -59,7 +59,7 @@ class Expr:
             node = object.__new__(cls)
             for name, field in zip(cls.__slots__, (op, args, value, kind), strict=False):
                 object.__setattr__(node, name, field)
-            cls._interned[key] = node
+            node = cls._interned.setdefault(key, node)  # another thread's, if it came first
         return node
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -71,11 +71,15 @@ def wrapping(terms: Sequence[Expr]) -> set[Expr]:
     return {node for node, known in known_ranges.items() if node.args and known == ANY}
 
 
-def sums(terms: Sequence[Expr]) -> set[Expr]:
-    """The integer leaves that enter a sum, a product or a quotient."""
+def sums(terms: Sequence[Expr]) -> list[Expr]:
+    """The integer leaves that enter a sum, a product or a quotient.
+
+    Their order is the same in every process, as a kernel's text and its place in caches follow it.
+    """
     computed = [x for x in postorder(terms) if x.args and x.kind == "i" and x.op not in _KEEPS]
     results = [x for x in computed if OPS[x.op].integers is not None]
-    return {x for x in postorder(results) if not x.args and x.kind == "i"}
+    leaves = [x for x in postorder(results) if not x.args and x.kind == "i"]
+    return sorted(leaves, key=lambda leaf: (leaf.op, repr(leaf.value)))
 
 
 # Rules: from the ranges of the operands to that of the result.

@@ -160,7 +160,7 @@ def _modest(classes: Sequence[Expr], roots: Sequence[Expr], leaf: Leaf) -> Expr:
     """
     read = set(postorder(classes))
     condition = TRUE
-    for node in sorted(sums(roots), key=str):
+    for node in sums(roots):
         bounds = leaf(node) if node.op == "aux" else unknown("i")
         if bounds.lo in read or bounds.hi in read:
             condition = both(condition, within(bounds.lo, bounds.hi))

@@ -15,10 +15,10 @@ from benchmarks.worker import SKIPPED, Job, Measurement
 
 
 def test_a_figure_of_a_cpu_has_its_machine():
-    found = machine("cpu")
-    assert set(found) == {"date", "python", "torch", "cpu", "capability", "compiler"}
-    assert all(found.values())
-    assert found["capability"] == torch.backends.cpu.get_cpu_capability()
+    details = machine("cpu")
+    assert set(details) == {"date", "python", "torch", "cpu", "capability", "compiler"}
+    assert all(details.values())
+    assert details["capability"] == torch.backends.cpu.get_cpu_capability()
 
 
 def test_a_cpu_is_named_as_linux_names_it(tmp_path: Path):
@@ -35,9 +35,9 @@ def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_run_begins_with_its_command():
-    found = header("cpu", ("cpu", "--shapes", "2x4x256x64"))
-    assert found["command"] == "python -m gdpa_inductor bench cpu --shapes 2x4x256x64"
-    assert found["machine"] == machine("cpu")
+    details = header("cpu", ("cpu", "--shapes", "2x4x256x64"))
+    assert details["command"] == "python -m gdpa_inductor bench cpu --shapes 2x4x256x64"
+    assert details["machine"] == machine("cpu")
 
 
 def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -58,13 +58,13 @@ def one_case(monkeypatch: pytest.MonkeyPatch):
     def run(errors: dict[str, str], *argv: str) -> int:
         job = Job(CASE, tuple(errors), ("forward",))
 
-        def found(jobs, budget, environment, at_once):
+        def measured(jobs, budget, environment, at_once):
             for name, error in errors.items():
                 case = dataclasses.asdict(CASE)
                 yield dataclasses.asdict(Measurement(case, name, "forward", 1.0, 1.0, error=error))
 
         monkeypatch.setitem(bench.SUITES, "cpu", lambda pick: [job])
-        monkeypatch.setattr(bench, "side_by_side", found)
+        monkeypatch.setattr(bench, "side_by_side", measured)
         return main(["cpu", *argv])
 
     return run
@@ -95,8 +95,8 @@ def test_a_budget_that_is_spent_is_no_failure(error: str, status: int, one_case,
 def test_a_suite_for_gpus_points_to_that_for_cpus(suite: str, monkeypatch, capsys):
     """It ran for ten minutes first."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    told = "is for a GPU, and torch finds none: run `bench cpu`, or give --device cpu"
-    assert f"{suite} {told}" in refusal([suite], capsys)
+    message = "is for a GPU, and torch finds none: run `bench cpu`, or give --device cpu"
+    assert f"{suite} {message}" in refusal([suite], capsys)
     assert parse_arguments([suite, "--device", "cpu"]).device == "cpu"
     assert "torch finds no NVIDIA GPU" in refusal(["jagged", "--device", "cuda"], capsys)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -104,7 +104,7 @@ def test_a_suite_for_gpus_points_to_that_for_cpus(suite: str, monkeypatch, capsy
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (["cpu", "--activations", "silu", "sillu"], "'sillu' is unknown; did you mean 'silu'?"),
         (["models", "--rows", "gau-relu"], "'gau-relu' is unknown; did you mean 'gau-relu2'?"),
@@ -112,7 +112,7 @@ def test_a_suite_for_gpus_points_to_that_for_cpus(suite: str, monkeypatch, capsy
         (["cpu", "--contenders", "indutcor"], "'indutcor' is unknown; did you mean 'inductor'?"),
     ],
 )
-def test_an_unknown_name_is_no_row_of_a_table(argv: list[str], told: str, capsys):
-    assert f"error: argument {argv[1]}: {told}" in refusal(argv, capsys)
+def test_an_unknown_name_is_no_row_of_a_table(argv: list[str], message: str, capsys):
+    assert f"error: argument {argv[1]}: {message}" in refusal(argv, capsys)
     assert parse_arguments(["models", "--rows", "gau-relu2"]).rows == ["gau-relu2"]
     assert "error: argument SUITE: 'modles' is unknown; did you mean" in refusal(["modles"], capsys)

@@ -32,8 +32,8 @@ def test_a_full_tensor_core_is_the_whole_peak():
 
 def test_samples_are_medians_and_broken_lines_are_left_out():
     lines = ["1600, 690.5, 60, 0x4\n", "1500, 700.5, 62, 0x4\n", "1700, 680.5, 61, 0x0\n", "15"]
-    found = load.summary(lines)
-    assert found == {"mhz": 1600, "watt": 690.5, "celsius": 61, "reasons": ["0x0", "0x4"]}
+    samples = load.summary(lines)
+    assert samples == {"mhz": 1600, "watt": 690.5, "celsius": 61, "reasons": ["0x0", "0x4"]}
     assert load.summary(["15"]) == {}
 
 
@@ -95,17 +95,17 @@ def products():
 def test_what_the_loops_should_store_is_the_gradient_of_the_formula(activated: bool):
     """But for the scale of dQ and dK, which the loops leave out."""
     host = products()
-    *given, direction = (x.double() for x in Few(64).heads_first)
-    q, k, v = (x.requires_grad_() for x in given)
+    *matrices, direction = (x.double() for x in Few(64).heads_first)
+    q, k, v = (x.requires_grad_() for x in matrices)
     scale = 128**-0.5 if activated else 1.0
     scores = q @ k.mT * scale
     out = (torch.nn.functional.silu(scores) if activated else scores) @ v
     dq, dk, dv = torch.autograd.grad(out, (q, k, v), direction)
     operands = [x.detach() for x in (q, k, v, direction)]
     (forward,) = host.expected(host.ForwardCeiling(activated=activated), *operands)
-    found = host.expected(host.BackwardCeiling(activated=activated), *operands)
-    for got, wanted in zip([forward, *found], [out, dv, dk / scale, dq / scale], strict=True):
-        assert (got - wanted).norm() / wanted.norm() < 5e-3  # two roundings to bf16
+    gradients = host.expected(host.BackwardCeiling(activated=activated), *operands)
+    for mine, exact in zip([forward, *gradients], [out, dv, dk / scale, dq / scale], strict=True):
+        assert (mine - exact).norm() / exact.norm() < 5e-3  # two roundings to bf16
 
 
 @pytest.mark.parametrize("rows", [64, 80])
@@ -116,17 +116,17 @@ def test_dq_is_found_in_the_order_of_the_registers(rows: int):
     tiles = -(-length // rows)
     torch.manual_seed(2)
     wanted = torch.randn(heads, tiles, rows, 128)
-    held = torch.empty(heads, tiles, 2, rows // 8, 128, 4)
+    registers = torch.empty(heads, tiles, 2, rows // 8, 128, 4)
     for thread in range(128):
         warp, lane = divmod(thread, 32)
         for number in range(4):
             steps = 2 * (lane % 4) + number % 2, 16 * warp + lane // 4 + 8 * (number // 2)
             for group in range(2):
                 part = wanted[:, :, steps[0] :: 8, 64 * group + steps[1]]
-                held[:, :, group, :, thread, number] = part
+                registers[:, :, group, :, thread, number] = part
     launch = object.__new__(host.Launch)
     launch.loop, launch.heads, launch.tiles = host.BackwardCeiling(rows), heads, tiles
-    launch.tensors, launch.dq = (torch.empty(1, heads, length, 128),), held.flatten()
+    launch.tensors, launch.dq = (torch.empty(1, heads, length, 128),), registers.flatten()
     flat = wanted.reshape(1, heads, tiles * rows, 128)
     assert torch.equal(launch.rows_of_dq(), flat[:, :, :length])
 
@@ -191,9 +191,9 @@ def test_loops_keep_their_products_in_flight(measure: str, name: str):
 
     loop = host.LOOPS[measure][name]
     with tempfile.TemporaryDirectory() as folder:
-        made = host.compiled(loop, f"--gpu-arch=sm_90a --keep-cubin --dump-dir={folder}")
+        kernel = host.compiled(loop, f"--gpu-arch=sm_90a --keep-cubin --dump-dir={folder}")
         path = Path(folder) / "kernel.cubin"
-        path.write_bytes(made.__cubin__)
+        path.write_bytes(kernel.__cubin__)
         words = tool("nvdisasm", "-c", str(path)).split()
     count = Counter(word.split(".")[0] for word in words)
     waits = sum(word.startswith("WARPGROUP.DEPBAR") for word in words)
@@ -209,10 +209,10 @@ def test_loops_keep_their_products_in_flight(measure: str, name: str):
 
 
 def test_the_bench_command_hands_over_to_it(monkeypatch: pytest.MonkeyPatch):
-    given = []
-    monkeypatch.setattr(ceiling, "main", lambda argv: given.append(argv) or 0)
+    arguments = []
+    monkeypatch.setattr(ceiling, "main", lambda argv: arguments.append(argv) or 0)
     assert command.main(["bench", "ceiling", "--turns", "3"]) == 0
-    assert given == [["--turns", "3"]]
+    assert arguments == [["--turns", "3"]]
 
 
 def test_every_contender_of_a_shape_is_compiled():

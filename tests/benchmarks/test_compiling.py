@@ -1,5 +1,6 @@
 """`bench compile`: each job twice, with empty caches and with those of the first time."""
 
+import itertools
 import os
 import threading
 
@@ -26,10 +27,9 @@ def test_the_second_process_finds_what_the_first_left(monkeypatch):
     monkeypatch.setattr(supervise, "supervise", fake)
     jobs = [Job(CASE, (name,), ("step",)) for name in ("gdpa", "inductor")]
     rows = list(supervise.cold_and_warm(jobs, 60, {}))
-    assert [(r["contender"], r["measure"]) for r in rows] == [
-        ("gdpa", "cold"), ("gdpa", "warm"), ("inductor", "cold"), ("inductor", "warm"),
-    ]  # fmt: skip
-    assert [found for _, found in seen] == [[], ["kernel"], [], ["kernel"]]
+    measured = [(r["contender"], r["measure"]) for r in rows]
+    assert measured == [*itertools.product(("gdpa", "inductor"), ("cold", "warm"))]
+    assert [files for _, files in seen] == [[], ["kernel"], [], ["kernel"]]
     assert len({folder for folder, _ in seen}) == 2
     assert not any(os.path.exists(folder) for folder, _ in seen)
 
@@ -60,9 +60,8 @@ def test_rows_of_jobs_side_by_side_are_there_as_they_come(monkeypatch):
     rows = supervise.cold_and_warm(jobs, 60, {}, at_once=2)
     first = [next(rows) for _ in range(3)]
     assert ended.wait(60)
-    assert {(r["contender"], r["measure"]) for r in first} == {
-        ("gdpa", "cold"), ("inductor", "cold"), ("inductor", "warm"),
-    }  # fmt: skip
+    through = {("gdpa", "cold"), ("inductor", "cold"), ("inductor", "warm")}
+    assert {(r["contender"], r["measure"]) for r in first} == through
     go_on.set()
     assert [(r["contender"], r["measure"]) for r in rows] == [("gdpa", "warm")]
 
@@ -81,9 +80,8 @@ def test_rows_of_models_beside_shapes():
     shapes = ((32, 4, 1024, 128),)
     pick = Selection("cuda", 0.1, variants=("none",), shapes=shapes, rows=("relu-vit",))
     cases = [job.case for job in compiling(pick)]
-    assert [(c.activation, c.variant) for c in cases] == [
-        ("silu", "none"), ("silu", "none"), ("relu-vit", "model"), ("relu-vit", "model"),
-    ]  # fmt: skip
+    kinds = [(case.activation, case.variant) for case in cases]
+    assert kinds == [("silu", "none")] * 2 + [("relu-vit", "model")] * 2
 
 
 def test_one_contender_a_process():

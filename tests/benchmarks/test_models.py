@@ -44,9 +44,9 @@ class Shapes(TorchDispatchMode):
         self.seen: set[tuple[int, ...]] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        found = func(*args, **(kwargs or {}))
-        self.seen |= {tuple(t.shape) for t in tree_leaves(found) if torch.is_tensor(t)}
-        return found
+        result = func(*args, **(kwargs or {}))
+        self.seen |= {tuple(t.shape) for t in tree_leaves(result) if torch.is_tensor(t)}
+        return result
 
 
 def test_the_rows_are_named_in_advance():
@@ -60,7 +60,7 @@ def test_the_rows_are_named_in_advance():
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "autocast"])
 def test_every_attention_of_a_row_becomes_ours(name: str, dtype: str):
     on = built(name, dtype)
-    calls = lambda *given: dataclasses.replace(on, inputs=given).running(on.function)
+    calls = lambda *inputs: dataclasses.replace(on, inputs=inputs).running(on.function)
     report = gdpa_inductor.explain(calls, profit=False)(*on.inputs)
     assert len(report.matches) == MODELS[name].regions, str(report)
 
@@ -80,8 +80,8 @@ def test_nothing_else_on_a_gpu_is_as_large_as_the_scores(name: str):
     scores = {c.padded_scores: {c.length, c.keys or c.length} for c in WHOLE[name].attentions(case)}
     try:
         with FakeTensorMode(), Shapes() as shapes:
-            found = WHOLE[name].build(case)
-            found.function(*found.inputs)
+            on = WHOLE[name].build(case)
+            on.function(*on.inputs)
     except ImportError as error:
         pytest.skip(str(error))
     as_large = [s for s in shapes.seen if torch.Size(s).numel() in scores]
@@ -139,10 +139,11 @@ def pick(**chosen) -> Selection:
 def test_each_attention_is_measured_once_behind_its_model():
     jobs = models(pick(rows=("hstu-production", "hstu-production-targets"), measures=("step",)))
     order = [(job.case.activation, *job.contenders) for job in jobs]
-    production = [(name, c) for name in ("hstu-production", "hstu-production-targets")
-                  for c in ("gdpa", "inductor", "eager")]  # fmt: skip
-    alone = [("silu", "gdpa"), ("silu", "inductor")]
-    assert order == [*production[:3], *alone, *production[3:]]
+    first, second = (
+        [(name, contender) for contender in ("gdpa", "inductor", "eager")]
+        for name in ("hstu-production", "hstu-production-targets")
+    )
+    assert order == [*first, ("silu", "gdpa"), ("silu", "inductor"), *second]
     assert all(job.cold for job in jobs)
 
 
@@ -214,6 +215,6 @@ assert len(report.matches) == 1, report
 
 
 def test_fbgemms_operators_are_there_without_fbgemm():
-    done = subprocess.run([sys.executable, "-c", STAND_IN], capture_output=True, text=True,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+    command, environment = [sys.executable, "-c", STAND_IN], {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-1500:]

@@ -31,11 +31,11 @@ def test_the_formula_is_found(fill: float):
     on = subject(cache(fill))
     options = {"gdpa.profit": False}
     with torch.no_grad():
-        found = torch.compile(on.function, backend=gdpa_backend, options=options)(*on.inputs)
+        out = torch.compile(on.function, backend=gdpa_backend, options=options)(*on.inputs)
         wanted = on.function(*on.inputs)
     assert counters["gdpa"]["matched"] == 1
     assert counters["gdpa"]["matched_varlen"] == (fill > 0)
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(out, wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_a_copy_moves_as_many_bytes_as_the_cache_has():
@@ -47,12 +47,12 @@ def test_a_copy_moves_as_many_bytes_as_the_cache_has():
 
 def test_the_suite_holds_every_bar_and_its_copy():
     jobs = serving(Selection("cuda", 0.1))
-    found = {
+    bars = {
         (job.case.batch, job.case.length, job.case.fill, name)
         for job in jobs
         for name in job.contenders
     }
     for rows in CACHE_ROWS:
         for name in ("gdpa", "inductor", "copy"):
-            assert {(256, rows, 0.0, name), (256, rows, 1.0, name), (8, rows, 1.0, name)} <= found
+            assert {(256, rows, 0.0, name), (256, rows, 1.0, name), (8, rows, 1.0, name)} <= bars
     assert {(job.case.keys, job.measures) for job in jobs} == {(CACHE_KEYS, ("forward",))}

@@ -16,7 +16,7 @@ def test_flops_are_those_of_two_products():
 
 
 def test_dense_holds_every_shape_activation_variant_and_contender():
-    found = {
+    rows = {
         (job.case.activation, job.case.variant, job.case.length, name, measure)
         for job in dense(pick())
         for name in job.contenders
@@ -26,19 +26,19 @@ def test_dense_holds_every_shape_activation_variant_and_contender():
     both = ("forward", "step")
     for activation, length in itertools.product(("silu", "gelu_tanh"), lengths):
         for name, measure in itertools.product(("gdpa", "inductor", "eager", "max-autotune"), both):
-            assert (activation, "none", length, name, measure) in found
+            assert (activation, "none", length, name, measure) in rows
         for variant, name in itertools.product(("causal", "bias", "buckets"), ("gdpa", "inductor")):
-            assert (activation, variant, length, name, "step") in found
-        assert (activation, "none", length, "gdpa", "backward") in found
+            assert (activation, variant, length, name, "step") in rows
+        assert (activation, "none", length, "gdpa", "backward") in rows
     for length, name in itertools.product(lengths, ("cudnn", "flex")):
-        assert ("silu", "none", length, name, "backward") in found
+        assert ("silu", "none", length, name, "backward") in rows
 
 
 def test_grid_is_types_by_head_dims_by_lengths():
-    found = {(j.case.dtype, j.case.precision, j.case.head_dim, j.case.length) for j in grid(pick())}
+    rows = {(j.case.dtype, j.case.precision, j.case.head_dim, j.case.length) for j in grid(pick())}
     types = (("float32", "highest"), ("float32", "high"), ("bfloat16", "highest"))
     dims = (32, 64, 128, 256)
-    assert found == {(*t, d, n) for t, d, n in itertools.product(types, dims, LENGTHS)}
+    assert rows == {(*t, d, n) for t, d, n in itertools.product(types, dims, LENGTHS)}
 
 
 def test_wide_holds_what_goes_in_chunks():
@@ -72,7 +72,7 @@ def test_selection_narrows():
 def test_operands_fit_the_formula_and_only_floats_want_gradients():
     for variant, count in (("none", 3), ("causal", 4), ("bias", 4), ("buckets", 5)):
         case = Case("silu", variant, 2, 3, 8, 4, "float32", "cpu")
-        given = operands(case)
-        assert len(given) == count
-        assert formula(case)(*given).shape == (2, 3, 8, 4)
-        assert [t.requires_grad for t in given] == [t.is_floating_point() for t in given]
+        tensors = operands(case)
+        assert len(tensors) == count
+        assert formula(case)(*tensors).shape == (2, 3, 8, 4)
+        assert [t.requires_grad for t in tensors] == [t.is_floating_point() for t in tensors]

@@ -70,11 +70,11 @@ def test_the_largest_batch_is_found_by_doubling(few_items: None, monkeypatch: py
     tried: list[int] = []
 
     def full(function: Callable) -> Callable:
-        def call(*given: torch.Tensor) -> torch.Tensor:
-            tried.append(len(given[2]) - 1)
+        def call(*operands: torch.Tensor) -> torch.Tensor:
+            tried.append(len(operands[2]) - 1)
             if tried[-1] > 16:
                 raise torch.OutOfMemoryError("CUDA out of memory.")
-            return function(*given)
+            return function(*operands)
 
         return call
 
@@ -89,7 +89,7 @@ def test_the_largest_batch_is_found_by_doubling(few_items: None, monkeypatch: py
 
 def failing(why: str) -> Callable:
     def build(function: Callable) -> Callable:
-        def call(*given: torch.Tensor) -> torch.Tensor:
+        def call(*operands: torch.Tensor) -> torch.Tensor:
             raise RuntimeError(why)
 
         return call

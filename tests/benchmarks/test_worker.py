@@ -31,8 +31,8 @@ def test_measures_time_memory_and_operations():
 
 def test_a_single_run_has_no_spread(monkeypatch):
     monkeypatch.setattr(worker, "times_ms", lambda calls, *_: {name: [2.0] for name in calls})
-    (found,) = worker.run_job(job("eager"))
-    assert found.ms == 2.0 and found.spread is None
+    (row,) = worker.run_job(job("eager"))
+    assert row.ms == 2.0 and row.spread is None
 
 
 @pytest.mark.parametrize("measure", worker.CALLS)
@@ -41,8 +41,8 @@ def test_a_wrong_contender_is_seen(monkeypatch, measure: str):
         return lambda *operands: 1.01 * function(*operands)
 
     monkeypatch.setitem(contenders.CONTENDERS, "almost", almost)
-    (found,) = worker.run_job(job("almost", measures=(measure,)))
-    assert found.off == pytest.approx(0.01, rel=1e-3)
+    (row,) = worker.run_job(job("almost", measures=(measure,)))
+    assert row.off == pytest.approx(0.01, rel=1e-3)
 
 
 def test_a_failing_contender_leaves_the_others_alone(monkeypatch):
@@ -67,16 +67,16 @@ def test_a_model_is_measured_with_the_gradients_of_its_parameters():
     case = Case("hstu-padded", "model", 2, 2, 16, 8, "float32", "cpu")
     on = subject(case)
     assert {id(p) for p in on.leaves} == {id(p) for p in on.function.parameters()}
-    (found,) = worker.run_job(worker.Job(case, ("eager",), ("step",), 0.01))
-    assert found.ms and not found.error
-    assert found.tflops is None
+    (row,) = worker.run_job(worker.Job(case, ("eager",), ("step",), 0.01))
+    assert row.ms and not row.error
+    assert row.tflops is None
 
 
 def test_a_model_that_is_not_installed_is_an_error_and_no_crash(monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_pytorch", None)
     case = Case("gau-relu2", "model", 2, 1, 16, 8, "float32", "cpu")
-    (found,) = worker.run_job(worker.Job(case, ("eager",), ("forward",), 0.01))
-    assert "flash_pytorch" in found.error
+    (row,) = worker.run_job(worker.Job(case, ("eager",), ("forward",), 0.01))
+    assert "flash_pytorch" in row.error
 
 
 def test_distance_is_relative():
@@ -130,9 +130,8 @@ def test_what_no_time_is_left_for_is_said():
 def test_workers_side_by_side_leave_no_job_out():
     jobs = [job("eager"), job("eager", measures=("step",)), job("eager")]
     rows = list(supervise.side_by_side(jobs, 120, os.environ, at_once=2))
-    assert sorted((row["measure"], row["error"]) for row in rows) == [
-        ("forward", ""), ("forward", ""), ("step", ""),
-    ]  # fmt: skip
+    results = sorted((row["measure"], row["error"]) for row in rows)
+    assert results == [("forward", "")] * 2 + [("step", "")]
 
 
 def test_nobody_computes_while_a_worker_measures(tmp_path):
@@ -165,21 +164,21 @@ def test_inductor_compares_kernels_while_others_wait(tmp_path, monkeypatch):
         Case("silu", "none", 1, 1, 16, 8, "float32", "cuda"), (), (), turns=str(path)
     )
     order: list[str] = []
-    held, compared = threading.Event(), threading.Event()
+    locked, compared = threading.Event(), threading.Event()
     compare = lambda *_: order.append("compared")
     monkeypatch.setattr(heuristics.CachingAutotuner, "benchmark_all_configs", compare)
 
     def other() -> None:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH)
-            held.set()
+            locked.set()
             compared.wait(10)
             order.append("compiled")
 
     thread = threading.Thread(target=other)
     with worker.turn(beside, alone=False):
         thread.start()
-        held.wait(10)
+        locked.wait(10)
         threading.Timer(0.2, compared.set).start()
         heuristics.CachingAutotuner.benchmark_all_configs(None)
     thread.join()

@@ -77,9 +77,13 @@ class lowering_by:
 
 
 def code_of(
-    function: Callable, tensors: Sequence[torch.Tensor], lower: Lower, dynamic: bool = False,
-    donated: Sequence[int] = (), cpp: bool = False,
-) -> str:  # fmt: skip
+    function: Callable,
+    tensors: Sequence[torch.Tensor],
+    lower: Lower,
+    dynamic: bool = False,
+    donated: Sequence[int] = (),
+    cpp: bool = False,
+) -> str:
     """The source that Inductor writes for `function(*tensors)` on a CPU. Nothing is compiled.
 
     donated: inputs of a backward that nobody else needs.
@@ -90,10 +94,8 @@ def code_of(
     with mode:
         traced = make_fx(function, select_decomp_table(), tracing_mode="real")(*fakes)
     with config.patch(fx_graph_cache=False):
-        graph = GraphLowering(
-            traced, example_inputs=fakes, shape_env=env, is_inference=not donated,
-            is_backward=bool(donated), cpp_wrapper=cpp,
-        )  # fmt: skip
+        kind = {"is_inference": not donated, "is_backward": bool(donated), "cpp_wrapper": cpp}
+        graph = GraphLowering(traced, example_inputs=fakes, shape_env=env, **kind)
         graph.bw_donated_idxs = list(donated)
         handlers = (V.set_graph_handler(graph), V.set_fake_mode(mode))
         debug = V.set_debug_handler(DebugContext())

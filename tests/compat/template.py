@@ -88,9 +88,13 @@ def choice(rows: int, columns: int = 8) -> dict[str, int]:
 
 
 def rendered(
-    term: Term, tensors: Sequence[torch.Tensor], dynamic: bool = False, *,
-    after: Callable[..., Any] = lambda node, x: node, lower: Callable[..., Any] | None = None,
-) -> str:  # fmt: skip
+    term: Term,
+    tensors: Sequence[torch.Tensor],
+    dynamic: bool = False,
+    *,
+    after: Callable[..., Any] = lambda node, x: node,
+    lower: Callable[..., Any] | None = None,
+) -> str:
     """The code of a graph whose only kernel is the template.
 
     after: lowers more, of the template's output and x.

@@ -92,11 +92,11 @@ SAMPLE = """
 import functools
 
 @functools.cache
-def asked(x):
-    found = _inner(x)
+def outer(x):
+    result = _inner(x)
     if x:
-        return found
-    return (found or
+        return result
+    return (result or
             x)
 
 def _inner(x):
@@ -116,17 +116,17 @@ def test_lines_that_do_not_run_are_told(tmp_path: Path):
     module.__file__ = str(tmp_path / "sample.py")
     Path(module.__file__).write_text(SAMPLE)
     exec(compile(SAMPLE, module.__file__, "exec"), vars(module))
-    wanted = lines.lines("asked", module)
+    wanted = lines.lines("outer", module)
 
     def missed(*values: int) -> list[int]:
         lines.forget(module)
         with lines.executed(module) as seen:
             for value in values:
-                module.asked(value)
+                module.outer(value)
         return sorted({number for _, number in wanted - seen})
 
     assert missed(0, 1) == [] and missed() == sorted({number for _, number in wanted})
     assert missed(0) == [8, 13, 14, 15] and missed(1) == [9, 10, 16]
     with lines.executed(module) as seen:
-        module.asked(1)
+        module.outer(1)
     assert seen == set()

@@ -311,16 +311,22 @@ def test_compiled_calls_set_aside():
         pass
 
 
-def test_captured_graph():
-    graphs = []
+def seen(look, function, *inputs) -> list:
+    """What `look` says of each graph, while it is compiled."""
+    answers = []
 
     def backend(gm, _):
-        graphs.append((dynamo.captured_graph(), gm))
+        answers.append(look(gm))
         return gm.forward
 
+    torch.compile(function, backend=backend)(*inputs)
+    return answers
+
+
+def test_captured_graph():
     assert dynamo.captured_graph() is None
-    torch.compile(lambda x: x.sin() + 1, backend=backend)(torch.ones(3))
-    ((whole, gm),) = graphs
+    look = lambda gm: (dynamo.captured_graph(), gm)
+    ((whole, gm),) = seen(look, lambda x: x.sin() + 1, torch.ones(3))
     assert isinstance(whole, torch.fx.Graph)
     targets = [node.target for node in gm.graph.nodes if node.op.startswith("call")]
     assert [node.target for node in whole.nodes if node.op.startswith("call")] == targets
@@ -433,15 +439,10 @@ def checkpointed(x):
 
 
 def test_is_dynamo_body():
-    answers = []
-
-    def backend(gm, _):
-        modules = [m for m in gm.modules() if isinstance(m, torch.fx.GraphModule)]
-        answers.extend(map(dynamo.is_dynamo_body, modules))
-        return gm.forward
-
-    torch.compile(checkpointed, backend=backend)(torch.ones(2, requires_grad=True))
-    assert answers == [False, True]
+    look = lambda gm: [
+        dynamo.is_dynamo_body(m) for m in gm.modules() if isinstance(m, torch.fx.GraphModule)
+    ]
+    assert seen(look, checkpointed, torch.ones(2, requires_grad=True)) == [[False, True]]
     traced = torch.fx.symbolic_trace(torch.nn.Linear(2, 2))  # a graph of nobody's
     assert not dynamo.is_dynamo_body(traced)
 
@@ -452,16 +453,15 @@ def inputs(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
 
 def test_real_input():
     """Dynamo holds inputs weakly: one that is gone is no value, and no error."""
-    tensors, values, graph_inputs = [torch.arange(4), torch.ones(4)], [], []
+    tensors = [torch.arange(4), torch.ones(4)]
 
-    def backend(gm, _):
-        values.extend(map(dynamo.real_input, inputs(gm)))
-        graph_inputs.extend((node, node.meta["grapharg"]) for node in inputs(gm))
-        return gm.forward
+    def look(gm):
+        values = map(dynamo.real_input, inputs(gm))
+        assert [x is y for x, y in zip(values, tensors, strict=True)] == [True, True]
+        return [(node, node.meta["grapharg"]) for node in inputs(gm)]
 
-    torch.compile(lambda x, y: x + y, backend=backend)(*tensors)
-    assert [x is y for x, y in zip(values, tensors, strict=True)] == [True, True]
-    tensors.clear(), values.clear()
+    (graph_inputs,) = seen(look, lambda x, y: x + y, *tensors)
+    tensors.clear()
     for node, graph_input in graph_inputs:
         node.meta["grapharg"] = graph_input
         assert dynamo.real_input(node) is None
@@ -482,15 +482,10 @@ outside = torch.full((2,), 3.0)
 
 
 def test_source_name():
-    names, nodes = [], []
-
-    def backend(gm, _):
-        nodes.extend(inputs(gm))
-        names.extend(map(dynamo.source_name, nodes))
-        return gm.forward
-
-    torch.compile(Model(), backend=backend)(torch.ones(2))
+    look = lambda gm: [(node, dynamo.source_name(node)) for node in inputs(gm)]
+    (sources,) = seen(look, Model(), torch.ones(2))
+    nodes, names = zip(*sources)
     own = "._modules['layers']._modules['0']._parameters['weight']", "._buffers['scale']"
     assert set(names) == {"L['x']", "G['outside']", *(f"L['self']{name}" for name in own)}
-    assert list(map(dynamo.source_name, nodes)) == names  # afterwards too
+    assert tuple(map(dynamo.source_name, nodes)) == names  # afterwards too
     assert dynamo.source_name(torch.fx.Graph().placeholder("x")) == ""

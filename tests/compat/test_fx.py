@@ -33,9 +33,8 @@ def calls(graph: torch.fx.Graph) -> list:
 
 def test_tree_flatten():
     leaves, spec = fx.tree_flatten({"a": [1, (2, None)], "b": torch.Size([3])})
-    assert leaves[:2] == [1, 2] and torch.utils._pytree.tree_unflatten(leaves, spec)["a"] == [
-        1, (2, None)
-    ]  # fmt: skip
+    again = torch.utils._pytree.tree_unflatten(leaves, spec)
+    assert leaves[:2] == [1, 2] and again["a"] == [1, (2, None)]
 
 
 def test_tree_leaves():
@@ -230,6 +229,13 @@ SWITCHING = {
 }
 
 
+SWITCHES = {
+    *("_add_batch_dim", "_remove_batch_dim", "_wrap_for_grad", "_unwrap_for_grad"),
+    *("_autograd_grad", "_make_dual", "_unpack_dual", "_set_tensor_requires_grad"),
+    *("_maybe_load_decompositions", "_set_fwd_grad_enabled"),
+}
+
+
 def test_state_change():
     """Of everything that Dynamo writes for these, what switches a mode is known, by its kind."""
     x, named = torch.ones(2, 2), set()
@@ -243,10 +249,7 @@ def test_state_change():
             for target in called
             if target.__name__.startswith("_") and fx.state_change(target) == ""
         }
-        assert switches <= {"_add_batch_dim", "_remove_batch_dim", "_wrap_for_grad",
-                            "_unwrap_for_grad", "_autograd_grad", "_make_dual", "_unpack_dual",
-                            "_set_tensor_requires_grad", "_maybe_load_decompositions",
-                            "_set_fwd_grad_enabled"}  # fmt: skip
+        assert switches <= SWITCHES
     # Those that Dynamo writes in its graphs, and those that a graph of export may hold.
     assert named == set(fx._TRANSFORMS)
 
@@ -336,8 +339,9 @@ def test_has_plain_bodies():
     for function in functions:
         nodes = bodies(captured(function, x))
         assert {fx.has_plain_bodies(node.target) for node in nodes} == {True}, function
-    (scan,) = bodies(captured(lambda x: torch._higher_order_ops.scan(
-        lambda a, b: (a + b, a * b), x[0], x, dim=0), x.detach()))  # fmt: skip
+    combine = lambda a, b: (a + b, a * b)
+    scanned = lambda x: torch._higher_order_ops.scan(combine, x[0], x, dim=0)
+    (scan,) = bodies(captured(scanned, x.detach()))
     assert not fx.has_plain_bodies(scan.target)
     assert not fx.has_plain_bodies(torch.sin) and not fx.has_plain_bodies("view")
 

@@ -204,10 +204,8 @@ def test_finish():
     def lower(x, y, size):
         like, wanted, _ = lowering.lowered_node_values()
         buffer = lowering.zeroed((2, 4, 6), torch.float32, CPU)
-        result = lowering.finish(
-            lambda parts, like, more: parts.sum(0).to(like.dtype) + more,
-            buffer, (2, 4, 6), torch.float32, like, ([y], [wanted]),
-        )  # fmt: skip
+        add = lambda parts, like, more: parts.sum(0).to(like.dtype) + more
+        result = lowering.finish(add, buffer, (2, 4, 6), torch.float32, like, ([y], [wanted]))
         layouts.append((layout(result), result.get_dtype()))
         return result
 

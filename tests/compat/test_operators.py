@@ -78,11 +78,8 @@ def test_op_name():
 def test_schema_of():
     schema = operators.schema_of(aten.add_.Tensor)
     assert [argument.name for argument in schema.arguments] == ["self", "other", "alpha"]
-    assert [argument.alias_info is not None for argument in schema.arguments] == [
-        True,
-        False,
-        False,
-    ]
+    aliased = [argument.alias_info is not None for argument in schema.arguments]
+    assert aliased == [True, False, False]
     assert schema.arguments[0].alias_info.is_write and len(schema.returns) == 1
 
 

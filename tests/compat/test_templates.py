@@ -111,9 +111,8 @@ def test_best_of_is_quiet(capsys):
 
     def lower(x, y, size):
         body = body_of(x, y, size, squared)
-        return templates.best_of(
-            sample(), "gdpa_compat", [choice(2), choice(4)], body, {}, [size]
-        )  # fmt: skip
+        choices = [choice(2), choice(4)]
+        return templates.best_of(sample(), "gdpa_compat", choices, body, {}, [size])
 
     with timed(lambda _: 1.0, []):
         rendered(squared, (x, y), lower=lower)

@@ -50,6 +50,13 @@ def compiled(function: Callable, *, mode: str | None = None, kernel: str = "", *
     return torch.compile(function, backend=backend, **how)
 
 
+def check_bits(run: Callable[[], Sequence[Tensor]], times: int = 20) -> None:
+    """The same in every run."""
+    first = run()
+    for _ in range(times):
+        assert all(map(torch.equal, run(), first))
+
+
 def captured(run: Callable) -> tuple[torch.cuda.CUDAGraph, Any]:
     """A graph of a run, and the tensors that a replay stores to."""
     graph = torch.cuda.CUDAGraph()

@@ -14,7 +14,7 @@ from gdpa_inductor.kernels.cute.backward.launch import backward  # noqa: E402
 from gdpa_inductor.kernels.cute.launch import forward  # noqa: E402
 from gdpa_inductor.operands import Operands  # noqa: E402
 from gdpa_inductor.program.score_mod import ScoreMod  # noqa: E402
-from tests.gpu.checks import captured, check_gradients, hopper, on_card  # noqa: E402, F401
+from tests.gpu.checks import captured, check_bits, check_gradients, hopper, on_card  # noqa: E402, F401
 from tests.kernels.cute_backward_cases import (  # noqa: E402
     CASES,
     CAUSAL,
@@ -22,8 +22,9 @@ from tests.kernels.cute_backward_cases import (  # noqa: E402
     Case,
     Problem,
     check_errors,
+    check_integers,
+    check_neighbours,
     make_call,
-    unfused,
 )
 
 WIDE = (128, 128)
@@ -105,9 +106,7 @@ def test_the_same_bits_each_time(name: str) -> None:
     """The order of additions is that of the keys."""
     case = LONG[name]
     call = make_call(case)
-    first = gradients(case, call)
-    for _ in range(20):
-        assert all(map(torch.equal, gradients(case, call), first))
+    check_bits(lambda: gradients(case, call))
 
 
 def test_the_sums_are_complete_when_they_are_converted() -> None:
@@ -132,34 +131,12 @@ def test_infinity_stays_outside_a_mask() -> None:
 
 @pytest.mark.parametrize("dim", [8, 32, 40, 64, 72, 96, 128])
 def test_exact_on_integers(dim: int) -> None:
-    """Sparse small integers: every product is exact in bf16, so a wrong index is a wrong bit."""
-    case = Case("relu(s)", key_heads=1, rows=150, keys=140, dims=(dim, 64))
-    call = make_call(case, integers=True)
-    generator = torch.Generator().manual_seed(1)
-    for tensor in call.matrices:
-        tensor *= (torch.rand(tensor.shape, generator=generator) < 0.04).to(tensor.dtype)
-    exact = unfused(case, call, torch.float64)
-    for fused, truth in zip(gradients(case, call), exact, strict=True):
-        assert torch.equal(fused.double(), truth)
+    check_integers(gradients, (dim, 64))
 
 
 @pytest.mark.parametrize("dims", [(64, 64), WIDE])
 def test_neighbours_do_not_leak(dims: tuple[int, int]) -> None:
-    """A sequence of NaN changes no bit of the others."""
-    case = Case(rows=(70, 30, 140), keys=(60, 50, 130), dims=dims)
-    call = make_call(case)
-    clean = gradients(case, call)
-    cu_q, cu_k = call.offsets
-    assert cu_q is not None and cu_k is not None
-    for tensor, cu in zip(call.matrices, (cu_q, cu_k, cu_k, cu_q), strict=True):
-        tensor[int(cu[1]) : int(cu[2])] = float("nan")
-    after = gradients(case, call)
-    for before, results, cu in zip(clean, after, (cu_q, cu_k, cu_k), strict=True):
-        first, second, end = (int(x) for x in cu[1:])
-        assert torch.equal(before[:first], results[:first])
-        assert torch.equal(before[second:], results[second:])
-        assert results[first:second].isnan().all()
-        assert not results[end:].any()
+    check_neighbours(gradients, dims=dims)
 
 
 def test_rows_of_no_sequence_are_zero() -> None:

@@ -15,7 +15,7 @@ from gdpa_inductor.kernels.cute.architectures import config_of
 from gdpa_inductor.lowerings.cute import calls
 from tests.gpu import checks
 from tests.gpu.programs import CASES, LAYOUTS, Case
-from tests.gpu.test_kernels import breach
+from tests.gpu.test_kernels import breach, check_cuda_graphs
 
 pytest.importorskip("cutlass")
 
@@ -60,13 +60,7 @@ def test_the_error_rule_in_every_run(name: str, dynamic: bool) -> None:
 
 @pytest.mark.parametrize("name", ["causal", "shared heads", "head dim 128"])
 def test_the_error_rule_in_cuda_graphs(name: str) -> None:
-    """mode="reduce-overhead": recorded in the second call, replayed from the third on."""
-    case = CASES[name]
-    function = compiled(case.function, mode="reduce-overhead")
-    for _ in range(5):
-        torch.compiler.cudagraph_mark_step_begin()
-        assert not breach(case, function, torch.bfloat16)
-    assert counters["inductor"]["cudagraph_skips"] == 0
+    check_cuda_graphs(CASES[name], kernel="cute")
 
 
 def test_batches_of_any_rows_share_a_record(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch._inductor.utils import run_and_get_code
 
+from benchmarks.measure import peak_extra_bytes
 from gdpa_inductor.lowerings import donation
-from gdpa_inductor.measure import peak_extra_bytes
 
-from .checks import compiled
+from .checks import check_bits, compiled
 from .programs import CASES, LAYOUTS, Case
 from .test_kernels import bits, breach, operands_of
 
@@ -59,9 +59,7 @@ def test_error_rule(name: str, dtype: torch.dtype) -> None:
 def test_equal_bits(name: str) -> None:
     case = FEW[name]
     operands, function = operands_of(case, torch.bfloat16), compiled(case.function)
-    first = bits(function, operands)
-    for _ in range(200):
-        assert all(torch.equal(a, b) for a, b in zip(first, bits(function, operands), strict=True))
+    check_bits(lambda: bits(function, operands), 200)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from tests._judge import difference, noise_of, results
 from tests.activations import ACTIVATIONS
-from tests.gpu.checks import compiled
+from tests.gpu.checks import check_bits, compiled
 from tests.gpu.programs import CASES, Case, of_activation
 from tests.operands import make_operands, recast
 
@@ -81,20 +81,21 @@ def bits(function, operands) -> list[torch.Tensor]:
 def test_equal_bits_in_1000_runs(name: str) -> None:
     case = CASES[name]
     operands, function = operands_of(case, torch.bfloat16), compiled(case.function)
-    first = bits(function, operands)
-    for _ in range(1000):
-        assert all(torch.equal(a, b) for a, b in zip(first, bits(function, operands)))
+    check_bits(lambda: bits(function, operands), 1000)
 
 
-@pytest.mark.parametrize("name", ["causal", "bias"])
-def test_cuda_graphs(name: str) -> None:
+def check_cuda_graphs(case: Case, **options: str) -> None:
     """mode="reduce-overhead": recorded in the second call, replayed from the third on."""
-    case = CASES[name]
-    function = compiled(case.function, mode="reduce-overhead")
+    function = compiled(case.function, mode="reduce-overhead", **options)
     for _ in range(5):
         torch.compiler.cudagraph_mark_step_begin()
         assert not breach(case, function, torch.bfloat16)
     assert torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] == 0
+
+
+@pytest.mark.parametrize("name", ["causal", "bias"])
+def test_cuda_graphs(name: str) -> None:
+    check_cuda_graphs(CASES[name])
 
 
 def test_max_autotune() -> None:

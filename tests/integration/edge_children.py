@@ -49,8 +49,8 @@ def spawned(when: str) -> None:
     if when == "run":
         check(model)
     torch.multiprocessing.spawn(rank, (model, os.getcwd()), nprocs=2)
-    found = [Path(n).read_text() for n in "01"]
-    require(found == ["1", "1"], f"regions of the ranks: {found}")
+    regions = [Path(n).read_text() for n in "01"]
+    require(regions == ["1", "1"], f"regions of the ranks: {regions}")
     check(model)
 
 
@@ -76,8 +76,8 @@ def loader_with_a_model(start: str) -> None:
     torch._dynamo.utils.counters.clear()
     data = Embedded(compiled(Model()))
     loader = torch.utils.data.DataLoader(data, num_workers=2, multiprocessing_context=start)
-    found = [int(n) for n in loader]
-    require(found == [1, 1], f"regions of the workers: {found}")
+    regions = [int(n) for n in loader]
+    require(regions == [1, 1], f"regions of the workers: {regions}")
 
 
 @scenario()
@@ -97,15 +97,15 @@ def a_copy_is_not_compiled() -> None:
 @scenario()
 def forks_beside_a_thread() -> None:
     """A thread calls the model, whatever it holds when a process forks."""
-    given, over = [x.detach() for x in operands()], threading.Event()
-    expected = function(*given)
+    inputs, over = [x.detach() for x in operands()], threading.Event()
+    expected = function(*inputs)
 
     def calls() -> None:
         while not over.is_set():
-            warm()(*given)
+            warm()(*inputs)
 
     with torch.no_grad():
-        warm()(*given)
+        warm()(*inputs)
     thread = threading.Thread(target=calls)
     sys.setswitchinterval(1e-6)
     thread.start()
@@ -115,7 +115,7 @@ def forks_beside_a_thread() -> None:
         if process == 0:
             faulthandler.dump_traceback_later(20, exit=True)
             with torch.no_grad():
-                os._exit(not torch.allclose(warm()(*given), expected, atol=1e-3))
+                os._exit(not torch.allclose(warm()(*inputs), expected, atol=1e-3))
         stuck += os.waitpid(process, 0)[1] != 0
     over.set()
     thread.join()

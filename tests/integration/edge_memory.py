@@ -44,10 +44,10 @@ from tests.integration.threads import results
 @scenario()
 def reset_before_the_backward() -> None:
     for run in (warm(), direct):
-        given = operands()
-        out = run(*given)
+        inputs = operands()
+        out = run(*inputs)
         torch.compiler.reset()
-        equal([out, *torch.autograd.grad(out.square().sum(), given)])
+        equal([out, *torch.autograd.grad(out.square().sum(), inputs)])
 
 
 class Projected(Model):
@@ -102,12 +102,12 @@ def pickles() -> None:
 @scenario()
 def two_hundred_models() -> None:
     """Models that are deleted leave no memory behind."""
-    sizes, given = [], [x.detach() for x in operands(16)]
+    sizes, inputs = [], [x.detach() for x in operands(16)]
     for number in range(200):
         code = Projected.forward.__code__.replace(co_name=f"forward_{number}")
         model = type("Model", (Projected,), {"forward": types.FunctionType(code, globals())})()
         with torch.no_grad():
-            torch.testing.assert_close(compiled(model)(*given), Projected.forward(model, *given))
+            torch.testing.assert_close(compiled(model)(*inputs), Projected.forward(model, *inputs))
         if number in (49, 199):
             del model
             gc.collect()
@@ -127,17 +127,17 @@ def little_memory(call: str) -> None:
     for more in (0, 1, 2, 4, 8, 16, 64, 256):
         if call == "first":
             torch._dynamo.reset()
-        given = operands(1000)
+        inputs = operands(1000)
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + more * MIB, hard))
         try:
-            found = results(warm(), given)
+            outputs = results(warm(), inputs)
         except Exception:
-            found = None
+            outputs = None
         finally:
             resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-        if found:
-            equal(found, 1000)
+        if outputs:
+            equal(outputs, 1000)
     both(1000)
     WARNINGS.seen.clear()  # of loops that could not be compiled
 

@@ -27,12 +27,12 @@ MIB = 2**20
 def scenario(*cases: object, cold: bool = False) -> Callable[[Callable], Callable]:
     """Register a function: once, or once for each case, which it is given."""
 
-    def register(made: Callable) -> Callable:
-        for given in [(case,) for case in cases] or [()]:
-            name = "_".join([made.__name__, *map(str, given)])
-            SCENARIOS[name] = functools.partial(made, *given)
+    def register(function: Callable) -> Callable:
+        for arguments in [(case,) for case in cases] or [()]:
+            name = "_".join([function.__name__, *map(str, arguments)])
+            SCENARIOS[name] = functools.partial(function, *arguments)
             COLD.update([name] if cold else [])
-        return made
+        return function
 
     return register
 
@@ -64,9 +64,9 @@ def warm() -> Run:
     return compiled()
 
 
-def equal(found: Iterable[Tensor], n: int = 32, reference: Run = function) -> None:
+def equal(outputs: Iterable[Tensor], n: int = 32, reference: Run = function) -> None:
     """Result and gradients are those of eager."""
-    for mine, theirs in zip(found, results(reference, operands(n)), strict=True):
+    for mine, theirs in zip(outputs, results(reference, operands(n)), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
 
 
@@ -130,11 +130,11 @@ def obey_modes() -> None:
     libc, overrides = ctypes.CDLL(None), (1, 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
     for number in overrides:
         libc.prctl(24, number, 0, 0, 0)  # PR_CAPBSET_DROP: of programs that are started, too
-    header, held = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-    libc.capget(header, held)
+    header, capabilities = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    libc.capget(header, capabilities)
     for place in range(3):
-        held[place] &= ~sum(1 << number for number in overrides)
-    require(libc.capset(header, held) == 0, "capabilities cannot be given up")
+        capabilities[place] &= ~sum(1 << number for number in overrides)
+    require(libc.capset(header, capabilities) == 0, "capabilities cannot be given up")
 
 
 def forbid_writing(folder: Path) -> None:

@@ -66,10 +66,10 @@ POINTS = 6  # of interrupts in a phase
 @scenario()
 def fork_then_call() -> None:
     """What the parent compiled runs on, and is compiled once more for gradients."""
-    found = torch._dynamo.utils.counters["gdpa"].copy()
+    before = torch._dynamo.utils.counters["gdpa"].copy()
     with torch.no_grad():
         torch.testing.assert_close(warm()(*operands()), function(*operands()))
-    require(torch._dynamo.utils.counters["gdpa"] == found, "it was compiled again")
+    require(torch._dynamo.utils.counters["gdpa"] == before, "it was compiled again")
     check(warm())
     both()
 
@@ -180,7 +180,7 @@ def interrupt(phase: str) -> None:
 def interrupt_import(case: str) -> None:
     """By the first direct call, or as the backend is looked up: it can be done again."""
     way, point = case.split("_")
-    run = direct if way == "direct" else lambda *given: warm()(*given)
+    run = direct if way == "direct" else lambda *inputs: warm()(*inputs)
     interrupted(lambda: results(run, operands()), int(point))
     check(run)
     require(matched() >= 1, "it is not fused")
@@ -206,34 +206,34 @@ def clock_jumps(name: str) -> None:
 def meta_device(where: str) -> None:
     """A default device is for new tensors of the user's, not for those of a kernel."""
     forget()
-    found: list[list[Tensor]] = []
+    outputs: list[list[Tensor]] = []
 
     def calls() -> None:
         for run in (warm(), direct):
-            given = operands()
+            inputs = operands()
             with torch.device("cpu" if where == "backward" else "meta"):
-                out = run(*given)
+                out = run(*inputs)
             with torch.device("meta"):
-                grads = torch.autograd.grad(out.square().sum(), given)
-            found.append([out, *grads])
+                grads = torch.autograd.grad(out.square().sum(), inputs)
+            outputs.append([out, *grads])
 
     thread = threading.Thread(target=calls)
     thread.start() if where == "thread" else calls()
     thread.join() if where == "thread" else None
-    require(len(found) == matched() == 2, f"{matched()} regions")
-    for one in found:
+    require(len(outputs) == matched() == 2, f"{matched()} regions")
+    for one in outputs:
         equal(one)
 
 
 @scenario()
 def default_dtype() -> None:
-    given = [operands(), operands()]
+    inputs = [operands(), operands()]
     torch.set_default_dtype(torch.float64)
     forget()
-    found = [results(run, x) for run, x in zip((warm(), direct), given)]
+    outputs = [results(run, x) for run, x in zip((warm(), direct), inputs)]
     torch.set_default_dtype(torch.float32)
     require(matched() == 2, f"{matched()} regions")
-    for one in found:
+    for one in outputs:
         equal(one)
 
 
@@ -296,14 +296,14 @@ def no_source() -> None:
 
 def problem_of(name: str, folder: Path) -> str | None:
     """The problem of a scenario that runs in a fork, and there in a folder of its own."""
-    told = folder / f"{name}.txt"
+    report = folder / f"{name}.txt"
     (folder / name).mkdir()
     process = os.fork()
     if process == 0:
         os.setsid()
         os.dup2(2, 1)
         os.chdir(folder / name)
-        told.write_text(attempt(SCENARIOS[name]))
+        report.write_text(attempt(SCENARIOS[name]))
         os._exit(0)
     until = time.monotonic() + LIMIT
     while (ended := os.waitpid(process, os.WNOHANG))[0] == 0 and time.monotonic() < until:
@@ -315,7 +315,7 @@ def problem_of(name: str, folder: Path) -> str | None:
     if ended[0] == 0:
         os.waitpid(process, 0)
         return f"it took more than {LIMIT:.0f} seconds"
-    text = told.read_text() if told.exists() else ""
+    text = report.read_text() if report.exists() else ""
     return text or (f"it ended with {ended[1]}" if ended[1] else None)
 
 

@@ -47,8 +47,8 @@ def train(compiled) -> float:
 
 
 def entry(version: str = "") -> dict:
-    found = entered()
-    found |= {
+    result = entered()
+    result |= {
         "loaded": [name for name in MAYBE_UNNEEDED if f"gdpa_inductor.{name}" in sys.modules],
         "direct": direct(),
     }
@@ -57,8 +57,8 @@ def entry(version: str = "") -> dict:
 
         gdpa_inductor.backend.source_hash = lambda: f"gdpa-{version}"
         torch._dynamo.reset()
-        found["upgraded"] = entered()
-    return found
+        result["upgraded"] = entered()
+    return result
 
 
 def entered() -> dict:
@@ -95,7 +95,7 @@ def distributed() -> dict:
 
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_rank, (folder,), nprocs=RANKS)
-        return json.loads((Path(folder) / "found.json").read_text())
+        return json.loads((Path(folder) / "results.json").read_text())
 
 
 def _rank(rank: int, folder: str) -> None:
@@ -111,16 +111,16 @@ def _rank(rank: int, folder: str) -> None:
     )
     # The mesh of its own choice would be of GPUs, where there are any.
     shard = functools.partial(fully_shard, mesh=init_device_mesh("cpu", (RANKS,)))
-    given = torch.randn(2 * RANKS, 32, 32, generator=torch.Generator().manual_seed(1))
-    own = given.chunk(RANKS)[rank]
-    found = {
-        "ddp": _step(own, given, lambda model: _compiled(DistributedDataParallel(model))),
-        "fsdp": _step(own, given, lambda model: _compiled(shard(model))),
-        "fsdp, checkpointed": _step(own, given, lambda model: shard(Checkpoint(model))),
-        "heads split": _step(given, given, lambda model: _compiled(_split(model))),
+    batch = torch.randn(2 * RANKS, 32, 32, generator=torch.Generator().manual_seed(1))
+    own = batch.chunk(RANKS)[rank]
+    results = {
+        "ddp": _step(own, batch, lambda model: _compiled(DistributedDataParallel(model))),
+        "fsdp": _step(own, batch, lambda model: _compiled(shard(model))),
+        "fsdp, checkpointed": _step(own, batch, lambda model: shard(Checkpoint(model))),
+        "heads split": _step(batch, batch, lambda model: _compiled(_split(model))),
     }
     if rank == 0:
-        Path(folder, "found.json").write_text(json.dumps(found))
+        Path(folder, "results.json").write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
     # DDP's reducer is what frees the group. Its destructor then joins gloo's thread while it holds
@@ -147,7 +147,7 @@ def _split(model):
     return parallelize_module(model, init_device_mesh("cpu", (RANKS,)), {**columns, "out": rows})
 
 
-def _step(own, given, wrapped) -> dict:
+def _step(own, batch, wrapped) -> dict:
     """A step on what the rank takes of the batch, against eager on the whole batch."""
     from torch.distributed.tensor import DTensor
 
@@ -158,10 +158,10 @@ def _step(own, given, wrapped) -> dict:
     alone.load_state_dict(model.state_dict())
     shared = wrapped(model)  # DDP's hooks live as long as it does
     shared(own).square().sum().backward()
-    alone(given).square().sum().mul(len(own) / len(given)).backward()
-    found = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
-             for p in model.parameters()]  # fmt: skip
-    difference = max((a - b.grad).abs().max().item() for a, b in zip(found, alone.parameters()))
+    alone(batch).square().sum().mul(len(own) / len(batch)).backward()
+    gradients = [p.grad for p in model.parameters()]
+    gradients = [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients]
+    difference = max((a - b.grad).abs().max().item() for a, b in zip(gradients, alone.parameters()))
     return {"difference": difference, "gdpa": dict(torch._dynamo.utils.counters["gdpa"])}
 
 
@@ -197,22 +197,22 @@ class Model(torch.nn.Module):
 def save(folder: str) -> dict:
     import gdpa_inductor
 
-    given = tuple(x.detach() for x in operands())
-    program, report = gdpa_inductor.rewrite(torch.export.export(Model(), given), profit=False)
+    inputs = tuple(x.detach() for x in operands())
+    program, report = gdpa_inductor.rewrite(torch.export.export(Model(), inputs), profit=False)
     torch._inductor.aoti_compile_and_package(program, package_path=f"{folder}/package.pt2")
     compiled = torch.compile(function, backend="gdpa", fullgraph=True, options=SMALL)
-    compiled.aot_compile((given, {})).save_compiled_function(f"{folder}/function.bin")
+    compiled.aot_compile((inputs, {})).save_compiled_function(f"{folder}/function.bin")
     return {"regions": len(report.matches)}
 
 
 def load(folder: str) -> dict:
     import gdpa_inductor  # noqa: F401 (nothing else is needed)
 
-    given = tuple(x.detach() for x in operands())
+    inputs = tuple(x.detach() for x in operands())
     package = torch._inductor.aoti_load_package(f"{folder}/package.pt2")
     with open(f"{folder}/function.bin", "rb") as file:
         loaded = torch.compiler.load_compiled_function(file)
-    off = lambda run: (run(*given) - function(*given)).abs().max().item()
+    off = lambda run: (run(*inputs) - function(*inputs)).abs().max().item()
     return {"package": off(package), "function": off(loaded)}
 
 

@@ -41,8 +41,8 @@ def path() -> str:
 
 def alone(scenario: str, **environment: str) -> str | None:
     """The problem of a scenario in a process of its own."""
-    found, _ = run(scenario, program=PROGRAM, PYTHONPATH=path(), **SERIAL, **environment)
-    return found["problem"]
+    result, _ = run(scenario, program=PROGRAM, PYTHONPATH=path(), **SERIAL, **environment)
+    return result["problem"]
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +89,9 @@ def test_environments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_verdicts_are_found_under_another_seed_of_hashes(tmp_path: Path) -> None:
-    found = []
+    names = []
     for seed in "12":
         set_here = {"PYTHONHASHSEED": seed, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
         assert alone("plain", **set_here) is None
-        found.append(sorted(path.name for path in (tmp_path / "gdpa_verdicts").iterdir()))
-    assert found[0] == found[1] != []
+        names.append(sorted(path.name for path in (tmp_path / "gdpa_verdicts").iterdir()))
+    assert names[0] == names[1] != []

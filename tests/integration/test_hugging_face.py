@@ -68,11 +68,9 @@ def losses(trained: Model, folder: Any, **more: Any) -> list[float]:
 @pytest.fixture
 def whole_process(monkeypatch):
     monkeypatch.setenv("GDPA_PROFIT", "0")
-    given = gdpa_inductor.GDPAPass(expect=LAYERS)
-    with (
-        torch._inductor.config.patch(pre_grad_custom_pass=given),
-        torch._inductor.utils.fresh_cache(),
-    ):
+    rewrite = gdpa_inductor.GDPAPass(expect=LAYERS)
+    everywhere = torch._inductor.config.patch(pre_grad_custom_pass=rewrite)
+    with everywhere, torch._inductor.utils.fresh_cache():
         yield
 
 
@@ -83,10 +81,15 @@ def test_the_name_is_refused(tmp_path):
         accelerate.Accelerator(cpu=True, dynamo_backend="gdpa")
 
 
+def compiled() -> Model:
+    compiles_itself = model()
+    options = {"gdpa.expect": LAYERS, "gdpa.profit": False}
+    compiles_itself.compile(backend="gdpa", options=options)
+    return compiles_itself
+
+
 def test_the_trainer_trains_a_model_that_compiles_itself(tmp_path):
-    compiled = model()
-    compiled.compile(backend="gdpa", options={"gdpa.expect": LAYERS, "gdpa.profit": False})
-    assert losses(compiled, tmp_path) == pytest.approx(losses(model(), tmp_path), rel=1e-3)
+    assert losses(compiled(), tmp_path) == pytest.approx(losses(model(), tmp_path), rel=1e-3)
     assert gdpa_inductor.regions() == LAYERS
 
 
@@ -100,21 +103,19 @@ def steps(accelerator: Any, trained: Model) -> list[float]:
     optimizer = torch.optim.SGD(trained.parameters(), 0.1)
     loader = torch.utils.data.DataLoader(data(), batch_size=2)
     trained, optimizer, loader = accelerator.prepare(trained, optimizer, loader)
-    found = []
+    losses = []
     for batch in loader:
         loss = trained(**batch)["loss"]
         accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
-        found.append(loss.item())
-    return found
+        losses.append(loss.item())
+    return losses
 
 
 def test_accelerate_prepares_a_model_that_compiles_itself():
-    compiled = model()
-    compiled.compile(backend="gdpa", options={"gdpa.expect": LAYERS, "gdpa.profit": False})
     eager = steps(accelerate.Accelerator(cpu=True), model())
-    assert steps(accelerate.Accelerator(cpu=True), compiled) == pytest.approx(eager, rel=1e-3)
+    assert steps(accelerate.Accelerator(cpu=True), compiled()) == pytest.approx(eager, rel=1e-3)
     assert gdpa_inductor.regions() == LAYERS
 
 

@@ -49,12 +49,12 @@ def attend(query, key, value, score_mod=None, block_mask=None, enable_gqa=False,
 @pytest.mark.parametrize("name", CALLS)
 def test_it_is_one_fused_op(name: str, key_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex, "compile_friendly_flex_attention", attend)
-    mask, given, by_hand = CALLS[name]
+    mask, options, by_hand = CALLS[name]
     q = torch.randn(B, H, N, D, dtype=torch.float64)
     k, v = torch.randn(2, B, key_heads, N, D, dtype=torch.float64)
 
     def function(q, k, v):
-        return flex.flex_attention_forward(nn.Identity(), q, k, v, mask, scaling=0.5, **given)[0]
+        return flex.flex_attention_forward(nn.Identity(), q, k, v, mask, scaling=0.5, **options)[0]
 
     wide = [x.repeat_interleave(H // key_heads, 1) for x in (k, v)]
     causal = CAUSAL.mask_mod if name == "block mask" else None
@@ -62,6 +62,6 @@ def test_it_is_one_fused_op(name: str, key_heads: int, monkeypatch: pytest.Monke
     wanted = loop(q, *wide, weight, causal).transpose(1, 2)
     torch.testing.assert_close(function(q, k, v), wanted)
     recorder = Recorder()
-    found = torch.compile(function, backend=recorder, fullgraph=True)(q, k, v)
-    torch.testing.assert_close(found, wanted)
+    actual = torch.compile(function, backend=recorder, fullgraph=True)(q, k, v)
+    torch.testing.assert_close(actual, wanted)
     assert len(recorder.matches) == 1, recorder.why()

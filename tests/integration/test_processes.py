@@ -35,19 +35,19 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> str:
 def logged(tmp_path_factory: pytest.TempPathFactory, caches: str) -> tuple[dict, str, Path]:
     """One process by the entry point, with our log and the structured trace switched on."""
     traces = tmp_path_factory.mktemp("traces")
-    found, stderr = run(
+    result, stderr = run(
         "entry",
         TORCH_LOGS="+gdpa_inductor",
         TORCH_TRACE=str(traces),
         TORCHINDUCTOR_CACHE_DIR=caches,
     )
-    return found, stderr, traces
+    return result, stderr, traces
 
 
 def test_the_entry_point(logged) -> None:
-    found, _, _ = logged
-    assert found["difference"] < TOLERANCE
-    assert found["gdpa"]["matched"] == 1 and found["gdpa"]["lowered_cpu"] == 2
+    result, _, _ = logged
+    assert result["difference"] < TOLERANCE
+    assert result["gdpa"]["matched"] == 1 and result["gdpa"]["lowered_cpu"] == 2
 
 
 def test_torch_logs_shows_what_was_found(logged) -> None:
@@ -70,8 +70,8 @@ def second(logged, caches: str) -> dict:
 
 def test_caches_hit_in_a_new_process_and_an_upgrade_misses(logged, second) -> None:
     first, upgraded = logged[0], second["upgraded"]
-    for found in (second, upgraded):
-        assert found["difference"] < TOLERANCE and found["gdpa"]["matched"] == 1
+    for result in (second, upgraded):
+        assert result["difference"] < TOLERANCE and result["gdpa"]["matched"] == 1
     assert first["aot"]["autograd_cache_miss"] == 1 and first["gdpa"]["lowered_cpu"] == 2
     assert second["aot"]["autograd_cache_hit"] == 1
     assert "autograd_cache_miss" not in second["aot"]
@@ -81,7 +81,7 @@ def test_caches_hit_in_a_new_process_and_an_upgrade_misses(logged, second) -> No
 
 def test_the_next_process_finds_a_direct_call_in_the_cache(logged, second) -> None:
     first = logged[0]
-    assert max(found["direct"]["difference"] for found in (first, second)) < TOLERANCE
+    assert max(result["direct"]["difference"] for result in (first, second)) < TOLERANCE
     assert first["direct"]["hits"] == 0 and second["direct"]["hits"] > 0
 
 
@@ -94,13 +94,13 @@ def test_distributed_training_on_two_ranks_without_an_import() -> None:
     off = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
     every, _ = run("distributed", **off)
     assert every.keys() == {"ddp", "fsdp", "fsdp, checkpointed", "heads split"}
-    for name, found in every.items():
-        assert found["difference"] < TOLERANCE, name
-        assert found["gdpa"] == {"matched": 1, "rejected": 0, "lowered_cpu": 2}, name
+    for name, result in every.items():
+        assert result["difference"] < TOLERANCE, name
+        assert result["gdpa"] == {"matched": 1, "rejected": 0, "lowered_cpu": 2}, name
 
 
 def test_packages_and_saved_functions_load_in_another_process(tmp_path: Path) -> None:
     """What runs them is imported when they first run."""
     assert run("save", str(tmp_path))[0] == {"regions": 1}
-    found, _ = run("load", str(tmp_path))
-    assert max(found.values()) < TOLERANCE and found.keys() == {"package", "function"}
+    result, _ = run("load", str(tmp_path))
+    assert max(result.values()) < TOLERANCE and result.keys() == {"package", "function"}

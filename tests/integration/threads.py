@@ -30,13 +30,13 @@ def model(number: int) -> Callable[..., Tensor]:
 def operands(seed: int, device: str) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shape = SIZES[seed % len(SIZES)]
-    made = [torch.randn(shape, generator=generator).to(device) for _ in range(3)]
-    return [x.requires_grad_() for x in made]
+    matrices = [torch.randn(shape, generator=generator).to(device) for _ in range(3)]
+    return [x.requires_grad_() for x in matrices]
 
 
-def results(function: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
-    out = function(*given)
-    return [out.detach(), *torch.autograd.grad(out.square().sum(), given)]
+def results(function: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    out = function(*inputs)
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), inputs)]
 
 
 def state() -> dict[str, object]:
@@ -63,8 +63,8 @@ def traces_are_seen_by_other_threads() -> bool:
     seen: list[bool] = []
 
     def traced(x):
-        asked = torch.fx._symbolic_trace.is_fx_symbolic_tracing
-        other = threading.Thread(target=lambda: seen.append(asked()))
+        is_tracing = torch.fx._symbolic_trace.is_fx_symbolic_tracing
+        other = threading.Thread(target=lambda: seen.append(is_tracing()))
         other.start()
         other.join()
         return x

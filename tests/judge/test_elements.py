@@ -11,7 +11,7 @@ from gdpa_inductor.judge.record import Log, Recorder
 from gdpa_inductor.judge.samples import COUNT, Lanes
 
 
-class Given(Lanes):
+class RealLanes(Lanes):
     """Lanes whose roots are real tensors: an element is what lies at the address."""
 
     def __init__(self, storages: dict[int, torch.Tensor]) -> None:
@@ -105,7 +105,7 @@ def test_elements_are_those_of_the_real_tensor(program: Callable):
         with Recorder(log):
             places = [log.ref(t) for t in fakes]
             end = log.ref(program(*fakes))
-    lanes = Given({place.storage: t for place, t in zip(places, (x, i))})
+    lanes = RealLanes({place.storage: t for place, t in zip(places, (x, i))})
     generator = torch.Generator().manual_seed(0)
     index = tuple(torch.randint(n, (COUNT,), generator=generator) for n in expected.shape)
     evaluator = Evaluator(log, lanes, {})

@@ -25,8 +25,7 @@ SILU = "silu(mul(s,0.25))"
 
 @dataclass(frozen=True)
 class Case:
-    """query [b,h,m,d], key [bk,hk,n,d], value [bv,hv,n,dv]; aux: shapes and kinds of the program's
-    operands.
+    """query [b,h,m,d], key [bk,hk,n,d], value [bv,hv,n,dv]; operands of the program as it says.
 
     view: how the operands lie in memory. needs: the gradients to ask for, "qkv" and the numbers of
     aux operands; "" is inference. choice: which configuration of the table. capability: of the
@@ -47,7 +46,6 @@ class Case:
     bq: int = 0
     bk: int = 0
     bv: int = 0
-    aux: tuple[tuple[int, ...], ...] = ()
     scalars: tuple[int, ...] = ()
     view: str = "contiguous"
     needs: str = "qkv"
@@ -70,7 +68,17 @@ class Case:
 
     @property
     def needed(self) -> list[bool]:
-        return [name in self.needs for name in ["q", "k", "v", *map(str, range(len(self.aux)))]]
+        return [name in self.needs for name in ["q", "k", "v", *map(str, range(self.count))]]
+
+    @property
+    def count(self) -> int:
+        """Of the program's operands."""
+        return len(self.mod.aux)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Of the axes that operands of the program may have."""
+        return {"b": self.b, "h": self.h, "q_idx": self.m, "kv_idx": self.n, "-": 1}
 
     def tensors(self) -> list[torch.Tensor]:
         """grad_out, query, key, value and the aux operands, fp32."""
@@ -81,11 +89,10 @@ class Case:
             (self.bv or self.b, self.hv or self.h, self.n, self.dv),
         ]
         values = [_laid_out(shape, self.view) for shape in shapes]
-        for shape, spec in zip(self.aux, self.mod.aux, strict=True):
-            values.append(self.aux_operand(spec, shape))
-        return values
+        return [*values, *map(self.aux_operand, self.mod.aux)]
 
-    def aux_operand(self, spec: Aux, shape: Sequence[int]) -> torch.Tensor:
+    def aux_operand(self, spec: Aux) -> torch.Tensor:
+        shape = [self.sizes[axis] for axis in spec.access]
         drawn = torch.randn(shape)
         if self.blocks and spec.axes & POSITIONS:
             squares = torch.zeros(shape, dtype=torch.long)
@@ -249,10 +256,9 @@ TABLED = "a0:b[kv_idx,q_idx]; a1:f[q_idx,kv_idx]; where(a0,silu(add(s,a1)),0.0)"
 NAN_MASK = "a0:f[q_idx,kv_idx]; mul(relu(s),div(a0,a0))"
 ABSOLUTE = "a0:f[q_idx,kv_idx]; abs(minimum(s,div(a0,a0)))"
 ADDED = "deterministic=False,strict=True"
-ALL_AUX = ((32,), (48,), (), (2, 1, 1), (2, 32), (2, 2, 48), (2, 1, 1, 48), (32, 48))
 
 HSTU_TAIL: dict[str, Any] = {
-    "m": 37, "n": 37, "aux": ((2, 37, 37), (2, 1, 37, 37)), "scalars": (37,), "needs": "qkv01",
+    "m": 37, "n": 37, "scalars": (37,), "needs": "qkv01",
 }  # fmt: skip
 ADDED_BIAS = "a0:f[{}]; silu(add(s,a0))"
 HEAD_BIAS = "a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.25),a0))"
@@ -269,8 +275,8 @@ INTEGERS = (
 
 CASES = [
     Case("inference", SILU, needs=""),
-    Case("neighbours", HEAD_BIAS, aux=((4, 150, 140),), needs="qkv0", **NEIGHBOURS, **GROUPED),
-    Case("neighbours_causal", CAUSAL_BIAS, aux=((150, 140),), **NEIGHBOURS),
+    Case("neighbours", HEAD_BIAS, needs="qkv0", **NEIGHBOURS, **GROUPED),
+    Case("neighbours_causal", CAUSAL_BIAS, **NEIGHBOURS),
     *(Case(f"activation_{name}", program, tolerance=5e-5) for name, program in ACTIVATIONS.items()),
     *(Case(f"tail_{name}", ACTIVATIONS[name], m=19, n=37) for name in ("sigmoid", "silu", "exp")),
     Case("tail_short", SILU, m=3, n=5),
@@ -280,8 +286,7 @@ CASES = [
     Case("one_element", SILU, d=3, dv=1, **ELEMENT),
     Case("one_element_of_query", SILU, d=1, dv=3, **ELEMENT),
     Case("one_element_of_key", SILU, b=1, h=1, m=7, n=1, d=1, dv=1),
-    Case("one_element_of_operands", OPERANDS, b=1, h=1, m=1, n=1, d=3, dv=3,
-         aux=((1, 1, 1), (1,), (1,)), needs="qkv012"),
+    Case("one_element_of_operands", OPERANDS, b=1, h=1, m=1, n=1, d=3, dv=3, needs="qkv012"),
     Case("head_dims_tiny", SILU, d=3, dv=5),
     Case("head_dims_wide", SILU, m=17, n=16, d=96, dv=160, b=1, h=1, choice=0, **HALF),
     Case("head_dims_256", SILU, m=17, n=33, d=256, dv=256, b=1, h=1, choice=0, **HALF),
@@ -292,9 +297,8 @@ CASES = [
     Case("gqa", SILU, m=19, **GROUPED),
     Case("mqa", SILU, h=4, hk=1, hv=1),
     Case("gqa_uneven", SILU, h=4, hk=2, hv=1),
-    Case("gqa_bias", ADDED_BIAS.format("h,kv_idx"), aux=((4, 48),), needs="qkv0", **GROUPED),
-    Case("gqa_mask", "a0:f[h,q_idx,kv_idx]; mul(silu(s),a0)", aux=((4, 32, 48),), needs="qkv0",
-         **GROUPED),
+    Case("gqa_bias", ADDED_BIAS.format("h,kv_idx"), needs="qkv0", **GROUPED),
+    Case("gqa_mask", "a0:f[h,q_idx,kv_idx]; mul(silu(s),a0)", needs="qkv0", **GROUPED),
     Case("seeds_shared", SILU, bq=1, b=3, m=19),
     Case("keys_shared", SILU, bk=1, b=3, n=37),
     Case("values_shared", SILU, bv=1, b=3, n=37),
@@ -304,30 +308,30 @@ CASES = [
     Case("causal_tail", CAUSAL, m=37, n=53),
     Case("window", "where(le(abs(sub(q_idx,kv_idx)),5),relu(s),0.0)", m=40, n=40),
     Case("indices", INDICES, m=19, n=21),
-    Case("mask_before", "a0:b[q_idx,kv_idx]; sigmoid(where(a0,s,-inf))", aux=((32, 48),)),
-    Case("mask_int", "a0:i[b,-,q_idx,kv_idx]; mul(silu(s),float(a0))", aux=((2, 1, 32, 48),)),
+    Case("mask_before", "a0:b[q_idx,kv_idx]; sigmoid(where(a0,s,-inf))"),
+    Case("mask_int", "a0:i[b,-,q_idx,kv_idx]; mul(silu(s),float(a0))"),
     *(
-        Case(f"integers_{name}", INTEGERS, aux=((2, 48), (32,)), integers=getattr(torch, name))
+        Case(f"integers_{name}", INTEGERS, integers=getattr(torch, name))
         for name in ("uint8", "int32")
     ),
-    Case("lengths", "a0:i[b]; where(lt(kv_idx,a0),silu(s),0.0)", aux=((2,),)),
-    Case("hstu", HSTU, m=40, n=40, aux=((2, 40, 40), (2, 1, 40, 40)), scalars=(40,), needs="qkv01"),
+    Case("lengths", "a0:i[b]; where(lt(kv_idx,a0),silu(s),0.0)"),
+    Case("hstu", HSTU, m=40, n=40, scalars=(40,), needs="qkv01"),
     Case("hstu_tail", HSTU, **HSTU_TAIL),
     *(
-        Case(f"bias_{name}", ADDED_BIAS.format(access), m=37, n=19, aux=(shape,), needs=needs)
-        for name, access, shape, needs in (
-            ("only", "q_idx,kv_idx", (37, 19), "0"),
-            ("full", "b,h,q_idx,kv_idx", (2, 2, 37, 19), "0"),
-            ("batch", "b,-,q_idx,kv_idx", (2, 1, 37, 19), "q0"),
-            ("reversed", "kv_idx,q_idx", (19, 37), "0"),
+        Case(f"bias_{name}", ADDED_BIAS.format(access), m=37, n=19, needs=needs)
+        for name, access, needs in (
+            ("only", "q_idx,kv_idx", "0"),
+            ("full", "b,h,q_idx,kv_idx", "0"),
+            ("batch", "b,-,q_idx,kv_idx", "q0"),
+            ("reversed", "kv_idx,q_idx", "0"),
         )
     ),
-    Case("scale", "a0:f[]; silu(mul(s,a0))", aux=((),), needs="0"),
-    Case("scale_one", "a0:f[-,-]; mul(silu(s),a0)", aux=((1, 1),), needs="qkv0"),
-    Case("row_sums_first", "a0:f[q_idx]; mul(silu(s),a0)", m=19, aux=((19,),), needs="0"),
-    Case("column_sums_first", "a0:f[kv_idx]; mul(silu(s),a0)", n=19, aux=((19,),), needs="0"),
-    Case("all_kinds", ALL_KINDS, aux=ALL_AUX, needs="qkv0123457"),
-    Case("no_score", "a0:f[q_idx,-]; sigmoid(a0)", aux=((32, 1),), needs="qkv0"),
+    Case("scale", "a0:f[]; silu(mul(s,a0))", needs="0"),
+    Case("scale_one", "a0:f[-,-]; mul(silu(s),a0)", needs="qkv0"),
+    Case("row_sums_first", "a0:f[q_idx]; mul(silu(s),a0)", m=19, needs="0"),
+    Case("column_sums_first", "a0:f[kv_idx]; mul(silu(s),a0)", n=19, needs="0"),
+    Case("all_kinds", ALL_KINDS, needs="qkv0123457"),
+    Case("no_score", "a0:f[q_idx,-]; sigmoid(a0)", needs="qkv0"),
     Case("constant", "mul(float(kv_idx),0.125)", needs="qkv"),
     Case("rounded", "bf16(silu(s))", needs="qv", tolerance=2e-2),
     Case("nan_kept", "silu(where(ge(q_idx,kv_idx),s,-inf))", m=20, n=20),
@@ -339,24 +343,24 @@ CASES = [
     Case("causal_wide", CAUSAL, m=137, n=153, wide=True),
     Case("causal_gqa", CAUSAL, m=70, n=70, **GROUPED),
     Case("heads_apart", HEADS, m=100, n=100, **GROUPED),
-    Case("segments", SEGMENTS, m=100, n=100, aux=((2,),), needs="qkv"),
-    Case("mask_read", TARGETS, m=100, n=100, aux=((2,), (2, 100), (100, 100)), needs="qkv12"),
-    Case("mask_learned", LEARNED, m=100, n=100, aux=((100, 100),), needs="qkv0"),
+    Case("segments", SEGMENTS, m=100, n=100, needs="qkv"),
+    Case("mask_read", TARGETS, m=100, n=100, needs="qkv12"),
+    Case("mask_learned", LEARNED, m=100, n=100, needs="qkv0"),
     Case("nothing", "where(gt(kv_idx,1000),silu(s),0.0)", m=40, n=40),
     Case("added", SILU, m=37, n=53, d=24, options=ADDED),
     Case("added_gqa", SILU, m=37, n=53, options=ADDED, **GROUPED),
     Case("added_gqa_uneven", SILU, m=37, n=53, h=4, hk=2, hv=1, options=ADDED),
     Case("added_causal", CAUSAL, m=137, n=153, options=ADDED, dynamic=True),
     Case("added_to_seeds", SILU, bq=1, b=3, m=19, options=ADDED),
-    Case("added_kinds", ALL_KINDS, aux=ALL_AUX, needs="qkv0123457", options=ADDED),
-    Case("mask_blocks", BLOCKS, m=90, n=119, aux=((90, 119), (119,)), needs="qkv1", blocks=40),
-    Case("mask_padding", PADDING, m=100, n=130, aux=((2, 1, 130), (2, 1, 100)), blocks=66),
-    Case("mask_real", FACTOR, m=70, n=90, aux=((2, 70, 90),), blocks=40),
-    Case("mask_ids", IDS, m=100, n=100, aux=((2, 100), (2, 100)), blocks=40),
-    Case("mask_hidden", HIDDEN, m=70, n=90, aux=((70, 90),), blocks=40, dynamic=True),
-    Case("mask_bias", TABLED, m=90, n=70, aux=((70, 90), (90, 70)), needs="qv1", blocks=40),
-    Case("mask_nan", NAN_MASK, m=70, n=70, aux=((70, 70),), needs="", blocks=40),
-    Case("sign_of_nan", ABSOLUTE, m=70, n=70, aux=((70, 70),), needs="q", blocks=40),
+    Case("added_kinds", ALL_KINDS, needs="qkv0123457", options=ADDED),
+    Case("mask_blocks", BLOCKS, m=90, n=119, needs="qkv1", blocks=40),
+    Case("mask_padding", PADDING, m=100, n=130, blocks=66),
+    Case("mask_real", FACTOR, m=70, n=90, blocks=40),
+    Case("mask_ids", IDS, m=100, n=100, blocks=40),
+    Case("mask_hidden", HIDDEN, m=70, n=90, blocks=40, dynamic=True),
+    Case("mask_bias", TABLED, m=90, n=70, needs="qv1", blocks=40),
+    Case("mask_nan", NAN_MASK, m=70, n=70, needs="", blocks=40),
+    Case("sign_of_nan", ABSOLUTE, m=70, n=70, needs="q", blocks=40),
     Case("no_keys", "sigmoid(s)", n=0),
     Case("no_rows", "sigmoid(s)", m=0),
     Case("wide", SILU, m=37, n=53, wide=True, **GROUPED),

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -24,7 +25,8 @@ TOKENS = "a0:f[q]; a1:f[k]; mul(silu(mul(s,0.125)),mul(a0,a1))"
 
 @dataclass(frozen=True)
 class Case:
-    """rows, keys: of every sequence, or the lengths of jagged ones. shared: operands of batch 1."""
+    """rows, keys: of every sequence, or the lengths of jagged ones. shared: operands of batch 1.
+    bias: the dtype of real operands of the program."""
 
     program: str = SILU
     batch: int = 1
@@ -39,6 +41,7 @@ class Case:
     fast: bool = True
     ctas: int = 2
     offsets: torch.dtype = torch.int32
+    bias: torch.dtype = torch.float32
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -102,7 +105,7 @@ def make_call(
     sizes |= {"q": q.shape[0]} if cu_q is not None else {}
     sizes |= {"k": k.shape[0]} if cu_k is not None else {}
     kinds = {
-        "f": torch.randn,
+        "f": lambda shape: torch.randn(shape).to(case.bias),
         "b": lambda shape: torch.rand(shape) < 0.7,
         "i": lambda shape: torch.randint(0, cols, shape),
     }
@@ -133,6 +136,11 @@ def unfused(case: Case, call: Problem, dtype: torch.dtype) -> list[torch.Tensor]
     return formula(call.operands, dtype, call.grad_out)[1:]
 
 
+def unfused_biased(call: Problem, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Those of operands of the program too."""
+    return formula(call.operands, dtype, call.grad_out, learned=True)[1:]
+
+
 Backward = Callable[[Case, Problem], list[torch.Tensor]]
 
 
@@ -143,22 +151,27 @@ def check_errors(found: Sequence[torch.Tensor], case: Case, call: Problem) -> No
         assert not (fault := error_of(fused, theirs, truth, direction="backward")), (letter, fault)
 
 
-def check_integers(backward: Backward, dims: tuple[int, int] = (64, 32)) -> None:
-    """Sparse small integers: every product is exact in bf16, so a wrong index is a wrong bit."""
-    case = Case("relu(s)", key_heads=1, rows=150, keys=140, dims=dims)
+def sparse_integers(case: Case) -> Problem:
+    """Every product of such is exact in bf16, so a wrong index is a wrong bit."""
     call = make_call(case, integers=True)
     generator = torch.Generator().manual_seed(1)
     for tensor in call.matrices:
         tensor *= (torch.rand(tensor.shape, generator=generator) < 0.04).to(tensor.dtype)
+    return call
+
+
+def check_integers(backward: Backward, dims: tuple[int, int] = (64, 32), **sizes: int) -> None:
+    case = Case("relu(s)", key_heads=1, dims=dims, **{"rows": 150, "keys": 140, **sizes})
+    call = sparse_integers(case)
     exact = unfused(case, call, torch.float64)
     assert all(x.abs().max() in range(1, 256) for x in exact)
-    for fused, truth in zip(backward(case, call), exact):
+    for fused, truth in zip(backward(case, call), exact, strict=True):
         assert torch.equal(fused.double(), truth)
 
 
-def check_neighbours(backward: Backward) -> None:
+def check_neighbours(backward: Backward, **sizes: Any) -> None:
     """A sequence of NaN changes no bit of the others."""
-    case = Case(heads=1, key_heads=1, rows=(70, 30, 140), keys=(60, 50, 130))
+    case = Case(rows=(70, 30, 140), keys=(60, 50, 130), **sizes)
     call = make_call(case)
     clean = backward(case, call)
     cu_q, cu_k = call.offsets

@@ -1,9 +1,11 @@
 """Problems for the CuTe kernels of Blackwell, one line each, judged by the error rule on the
 emulator."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -22,9 +24,10 @@ class Case:
     """query [b,h,m,d], key [b,hk,n,d], value [b,hv,n,dv], or jagged: lengths of the sequences of
     one side in q_lengths, k_lengths ("same": those of the queries).
 
-    aux: shape and dtype of each operand of the program. shared: matrices with a batch of one. view:
-    how the dense matrices lie in memory, "bhnd" or "bnhd". most: max_seqlen where it is not the
-    longest. ctas: of the launch; few, so that a CTA has several tiles."""
+    aux: the dtypes of the program's operands, unless real ones have that of the matrices. shared:
+    matrices with a batch of one. view: how the dense matrices lie in memory, "bhnd" or "bnhd".
+    most: max_seqlen where it is not the longest. ctas: of the launch; few, so that each has several
+    tiles."""
 
     name: str
     program: str = SILU
@@ -40,7 +43,7 @@ class Case:
     q_lengths: tuple[int, ...] = ()
     k_lengths: tuple[int, ...] = ()
     offsets: torch.dtype = torch.int32
-    aux: tuple[tuple[tuple[int, ...], torch.dtype], ...] = ()
+    aux: tuple[torch.dtype, ...] = ()
     scalars: tuple[int, ...] = ()
     shared: str = ""
     view: str = "bhnd"
@@ -60,13 +63,22 @@ class Case:
         query, cu_q = self._matrix("q", self.h, self.m, self.d, self.q_lengths)
         key, cu_k = self._matrix("k", hk, self.n, self.d, self.k_lengths)
         value, _ = self._matrix("v", self.hv or hk, self.n, dv, self.k_lengths)
-        aux = [_operand(shape, dtype) for shape, dtype in self.aux]
-        most_q = self.most or max(self.q_lengths, default=0)
-        most_k = self.most or max(self.k_lengths, default=0)
-        return Operands(
-            query, key, value, aux, self.scalars, self.mod, cu_q, cu_k,
-            most_q if self.q_lengths else 0, most_k if self.k_lengths else 0,
-        )  # fmt: skip
+        most_q, most_k = (
+            (self.most or max(lengths)) if lengths else 0
+            for lengths in (self.q_lengths, self.k_lengths)
+        )
+        batch = len(self.q_lengths or self.k_lengths) or self.b
+        sizes = {"b": batch, "h": self.h, "q_idx": most_q or self.m, "kv_idx": most_k or self.n}
+        sizes |= {"-": 1, "q": len(query), "k": len(key)}
+        kinds = {"f": self.dtype, "i": torch.int64, "b": torch.bool}
+        specs = self.mod.aux
+        dtypes = self.aux or [kinds[spec.kind] for spec in specs]
+        aux = [
+            _operand(tuple(sizes[x] for x in spec.access), dtype)
+            for spec, dtype in zip(specs, dtypes, strict=True)
+        ]
+        lengths = (cu_q, cu_k, most_q, most_k)
+        return Operands(query, key, value, aux, self.scalars, self.mod, *lengths)
 
     def _matrix(
         self, letter: str, heads: int, rows: int, width: int, lengths: tuple[int, ...]
@@ -104,11 +116,15 @@ def _operand(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def formula(
-    o: Operands[torch.Tensor], dtype: torch.dtype, grad_out: torch.Tensor | None = None
+    o: Operands[torch.Tensor],
+    dtype: torch.dtype,
+    grad_out: torch.Tensor | None = None,
+    learned: bool = False,
 ) -> list[torch.Tensor]:
     """O, and dQ, dK and dV where the gradient of O is known: the unfused formula, sequence by
     sequence. Every product rounds to `dtype`, the program is computed on rounded scores and its
-    weights are rounded. Rows of no sequence are zero."""
+    weights are rounded. Rows of no sequence are zero. learned: the gradients of operands too, which
+    have their own dtype, and the program the widest, unless all is exact."""
     *offsets, most_q, most_k = o.lengths
     cu_q, cu_k = (None if cu is None else cu.tolist() for cu in offsets)
     matrices = (o.query, o.key, o.value)
@@ -117,20 +133,30 @@ def formula(
     batch = len(jagged[0]) - 1 if jagged else max(len(x) for x in matrices)
     shape = o.query.shape[:-1] if cu_q is not None else (batch, *o.query.shape[1:-1])
     results = [leaves[0].new_zeros(*shape, o.value.shape[-1])]
+    if learned:
+        exact = dtype == torch.float64
+        biases = [x.to(dtype if exact else x.dtype) for x in o.aux if x.is_floating_point()]
+        leaves += [x.detach().requires_grad_() for x in biases]
+        aux = iter(leaves[3:])
+        o = dataclasses.replace(o, aux=[next(aux) if x.is_floating_point() else x for x in o.aux])
     if grad_out is not None:
         results += [torch.zeros_like(leaf) for leaf in leaves]
     for b in range(batch):
         q = _sequence(leaves[0], cu_q, b, most_q)
-        k, v = (_sequence(x, cu_k, b, most_k) for x in leaves[1:])
+        k, v = (_sequence(x, cu_k, b, most_k) for x in leaves[1:3])
         if 0 in (q.shape[1], k.shape[1]):
             continue
         k, v = (x.repeat_interleave(len(q) // len(x), 0) for x in (k, v))
-        out = _weights(o, b, q @ k.mT) @ v
+        score = q @ k.mT
+        for x in leaves[3:]:
+            score = score.to(torch.promote_types(score.dtype, x.dtype))
+        out = _weights(o, b, score).to(dtype) @ v
         _sequence(results[0], cu_q, b, most_q).copy_(out.detach())
         if grad_out is not None:
             direction = _sequence(grad_out.to(dtype), cu_q, b, most_q)
-            for total, part in zip(results[1:], torch.autograd.grad(out, leaves, direction)):
-                total += part
+            parts = torch.autograd.grad(out, leaves, direction, allow_unused=learned)
+            for total, part in zip(results[1:], parts, strict=True):
+                total += 0 if part is None else part
     return results
 
 
@@ -180,11 +206,9 @@ CASES = (
     Case("gelu_tanh", "gelu_tanh(mul(s,0.125))", d=64, m=300, n=200, h=3, dtype=F16, ctas=2),
     Case("relu2_gqa", RELU2, d=64, m=140, n=140, h=4, hk=2, view="bnhd", dtype=F16),
     Case("sigmoid_causal", CAUSAL.format("sigmoid(s)"), d=64, m=520, n=520, ctas=1),
-    Case("bias_by_vectors", "a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.1),a0))", m=200, n=304, h=2,
-         aux=(((2, 200, 304), BF16),)),
+    Case("bias_by_vectors", "a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.1),a0))", m=200, n=304, h=2),
     Case(
-        "bias_and_mask", BIAS, d=64, m=200, n=300, b=2, h=2,
-        aux=(((2, 200, 300), torch.float32), ((2, 1, 1, 300), torch.bool)),
+        "bias_and_mask", BIAS, d=64, m=200, n=300, b=2, h=2, aux=(torch.float32, torch.bool),
     ), Case("both_scales", "div(silu(mul(s,0.088)),float(i0))", d=96, dv=64, m=130, n=70,
     scalars=(70,)), Case("self", CAUSAL.format(SILU), d=64, h=2, q_lengths=SELF, k_lengths=SELF,
     ctas=2), Case("short_keys", d=64, b=4, n=192, q_lengths=OTHER, ctas=1, offsets=torch.int64),
@@ -201,11 +225,11 @@ MORE = (
     Case("window", "where(and(ge(q_idx,kv_idx),lt(sub(q_idx,kv_idx),128)),silu(s),0.0)", d=64,
          m=700, n=700),
     Case("rows_jagged_bias", "a0:f[q,h]; silu(add(mul(s,0.1),a0))", d=64, h=2, q_lengths=SELF,
-         k_lengths=SELF, aux=(((494, 2), BF16),)),
+         k_lengths=SELF),
     Case("causal_many_units", CAUSAL.format(SILU), d=32, m=260, n=130, h=65, ctas=3),
     Case("long", m=1500, n=1500, d=128, h=2, ctas=3),
     Case("jagged_fp16_bias", BIASED, h=2, dtype=F16, q_lengths=SELF, k_lengths=SELF,
-         aux=(((2, 300, 300), torch.float32),)),
+         aux=(torch.float32,)),
     Case("jagged_fp16_gelu", "gelu_tanh(mul(s,0.125))", d=64, dtype=F16, q_lengths=SELF,
          k_lengths=SELF),
 )  # fmt: skip
@@ -220,11 +244,11 @@ def check_output(out: torch.Tensor, o: Operands[torch.Tensor]) -> None:
     assert wrong is None, wrong
 
 
-def check_integers(forward: Forward, **sizes: int) -> None:
+def check_integers(forward: Forward, program: str = "relu(s)", **sizes: Any) -> None:
     """Small integers and relu: every product is exact, so a wrong index is a gross error."""
-    case = Case("integers", "relu(s)", h=2, dtype=F16, **sizes)
+    case = Case("integers", program, h=2, dtype=F16, **sizes)
     o = case.operands()
-    for matrix in (o.query, o.key, o.value):
+    for matrix in (o.query, o.key, o.value, *o.aux):
         matrix.copy_(torch.randint(0, 8, matrix.shape) // 7)
     assert torch.equal(forward(case, o), exact(o).to(case.dtype))
 

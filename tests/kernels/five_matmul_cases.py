@@ -20,8 +20,8 @@ PER_TOKEN = "a0:f[q,h]; a1:f[k]; mul(silu(add(mul(s,0.05),a0)),a1)"
 CASES = [
     *(Case(f"five_{i}", SILU, m=150, n=140, choice=i, **TAKEN) for i in range(2)),
     Case("five_even", SILU, m=128, n=256, choice=0, **TAKEN),
-    Case("five_columns", COLUMNS, m=70, n=150, aux=((2, 2, 150),), needs="qkv0", **TAKEN),
-    Case("five_bias", BIAS, m=70, n=150, aux=((70, 150),), needs="qk0", **TAKEN),
+    Case("five_columns", COLUMNS, m=70, n=150, needs="qkv0", **TAKEN),
+    Case("five_bias", BIAS, m=70, n=150, needs="qk0", **TAKEN),
     Case("five_wide", "sigmoid(s)", m=70, n=30, dynamic=True, wide=True, **TAKEN),
     *(
         JaggedCase(f"five_jagged_{i}", SILU, lengths_q=LENGTHS, same=True, choice=i, **TAKEN)
@@ -41,6 +41,6 @@ CASES = [
     ),
     JaggedCase(
         "five_jagged_per_token", PER_TOKEN, lengths_q=LENGTHS, lengths_k=OTHERS,
-        aux=(("q", 2), ("k",)), needs="qkv1", after=3, **TAKEN,
+        needs="qkv1", after=3, **TAKEN,
     ),
 ]  # fmt: skip

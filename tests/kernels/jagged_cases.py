@@ -18,8 +18,7 @@ from .cases import ADDED, CAUSAL, HSTU, SILU, Case, in_dtype
 class JaggedCase(Case):
     """lengths_q, lengths_k: of the sequences; None for a dense side of m rows (n keys). max_q,
     max_k: 0 for the longest. before, after: rows that no sequence owns. same: the offsets of the
-    query serve the keys. aux: "q" and "k" in a shape stand for the totals. read: the greatest
-    length comes from the device, so that it has no hint.
+    query serve the keys. read: the greatest length comes from the device, so that it has no hint.
     """
 
     lengths_q: tuple[int, ...] | None = None
@@ -74,14 +73,15 @@ class JaggedCase(Case):
         ]
         if cu_q is None and self.bq == 1:
             made[1] = made[1][:1].clone()
-        for shape, spec in zip(self.aux, self.mod.aux, strict=True):
-            made.append(self.aux_operand(spec, [self._extent(size) for size in shape]))
+        made += map(self.aux_operand, self.mod.aux)
         return [*made, *(cu for cu in (cu_q, None if self.same else cu_k) if cu is not None)]
 
-    def _extent(self, size: int | str) -> int:
-        if size == "q":
-            return self.total(self.lengths_q or ())
-        return self.total(self.keys or ()) if size == "k" else int(size)
+    @property
+    def sizes(self) -> dict[str, int]:
+        rows, cols = self.longest
+        sizes = super().sizes | {"b": self.batch}
+        sizes |= {} if self.lengths_q is None else {"q_idx": rows, "q": self.total(self.lengths_q)}
+        return sizes | ({} if self.keys is None else {"kv_idx": cols, "k": self.total(self.keys)})
 
     def _matrix(
         self, cu: torch.Tensor | None, lengths: tuple[int, ...] | None, longest: int,
@@ -110,7 +110,7 @@ class JaggedCase(Case):
         return cu_q, cu_k, max_q, max_k
 
     def function(self) -> Callable:
-        count = len(self.aux)
+        count = self.count
 
         def run(grad_out, query, key, value, *rest):
             lengths = self.lengths(list(rest[count:]))
@@ -127,7 +127,7 @@ class JaggedCase(Case):
 
     def expected(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         grad_out, query, key, value, *rest = in_dtype(tensors, torch.float64)
-        count = len(self.aux)
+        count = self.count
         leading = (query, key, value, rest[:count], self.scalars, self.program)
         operands = operands_of(*leading, *self.lengths(rest[count:]))
         results = [reference(operands)]
@@ -189,26 +189,21 @@ CASES = [
     JaggedCase("jagged_queries", "sigmoid(s)", lengths_k=LENGTHS, m=3),
     JaggedCase(
         "jagged_per_token", PER_TOKEN, lengths_q=LENGTHS, lengths_k=OTHERS,
-        aux=(("q", 2), ("k",), (1, "q")), needs="qkv012", after=3,
+        needs="qkv012", after=3,
     ),
-    JaggedCase(
-        "jagged_shared_aux", SHARED, lengths_q=LENGTHS, same=True,
-        aux=((150,), (2, 150), (5, 1), ()), needs="qkv0123",
-    ),
-    JaggedCase(
-        "jagged_bias", FULL, lengths_q=(37, 0, 20), same=True, aux=((2, 37, 37),), needs="qkv0"
-    ),
+    JaggedCase("jagged_shared_aux", SHARED, lengths_q=LENGTHS, same=True, needs="qkv0123"),
+    JaggedCase("jagged_bias", FULL, lengths_q=(37, 0, 20), same=True, needs="qkv0"),
     JaggedCase(
         "jagged_bias_token", "a0:f[q,kv_idx]; silu(add(mul(s,0.25),a0))", lengths_q=(37, 0, 20),
-        lengths_k=(20, 7, 33), aux=(("q", 33),), needs="q0",
+        lengths_k=(20, 7, 33), needs="q0",
     ),
     JaggedCase(
         "jagged_bias_short", "a0:f[b,q_idx,kv_idx]; silu(add(mul(s,0.25),a0))",
-        lengths_q=(37, 0, 20), n=17, aux=((3, 37, 17),), needs="0",
+        lengths_q=(37, 0, 20), n=17, needs="0",
     ),
     JaggedCase(
         "jagged_bias_all", "a0:f[q_idx,kv_idx]; silu(add(mul(s,0.25),a0))",
-        lengths_q=(37, 0, 20, 5), same=True, h=3, aux=((37, 37),), needs="qkv0",
+        lengths_q=(37, 0, 20, 5), same=True, h=3, needs="qkv0",
     ),
     JaggedCase("jagged_causal", CAUSAL, lengths_q=LENGTHS, same=True),
     JaggedCase(
@@ -220,26 +215,23 @@ CASES = [
         "jagged_targets",
         "a0:i[b]; a1:f[k]; t0=minimum(q_idx,add(a0,30)); t1=minimum(kv_idx,add(a0,30)); "
         "where(or(gt(t0,t1),eq(q_idx,kv_idx)),mul(silu(mul(s,0.25)),a1),0.0)",
-        lengths_q=LENGTHS, same=True, aux=((5,), ("k",)), needs="qkv1",
+        lengths_q=LENGTHS, same=True, needs="qkv1",
     ),
     JaggedCase(
         "jagged_mask",
         "a0:b[q_idx,kv_idx]; a1:b[b,kv_idx]; where(and(a0,a1),silu(mul(s,0.25)),0.0)",
-        lengths_q=(70, 0, 100), same=True, aux=((100, 100), (3, 100)), blocks=40,
+        lengths_q=(70, 0, 100), same=True, blocks=40,
     ),
     JaggedCase(
         "jagged_causal_bias",
         "a0:f[h,q_idx,kv_idx]; where(ge(q_idx,kv_idx),silu(add(mul(s,0.25),a0)),0.0)",
-        lengths_q=(37, 0, 20), same=True, aux=((2, 37, 37),), needs="qkv0",
+        lengths_q=(37, 0, 20), same=True, needs="qkv0",
     ),
     JaggedCase(
         "jagged_lengths", "a0:i[b]; where(lt(kv_idx,mul(a0,9)),sigmoid(s),0.0)", lengths_k=OTHERS,
-        m=40, aux=((5,),),
+        m=40
     ),
-    JaggedCase(
-        "jagged_hstu", HSTU, lengths_q=(37, 20), same=True, scalars=(40,),
-        aux=((2, 37, 37), (2, 1, 37, 37)), needs="qkv01",
-    ),
+    JaggedCase("jagged_hstu", HSTU, lengths_q=(37, 20), same=True, scalars=(40,), needs="qkv01"),
     *(
         JaggedCase(
             f"jagged_table_{i}", SILU, lengths_q=(300, 130), same=True, d=64, dv=64, h=1, choice=i
@@ -262,10 +254,7 @@ CASES = [
         "jagged_many_both", "sigmoid(s)", lengths_q=(*FEW, 0), h=1,
         lengths_k=(*(i % 3 for i in range(257)), 0), max_q=100, max_k=100, after=2,
     ),
-    JaggedCase(
-        "jagged_many_dynamic", SILU, lengths_q=(*FEW, 0), same=True, h=1,
-        dynamic=True,
-    ),
+    JaggedCase("jagged_many_dynamic", SILU, lengths_q=(*FEW, 0), same=True, h=1, dynamic=True),
     JaggedCase("jagged_read", SILU, lengths_q=LENGTHS, same=True, read=True),
     JaggedCase("jagged_dynamic_both", SILU, lengths_q=LENGTHS, lengths_k=OTHERS, dynamic=True),
 ]  # fmt: skip

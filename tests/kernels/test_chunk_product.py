@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from gdpa_inductor.kernels.blocked.block_pass import Pass
 from gdpa_inductor.kernels.blocked.fused import FusedPass
-from gdpa_inductor.lowerings import chunk_product, triton
+from gdpa_inductor.lowerings import blocked, triton
 from gdpa_inductor.program.score_mod import ScoreMod
 
 from . import render
@@ -40,7 +40,7 @@ def operands(work: Pass, units: int, heads: int, rows: int, cols: int, dim: int)
 @pytest.mark.parametrize("backward", [False, True])
 def test_scores_are_not_stored(text: str, backward: bool):
     """One kernel, and memory for P and dS only, in 16 bits."""
-    chunk_product.register()
+    blocked.register_product()
     asked = work(text, backward)
     given = operands(asked, 4, 2, 200, 300, 40)
     source = render.wrapper(FusedPass(asked, 2), given, decomposed=True)
@@ -53,7 +53,7 @@ def test_scores_are_not_stored(text: str, backward: bool):
 @pytest.mark.parametrize("capability", sorted(DEVICES))
 @pytest.mark.parametrize("dim", [128, 256])
 def test_cubins(capability: int, dim: int, tmp_path):
-    chunk_product.register()
+    blocked.register_product()
     asked = work(RELU2, True)
     given = operands(asked, 4, 2, 1024, 1024, dim)
     source = render.wrapper(FusedPass(asked, 2), given, capability, decomposed=True)

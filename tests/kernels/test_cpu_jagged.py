@@ -9,22 +9,14 @@ import torch
 from torch import Tensor
 
 from gdpa_inductor.kernels.blocked import block_pass as cpu_pass
-from gdpa_inductor.kernels.blocked import jagged, loop
-from gdpa_inductor.kernels.blocked import tiling as cpu_blocks
-from gdpa_inductor.lowerings import cpu as lowering
+from gdpa_inductor.kernels.blocked import jagged
 from tests.jagged_cases import CASES, JaggedCase, poisoned, take
+from tests.lowerings.operators import CPU, as_they_are, in_small_blocks
 
-assert lowering  # which registers the ops
-forward_op = torch.ops.gdpa.attention_cpu.default
-backward_op = torch.ops.gdpa.attention_cpu_backward.default
-
-
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 16 rows and columns and at most two heads."""
-    monkeypatch.setattr(cpu_blocks, "FEW", 0)
-    monkeypatch.setattr(cpu_blocks, "EDGE", 16)
-    monkeypatch.setattr(cpu_blocks, "SCORES", 16 * 16)
+forward_op, backward_op = CPU.forward, CPU.backward
+small_blocks = pytest.fixture(in_small_blocks)
+# What is under test is which views a pass is given.
+uncompiled = pytest.fixture(as_they_are)
 
 
 def both(case: JaggedCase, tensors: list[Tensor], cotangent: Tensor) -> list[Tensor]:
@@ -54,12 +46,6 @@ def check(case: JaggedCase, dtype: torch.dtype = torch.float64) -> None:
     ):
         assert got.is_contiguous() and got.dtype == want.dtype
         torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
-
-
-@pytest.fixture
-def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The torch form of a pass: what is under test here is which views it is given."""
-    monkeypatch.setattr(loop, "compiled", lambda work, tensors, **_: work)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -6,14 +6,12 @@ from torch import Tensor
 
 from gdpa_inductor.kernels.blocked import loop
 from gdpa_inductor.kernels.blocked import tiling as cpu_blocks
-from gdpa_inductor.lowerings import cpu as lowering
 from gdpa_inductor.program.score_mod import ScoreMod
 from tests import mask_grammar
+from tests.lowerings.operators import CPU, as_they_are, in_small_blocks
 
-assert lowering  # which registers the ops
-forward_op = torch.ops.gdpa.attention_cpu.default
-backward_op = torch.ops.gdpa.attention_cpu_backward.default
-B, H, N, M, STEP = 2, 2, 70, 90, 16
+forward_op, backward_op = CPU.forward, CPU.backward
+B, H, N, M = 2, 2, 70, 90
 LENGTHS, PADDED = torch.tensor([90, 33]), torch.arange(M) < torch.tensor([[90], [33]])
 SEGMENTS = torch.arange(N) * 3 // N
 KEY_SEGMENTS = torch.arange(M) * 3 // M
@@ -37,10 +35,8 @@ MASKS: dict[str, tuple[str, list[Tensor], float]] = {
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which the programs run in plain torch: compiled ones have tests of their own."""
-    monkeypatch.setattr(loop, "compiled", lambda work, tensors, lengths_vary: work)
-    monkeypatch.setattr(cpu_blocks, "FEW", 0)
-    monkeypatch.setattr(cpu_blocks, "EDGE", STEP)
-    monkeypatch.setattr(cpu_blocks, "SCORES", STEP * STEP)
+    in_small_blocks(monkeypatch)
+    as_they_are(monkeypatch)
     monkeypatch.setattr(cpu_blocks, "MAX_THREADS", 1)
 
 

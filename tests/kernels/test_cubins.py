@@ -23,7 +23,7 @@ TENSOR_CORE = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma", 120: "
 SPILLS = {80: 256, 90: 16, 100: 0, 120: 256}
 PLAIN = Case("plain", "silu(mul(s,0.088))", m=1024, n=1024, d=128, dv=128, h=4)
 BIASED = Case(
-    "biased", HSTU, m=1000, n=1000, d=64, dv=64, h=4, aux=((4, 1000, 1000), (2, 1, 1000, 1000)),
+    "biased", HSTU, m=1000, n=1000, d=64, dv=64, h=4,
     scalars=(1000,), needs="qkv0",
 )  # fmt: skip
 JAGGED = JaggedCase(
@@ -34,12 +34,12 @@ CAUSAL = JaggedCase(
     max_q=512, d=128, dv=128, h=4,
 )  # fmt: skip
 MASKED = [
-    Case(name, program, m=700, n=700, d=64, dv=64, h=4, aux=aux)
-    for name, program, aux in (
-        ("window", "where(and(ge(q_idx,kv_idx),lt(sub(q_idx,kv_idx),70)),sigmoid(s),0.0)", ()),
-        ("lengths", "a0:i[b]; where(lt(kv_idx,mul(a0,30)),silu(s),0.0)", ((2,),)),
-        ("rows", "a0:b[b,-,q_idx]; where(and(a0,ge(q_idx,kv_idx)),silu(s),0.0)", ((2, 1, 700),)),
-        ("tensor", "a0:b[q_idx,kv_idx]; where(a0,silu(s),0.0)", ((700, 700),)),
+    Case(name, program, m=700, n=700, d=64, dv=64, h=4)
+    for name, program in (
+        ("window", "where(and(ge(q_idx,kv_idx),lt(sub(q_idx,kv_idx),70)),sigmoid(s),0.0)"),
+        ("lengths", "a0:i[b]; where(lt(kv_idx,mul(a0,30)),silu(s),0.0)"),
+        ("rows", "a0:b[b,-,q_idx]; where(and(a0,ge(q_idx,kv_idx)),silu(s),0.0)"),
+        ("tensor", "a0:b[q_idx,kv_idx]; where(a0,silu(s),0.0)"),
     )
 ]
 
@@ -167,7 +167,7 @@ def test_rows_and_columns_are_not_paired(capability: int, warps: int, tmp_path):
         "a0:f[q_idx,kv_idx]; "
         "where(not(le(abs(sub(q_idx,kv_idx)),3)),0.0,hardsigmoid(maximum(div(s,9.0),a0)))"
     )
-    case = Case("window", window, m=9, n=9, d=4, dv=4, b=2, h=1, aux=((9, 9),), needs="v",
+    case = Case("window", window, m=9, n=9, d=4, dv=4, b=2, h=1, needs="v",
                 options="skip=False")  # fmt: skip
     kernels = templates(case, capability).items()
     name, text = next((name, text) for name, text in kernels if "arg_DO" in text)

@@ -14,6 +14,7 @@ pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute import launch
 from gdpa_inductor.kernels.cute.backward.launch import backward
+from tests.gpu.checks import on_card
 
 from . import cute_backward_cases
 from .cute_backward_cases import Problem, check_errors, make_call
@@ -26,16 +27,12 @@ pytestmark = [
 ]
 
 
-def on_device(o: Operands[torch.Tensor]) -> Operands[torch.Tensor]:
-    return o.filled([x.cuda() if isinstance(x, torch.Tensor) else x for x in o.flat()])
-
-
 def forward(case: Case, o: Operands[torch.Tensor]) -> torch.Tensor:
-    return launch.forward(on_device(o), fast=case.fast).cpu()
+    return launch.forward(on_card(o), fast=case.fast).cpu()
 
 
 def gradients(case: cute_backward_cases.Case, call: Problem) -> list[torch.Tensor]:
-    operands = on_device(call.operands)
+    operands = on_card(call.operands)
     return [x.cpu() for x in backward(call.grad_out.cuda(), operands, (True,) * 3, fast=case.fast)]
 
 

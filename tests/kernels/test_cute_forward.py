@@ -77,7 +77,7 @@ def test_exact_on_integers():
 def test_integers_of_8_bits_have_no_sign(kind):
     """A kernel's pointer forgets that."""
     program = "a0:i[b,kv_idx]; mul(silu(mul(s,0.088)),float(a0))"
-    case = Case("bytes", program, d=64, m=70, n=140, aux=(((1, 140), torch.uint8),))
+    case = Case("bytes", program, d=64, m=70, n=140, aux=(torch.uint8,))
     o = case.operands()
     assert o.aux[0].max() > 127
     check_output(forward(case, o, kind=kind), o)
@@ -87,29 +87,10 @@ def test_integers_of_8_bits_have_no_sign(kind):
 def test_integers_above_2_24_tell_tiles_apart(kind):
     """As floats they would be rounded: the last key of the first tile is hidden."""
     program = "a0:i[h]; where(lt(kv_idx,sub(a0,16777217)),sigmoid(s),0.0)"
-    case = Case("large", program, d=64, m=70, n=256, aux=(((1,), torch.int32),))
+    case = Case("large", program, d=64, m=70, n=256, aux=(torch.int32,))
     o = case.operands()
     o.aux[0][0] = 16777217 + 127
     check_output(forward(case, o, kind=kind), o)
-
-
-def test_forms_alternate_through_one_kernel():
-    """Views of other strides: the bits of a plan that is made are those of one that was kept."""
-    cases = [Case("forms", d=32, m=200, n=140, view=view) for view in ("bhnd", "bnhd")]
-    arguments = [case.operands() for case in cases]
-    outs = [[unwritten(o) for _ in range(2)] for case, o in zip(cases, arguments)]
-
-    def start() -> None:
-        for turn in range(2):
-            for o, out in zip(arguments, outs):
-                launch.forward(o, ctas=1, stream=0, out=out[turn])
-
-    memory = [*(x for o in arguments for x in o.differentiable), *(x for two in outs for x in two)]
-    with recording():
-        run(start, memory, schedules=("lazy",))
-    for o, (first, second) in zip(arguments, outs):
-        assert torch.equal(first, second)
-        check_output(first, o)
 
 
 @pytest.mark.parametrize(
@@ -124,26 +105,6 @@ def test_what_it_does_not_take(operands: dict, complaint: str):
     o = Case("refused", **operands).operands()
     with pytest.raises(GDPAError, match=complaint):
         launch.forward(o, ctas=1, stream=0)
-
-
-def test_operands_that_do_not_fit():
-    q, k, v = (torch.zeros(1, h, rows, 64, dtype=BF16) for h, rows in ((4, 8), (2, 8), (2, 9)))
-
-    def refused(*matrices, aux=(), program="silu(s)"):
-        with pytest.raises(GDPAError) as error:
-            launch.forward(operands_of(*matrices, aux, [], program), ctas=1, stream=0)
-        return str(error.value)
-
-    assert "length of key and value: 8 and 9" in refused(q, k, v)
-    assert "head dim of query and key: 64 and 56" in refused(q, k[..., :56], k)
-    assert refused(k, q, q) == "2 query heads are no multiple of 4 key heads"
-    assert refused(q, k, q[:, :3]) == "4 query heads are no multiple of 3 value heads"
-    assert "query and key differ in dtype" in refused(q, k.half(), k)
-    assert "query is torch.bfloat16, value torch.float16" in refused(q, k, k.half())
-    assert "declares 0 operands and 0 sizes, 1 and 0 are given" in refused(q, k, k, aux=[q])
-    elsewhere = torch.zeros((), device="meta")
-    program = "a0:f[]; silu(mul(s,a0))"
-    assert refused(q, k, k, aux=[elsewhere], program=program) == "operands on several devices"
 
 
 def test_nothing_to_do_is_zero():

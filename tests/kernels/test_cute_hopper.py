@@ -17,7 +17,7 @@ from gdpa_inductor.kernels.cute.backward.roots import masked
 from gdpa_inductor.kernels.cute.config import SHARED_MEMORY, StoredTiling
 from gdpa_inductor.kernels.cute.sm90 import wgmma
 from gdpa_inductor.kernels.cute.sm90.config import COLS, HALF, ROWS, Sm90Config
-from gdpa_inductor.kernels.cute.sm90.forward.bias import CHUNK, CHUNKS, HopperBias
+from gdpa_inductor.kernels.cute.sm90.forward.products import CHUNK, CHUNKS, HopperBias
 from gdpa_inductor.kernels.cute.sm90.forward.roles import OWN, Roles
 from gdpa_inductor.kernels.cute.sm90.wgmma import WARPGROUP, K
 from tests.emulator.recording import linked
@@ -87,18 +87,6 @@ def test_machine_code_with_a_tiled_bias(name: str):
     assert len(halves) == 2 * 2 * COLS // HALF
     for i in halves:
         assert "LDSM" in order[i - HALF // 16] and "ARRIVE" in order[i + 1], order
-
-
-@pytest.mark.parametrize(
-    ("dims", "stages"), [((128, 128), (2, 4, 2)), ((96, 96), (4, 5, 2)), ((64, 64), (3, 6, 3))]
-)
-def test_a_bias_leaves_room_for_four_stages_of_keys_and_values(dims, stages):
-    config = dataclasses.replace(TILED["silu, D 128"], head_dim=dims[0], value_dim=dims[1])
-    assert (config.query_stages, config.key_stages, config.bias_stages) == stages
-    # An operand that is expanded stays where it is.
-    expanded = dataclasses.replace(config, expanded=config.vectors)
-    assert expanded.tiled is None
-    assert expanded.bias_stages == 0
 
 
 def test_a_bias_lies_in_registers_as_the_scores_do():

@@ -6,9 +6,7 @@ the emulator in test_cute_totals.py, all of it on the card in tests/gpu.
 
 import dataclasses
 import itertools
-import struct
 from collections.abc import Sequence
-from unittest import mock
 
 import pytest
 import torch
@@ -16,14 +14,13 @@ from torch import Tensor
 
 pytest.importorskip("cutlass")
 
-from gdpa_inductor.kernels.cute import launch, plan
+from gdpa_inductor.kernels.cute import plan
 from gdpa_inductor.kernels.cute.backward import jagged_biases
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.backward.jagged_biases import StoredScores
 from gdpa_inductor.kernels.cute.backward.launch import BackwardCall, backward
 from gdpa_inductor.kernels.cute.backward.roots import factor_of
 from gdpa_inductor.kernels.cute.config import StoredTiling
-from gdpa_inductor.kernels.cute.launcher import SIZES, TOTALS
 from gdpa_inductor.kernels.cute.sm90.config import COLS, Sm90Config
 from gdpa_inductor.operands import Operands, score_shape
 from gdpa_inductor.program.score_mod import ScoreMod
@@ -166,7 +163,7 @@ def formula(monkeypatch: pytest.MonkeyPatch) -> Formula:
     result = Formula()
     monkeypatch.setattr(plan, "PLANS", {})
     monkeypatch.setattr(Sm90Config, "tiling", StoredTiling(16, COLS, by_keys=True))
-    monkeypatch.setattr(backward_launch, "_kernels", lambda _: result)
+    monkeypatch.setitem(backward_launch.GRADIENTS, "sm90", result.gradients)
     monkeypatch.setattr(jagged_biases, "add_tiles", tiles)
     monkeypatch.setattr(jagged_biases, "add_rows", rows)
     return result
@@ -240,34 +237,3 @@ def test_sequences_are_dealt_the_longest_first(formula, monkeypatch):
     lengths = torch.tensor(CU["k"]).diff()
     assert [len(x) for x in formula.deals] == [3, 2]
     assert [int(lengths[b]) for x in formula.deals for b in x] == sorted(lengths.tolist())[::-1]
-
-
-@pytest.mark.parametrize("program", [ADDED, CAUSAL])
-def test_what_the_launches_of_hopper_are_given(program, monkeypatch):
-    """All share matrices, counters and the memory of scores; each has sequences of its own."""
-    monkeypatch.setattr(plan, "PLANS", {})
-    monkeypatch.setattr(jagged_biases, "ROOM", ROOMS["two launches"])
-    arguments, summed = [], []
-
-    def launcher(config):
-        result = mock.Mock(tables=())
-        result.side_effect = lambda *words: arguments.append((config, *words))
-        return result
-
-    monkeypatch.setattr(launch, "launcher", launcher)
-    monkeypatch.setattr(
-        jagged_biases, "add_tiles", lambda *x, **_: summed.append((len(arguments), x))
-    )
-    grad, o = make(("h,q_idx,kv_idx",), program=program)
-    gradients(grad, o, (True,) * 4)
-    (config, first, form), (other, second, rest) = arguments
-    assert config is other and config.stored == 0
-    assert len(config.matrices) == 8
-    dealt = [struct.unpack(f"{SIZES + 1}q", x[: 8 * (SIZES + 1)])[SIZES] for x in (form, rest)]
-    assert dealt == [3, 2]
-    matrices, order = 3 + 8, 3 + 8 + TOTALS + 2
-    assert first[:order] == second[:order] and second[order] == first[order] + 3 * 8
-    # Each is summed before the next one is launched; only the later one adds.
-    assert [(launches, x[-1]) for launches, x in summed] == [(1, False), (2, True)]
-    (_, (stored, *_)), _ = summed
-    assert first[matrices - 2 : matrices] == [stored.scores.data_ptr(), stored.hulls.data_ptr()]

@@ -14,13 +14,13 @@ from gdpa_inductor.kernels.cute.plan import plan_of
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 
-from . import test_cute_backward, test_cute_forward, test_cute_hopper_backward
+from . import test_cute_backward, test_cute_forward
 from .cute_backward_cases import Case, Problem, check_errors
 from .cute_cases import check_output
 from .cute_mask_cases import CASES, masked, short
 from .marks import slow_but
+from .test_cute_hopper_backward import emulated
 
-emulated = test_cute_hopper_backward.emulated  # the fixture
 KINDS = {"Hopper": Sm90Config, "Blackwell": Sm100Config}
 # Truth values, integers and factors; of heads, of jagged sides, and beside a bias. The other cases
 # take minutes. They are run at length, and on GPUs.
@@ -52,23 +52,22 @@ def test_the_output_obeys_the_error_rule(name: str, kind: str) -> None:
     check_output(out, call.operands)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_gradients_obey_the_error_rule_on_blackwell(name: str) -> None:
-    correct(*problem(name), test_cute_backward.emulated)
+BACKWARDS = {"Hopper": emulated, "Blackwell": test_cute_backward.emulated}
 
 
+@pytest.mark.parametrize("kind", BACKWARDS)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_gradients_obey_the_error_rule_on_hopper(name: str, emulated) -> None:
-    correct(*problem(name), emulated)
+def test_the_gradients_obey_the_error_rule(name: str, kind: str) -> None:
+    correct(*problem(name), BACKWARDS[kind])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_every_order_of_warps_gives_the_same_bits(name: str, emulated) -> None:
+def test_every_order_of_warps_gives_the_same_bits(name: str) -> None:
     emulated(*problem(name), seeds=range(6))
 
 
-def test_sums_in_any_order(emulated) -> None:
+def test_sums_in_any_order() -> None:
     correct(*problem("holes"), functools.partial(emulated, ordered=False))
 
 
@@ -84,7 +83,7 @@ def test_hidden_keys_at_an_end_are_not_read(kind: str) -> None:
     assert torch.equal(test_cute_forward.forward(case, o, kind=KINDS[kind]), clean)
 
 
-def test_keys_that_no_query_sees_have_no_gradient(emulated) -> None:
+def test_keys_that_no_query_sees_have_no_gradient() -> None:
     """They are NaN."""
     case, call = problem("holes")
     clean, o = emulated(case, call), call.operands

@@ -1,11 +1,9 @@
 """Launch plans of the CuTe kernels: when two calls share one, and what a kernel is handed then.
 Nothing is compiled."""
 
-import ctypes
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -21,21 +19,10 @@ from gdpa_inductor.ops import operands_of
 from gdpa_inductor.rejection import GDPAError
 
 from .cute_cases import BF16, F16
+from .cute_recorders import BIAS, Recorder
 
-BIAS = "a0:f[h,q_idx,kv_idx]; mul(silu(add(s,a0)),float(i0))"
 BY_ROW = "a0:f[q]; silu(add(s,a0))"
 Given = Operands[torch.Tensor]
-
-
-class Recorder:
-    """In place of a kernel: the words that each launch finds."""
-
-    def __init__(self) -> None:
-        self.launches: list[list[int]] = []
-
-    def at(self, places: Sequence[int]) -> Callable[[], None]:
-        words = [ctypes.c_int64.from_address(place) for place in places]
-        return lambda: self.launches.append([x.value for x in words])
 
 
 @pytest.fixture(autouse=True)
@@ -233,10 +220,14 @@ def built(o: Given, *options) -> plan.LaunchPlan:
     return plan.build_plan(form_of(o, *options))
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_another_form_has_another_plan(name: str):
-    base, changes = CHANGES[name]
-    other = dataclasses.replace(base, **changes)
+@pytest.fixture(params=CHANGES)
+def changed(request: pytest.FixtureRequest) -> tuple[Given, Given]:
+    base, changes = CHANGES[request.param]
+    return base, dataclasses.replace(base, **changes)
+
+
+def test_another_form_has_another_plan(changed):
+    base, other = changed
     first, second = plan.plan_of(base, *OPTIONS), plan.plan_of(other, *OPTIONS)
     assert first is not second
     assert facts(second) == facts(built(other, *OPTIONS))
@@ -253,11 +244,9 @@ def test_other_options_have_another_plan(options):
     assert facts(plan.plan_of(DENSE, *options)) == facts(built(DENSE, *options))
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_plan_says_of_a_form_what_holds_for_the_call(name: str):
+def test_a_plan_says_of_a_form_what_holds_for_the_call(changed):
     """It is built from meta tensors. Whatever is read of the tensors of the call is the same."""
-    base, changes = CHANGES[name]
-    o = dataclasses.replace(base, **changes)
+    _, o = changed
     result = plan.plan_of(o, *OPTIONS)
     assert result.config == plan.config_for(o, Sm90Config, True, True)
     assert result.copied == tuple(not plan.fits(x) for x in (o.query, o.key, o.value))
@@ -265,18 +254,12 @@ def test_a_plan_says_of_a_form_what_holds_for_the_call(name: str):
     read = [torch.empty(x.shape) if copied else x for x, copied in pairs]
     assert result.strides == tuple(step for x in read for step in plan.strides(x))
     assert result.output_of(o) == output_shape(o)
-    assert result.sizes == (
-        *score_shape(o)[:2],
-        o.key.shape[1],
-        o.value.shape[1],
-        *score_shape(o)[2:],
-    )
+    batch, heads, *sides = score_shape(o)
+    assert result.sizes == (batch, heads, o.key.shape[1], o.value.shape[1], *sides)
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_the_example_of_a_form_has_the_form(name: str):
-    base, changes = CHANGES[name]
-    result = form_of(dataclasses.replace(base, **changes), *OPTIONS)
+def test_the_example_of_a_form_has_the_form(changed):
+    result = form_of(changed[1], *OPTIONS)
     again = form_of(form.example_of(result), *OPTIONS)
     assert again._replace(tensors=result.tensors) == result
     for field in (0, 2):  # all but the device
@@ -316,21 +299,6 @@ def test_a_plan_is_built_from_its_key_alone(monkeypatch):
         result.once(len, [3])
 
 
-def test_no_check_or_plan_can_depend_on_rows_that_the_key_lacks(monkeypatch):
-    """One that tried would get the same answer for every batch."""
-    counts, choose = [], plan.config_for
-
-    def noting(o, *options):
-        counts.append((o.query.shape[0], o.key.shape[0]))
-        return choose(o, *options)
-
-    monkeypatch.setattr(plan, "config_for", noting)
-    for rows in (7, 50, 1000):
-        plan.PLANS.clear()
-        plan.plan_of(rows_of(JAGGED, rows), *OPTIONS)
-    assert len(counts) == 3 and len(set(counts)) == 1
-
-
 def rows_of(o: Given, count: int) -> Given:
     """The same with so many rows in all."""
     query, key, value = (torch.randn(count, 4, 64).to(BF16) for _ in range(3))
@@ -362,9 +330,16 @@ WRONG = {
     "value dim": (DENSE, {"value": DENSE.value[..., :60]}, "a head dim of 60"),
     "length": (DENSE, {"value": DENSE.value[:, :, 1:]}, "length of key and value"),
     "heads": (DENSE, {"key": DENSE.key[:, :3]}, "no multiple of 3 key heads"),
+    "value heads": (DENSE, {"value": DENSE.value[:, :3]}, "no multiple of 3 value heads"),
+    "fewer heads": (DENSE, {"query": DENSE.query[:, :2]}, "2 query heads are no multiple of 4 key"),
     "batch": (DENSE, {"key": torch.cat([DENSE.key] * 2)}, "batch of key: 4 and 2"),
     "layout": (DENSE, {"query": DENSE.query[0]}, "query must be"),
     "another device": (DENSE, {"key": torch.empty_like(DENSE.key, device="meta")}, "operands are"),
+    "device of a number": (
+        operands_of(*matrices(2, 4, 40, 64), [torch.ones(())], [], "a0:f[]; silu(mul(s,a0))"),
+        {"aux": [torch.ones((), device="meta")]},
+        "operands on several devices",
+    ),
     "too many operands": (DENSE, {"aux": [DENSE.query]}, "declares 0 operands"),
     "no operand": (BIASED, {"aux": []}, "0 and 1 are given"),
     "no scalar": (BIASED, {"scalars": []}, "1 and 0 are given"),

@@ -19,7 +19,7 @@ from gdpa_inductor.kernels.cute import disk, launch, plan, precompile
 from gdpa_inductor.kernels.cute.backward import launch as backward
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
-from gdpa_inductor.lowerings import precompile as early
+from gdpa_inductor.lowerings import begin
 from gdpa_inductor.lowerings.cute import rules
 from gdpa_inductor.operands import output_shape
 from gdpa_inductor.ops import operands_of
@@ -106,7 +106,7 @@ def test_kernels_of_a_call_are_asked_for(monkeypatch, requests, program: str, sh
     call = (*nodes[:3], nodes[3:], [], program, "kernel=cute")
     graph.output(graph.call_function(torch.ops.gdpa.attention.default, call))
     with fake_cuda.fake_cuda(90):
-        early.begin(torch.fx.GraphModule({}, graph))
+        begin(torch.fx.GraphModule({}, graph))
     assert requests == kernels
 
 

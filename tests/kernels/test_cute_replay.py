@@ -1,202 +1,150 @@
-"""Static calls of the generated code, again: a replay hands the kernels what a first run would, and
-only calls that launch and nothing else are replayed. Nothing is compiled; a recorder is in place of
+"""Static calls of the generated code, and calls whose sizes vary, again: a replay hands the kernels
+what a first run would, for batches of any rows. Nothing is compiled; a recorder is in place of
 kernels.
 """
 
-import functools
-from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
 
-from gdpa_inductor.kernels.cute import bounds, launch, plan, replay
+from gdpa_inductor.kernels.cute import bounds, replay
 from gdpa_inductor.kernels.cute.backward import biases
-from gdpa_inductor.kernels.cute.backward import launch as backward_launch
-from gdpa_inductor.kernels.cute.launcher import SIZES, TOTALS, Launcher, WordLauncher
-from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
+from gdpa_inductor.kernels.cute.launcher import WordLauncher
 from gdpa_inductor.lowerings.cute import calls
-from gdpa_inductor.ops import Arguments, operands_of
+from gdpa_inductor.ops import Arguments
 
-from .cute_cases import BF16
-from .test_cute_plan import Recorder, moved
-
-STREAM, CTAS = 5, 3
-NUMBERS = SIZES + TOTALS + 1  # behind the addresses of matrices
-BIAS = "a0:f[h,q_idx,kv_idx]; mul(silu(add(s,a0)),float(i0))"
-CAUSAL = "where(ge(q_idx,kv_idx),silu(s),0.0)"
-
-
-def recorders(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
-    """The forward's and the backward's recorder. Memory of a replay lies on the CPU."""
-    forward, backward = Recorder(), Recorder()
-
-    @functools.cache
-    def launcher(config: Sm90Config) -> Launcher:
-        return Launcher(forward if config.kernel == "forward" else backward, config)
-
-    monkeypatch.setattr(launch, "launcher", launcher)
-    find = plan.plan_of
-    for module in (launch, backward_launch):
-        monkeypatch.setattr(module, "place", lambda *_: (CTAS, STREAM))
-        monkeypatch.setattr(
-            module, "plan_of", lambda o, fast, skip, kind: find(o, fast, skip, Sm90Config)
-        )
-    monkeypatch.setattr(replay, "current_stream", lambda _: STREAM)
-    monkeypatch.setattr(replay, "empty_strided", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
-    monkeypatch.setattr(plan, "PLANS", {})
-    return [forward, backward]
-
-
-def clears(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
-    """Those of replays: address, words, stream."""
-    outputs: list[tuple[int, int, int]] = []
-    monkeypatch.setattr(replay, "clear", lambda *call: outputs.append(call))
-    return outputs
-
+from . import cute_recorders
+from .cute_recorders import (
+    CAUSAL,
+    CTAS,
+    KINDS,
+    NUMBERS,
+    STREAM,
+    B,
+    H,
+    Recorder,
+    biased,
+    check_first_run,
+    clears,
+    dense,
+    jagged,
+    matrix,
+    named,
+    of_backward,
+    offsets,
+    ranking,
+    recorded,
+    recorders,
+    tensors_of,
+    with_,
+    words,
+)
+from .test_cute_plan import moved
 
 kernels = pytest.fixture(autouse=True)(recorders)
 cleared = pytest.fixture(autouse=True)(clears)
+rooms = pytest.fixture(autouse=True)(cute_recorders.rooms)
+ranked = pytest.fixture(autouse=True)(ranking)
+STATIC = pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
 
 
-def recorded(site: calls.Site) -> int:
-    """Forms that are replayed."""
-    return sum(replay is not None for replay in site.replays.values())
-
-
-def matrix(*shape: int) -> torch.Tensor:
-    return torch.zeros(shape, dtype=BF16)
-
-
-def dense() -> list:
-    return [*(matrix(2, 4, 40, 64) for _ in range(3)), [], [], "silu(s)"]
-
-
-def biased(scalar: int = 7) -> list:
-    return [*dense()[:3], [torch.zeros(4, 40, 40)], [scalar], BIAS]
-
-
-# Replayed. A projection leaves rows side by side, which are read in place.
-FORMS: dict[str, Callable[[], list]] = {
-    "dense": dense,
-    "masked": lambda: [*dense()[:5], CAUSAL],
-    "biased": biased,
-    "grouped": lambda: [dense()[0], *(matrix(2, 2, 24, 64) for _ in range(2)), [], [], "silu(s)"],
-    "transposed": lambda: [matrix(2, 40, 4, 64).transpose(1, 2), *dense()[1:]],
-}
-# Run as the first one.
-OTHERS: dict[str, Callable[[], list]] = {
-    "expanded": lambda: [dense()[0], matrix(2, 4, 1, 64).expand(2, 4, 40, 64), *dense()[2:]],
-    "empty": lambda: [matrix(2, 4, 0, 64), *dense()[1:]],
-    "shared": lambda: [matrix(1, 4, 40, 64), *dense()[1:]],
-}
-
-
-def of_backward(args: list, letters: str = "qkv", wanted: bool = False) -> list:
-    """The arguments of a backward from those of a forward. wanted: also gradients of operands."""
-    query, value = args[0], args[2]
-    grad = torch.zeros(
-        *(2, 4, query.shape[2]) if query.dim() == 4 else query.shape[:2],
-        value.shape[-1],
-        dtype=BF16,
-    )
-    needs = [letter in letters for letter in "qkv"] + [wanted] * len(args[3])
-    return [grad, *args[:6], needs, *args[6:]]
-
-
-def words(recorder: Recorder) -> list[int]:
-    return recorder.launches[-1]
-
-
-def without_places(found: list[int], matrices: int, aux: Sequence[torch.Tensor]) -> list[int]:
-    """Without the addresses of matrices and operands of the program."""
-    places = [x.data_ptr() for x in aux]
-    return [word for word in found[matrices:] if word not in places]
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_forward_is_replayed_with_the_words_of_a_first_run(form: str, kernels):
-    site = calls.forward_site(True)
-    for later in range(3):
-        args = FORMS[form]()
+@STATIC
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_forward_serves_batches_of_any_rows(kind: str, static: bool, kernels, ranked):
+    maker = partial(calls.forward_site, static)
+    site = maker()
+    for later, rows in enumerate((50, 7, 300)):
+        args = KINDS[kind](rows)
         out = site(*args)
-        assert recorded(site) and len(kernels[0].launches) == later + 1
-        result = words(kernels[0])
-        assert result[:4] == [x.data_ptr() for x in (*args[:3], out)]
-        fresh = launch.forward(operands_of(*args), out=out, kind=Sm90Config)
-        assert words(kernels[0]) == result and fresh is out
-        kernels[0].launches.pop()
+        assert recorded(site) == 1 and len(kernels[0].launches) == later + 1
+        assert words(kernels[0])[:4] == [x.data_ptr() for x in (*args[:3], out)]
+        assert out.shape == (rows if args[0].dim() == 3 else B, *args[0].shape[1:])
+        assert len(ranked.launches) == (later + 1 if len(args) > 6 else 0)
+        if ranked.launches:
+            last = next(x for x in (args[7], args[6]) if x is not None)
+            source, order, *numbers = ranked.launches[-1]
+            assert [source, *numbers] == [last.data_ptr(), B, STREAM]
+            assert order in words(kernels[0])
+        check_first_run(maker, args, out, kernels[0])
+        del ranked.launches[later + 1 :]
 
 
-def test_slices_of_the_values_are_replayed_with_the_words_of_a_first_run(kernels):
-    site, seen = calls.forward_site(True), []
-    for _ in range(2):
-        args = [*dense()[:2], matrix(2, 4, 40, 600), [], [], "silu(s)"]
+@pytest.mark.parametrize("make", [lambda _: dense(), jagged], ids=["dense", "jagged"])
+def test_slices_of_the_values_are_replayed(make, kernels, ranked):
+    maker = partial(calls.forward_site, make is not jagged)
+    site = maker()
+    for rows in (50, 7, 300):
+        args = make(rows)
+        args[2] = matrix(*args[2].shape[:-1], 600)
         out = site(*args)
-        query, key, value = args[:3]
-        places = [value.data_ptr(), out.data_ptr()]
-        outputs = [*kernels[0].launches]
-        kernels[0].launches.clear()
-        assert [call[:2] for call in outputs] == [[query.data_ptr(), key.data_ptr()]] * 3
-        assert [call[2:4] for call in outputs] == [[x + 400 * i for x in places] for i in range(3)]
-        seen.append([call[4:] for call in outputs])
-    assert recorded(site) and seen[0] == seen[1]
+        result = kernels[0].launches[-3:]
+        places = [args[2].data_ptr(), out.data_ptr()]
+        assert [x[2:4] for x in result] == [[y + 400 * i for y in places] for i in range(3)]
+        if ranked.launches:
+            assert all(ranked.launches[-1][1] in x for x in result)
+        assert recorded(site) == 1 and out.shape == args[2].shape
+        check_first_run(maker, args, out, kernels[0])
 
 
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "in any order"])
 @pytest.mark.parametrize("letters", ["qkv", "kv", "q"])
-@pytest.mark.parametrize("form", FORMS)
-def test_a_backward_is_replayed_with_the_words_of_a_first_run(
-    form: str, letters: str, ordered: bool, kernels, cleared
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_backward_serves_batches_of_any_rows(
+    kind: str, letters: str, ordered: bool, kernels, cleared, ranked, rooms
 ):
-    site = calls.backward_site(True)
-    before = of_backward(FORMS[form](), letters)
-    first = site(*before, ordered=ordered)
-    settled = words(kernels[1])
-    args = of_backward(FORMS[form](), letters)
-    grad, query, key, value = args[:4]
-    result = site(*args, ordered=ordered)
-    again = words(kernels[1])
-    assert len(kernels[1].launches) == 2
-    assert [(x.shape, x.stride(), x.dtype) for x in result] == [
-        (x.shape, x.stride(), x.dtype) for x in first
-    ]
-    # Query, key, value, the gradient of O, sums, gradients of key, value and query, counters.
-    addresses = dict(zip("qkvosKVQc", again, strict=False))
-    assert [addresses[x] for x in "qkvo"] == [x.data_ptr() for x in (query, key, value, grad)]
-    assert [addresses[x.upper()] for x in letters] == [x.data_ptr() for x in result]
-    assert without_places(again, 9, args[4]) == without_places(settled, 9, before[4])
-    counters, sums = 4 * 2 * 1, query.numel() // 2
-    expected = [(addresses["c"], counters, STREAM)]
-    if not ordered:  # nobody is the first to add
-        expected.append((addresses["s"], 2 * sums, STREAM))
-    if form == "masked":  # query tiles that meet no key are left out
-        expected.append((addresses["Q"], sums, STREAM))
-    assert sorted(cleared) == sorted(expected)
+    maker = partial(calls.backward_site, False)
+    site = maker()
+    for later, rows in enumerate((50, 7, 300)):
+        args = of_backward(KINDS[kind](rows), letters)
+        grad, query, key, value = args[:4]
+        del cleared[:], rooms[:]
+        results = site(*args, ordered=ordered)
+        assert recorded(site) == 1 and len(kernels[1].launches) == later + 1
+        # Query, key, value, the gradient of O, sums, gradients of key, value and query, counters.
+        addresses = dict(zip("qkvosKVQc", words(kernels[1]), strict=False))
+        assert [addresses[x] for x in "qkvo"] == [x.data_ptr() for x in (query, key, value, grad)]
+        assert [addresses[x.upper()] for x in letters] == [x.data_ptr() for x in results]
+        like = [x for x, letter in zip((query, key, value), "qkv") if letter in letters]
+        assert [(x.shape, x.dtype) for x in results] == [(x.shape, x.dtype) for x in like]
+        if query.dim() == 4:
+            assert [x.stride() for x in results] == [x.stride() for x in like]
+        if later:
+            sizes = {x.data_ptr(): (x.numel(), x.dtype) for x in rooms}
+            assert sizes[addresses["s"]] == (query.numel(), torch.float32)
+            count, _ = sizes[addresses["c"]]
+            expected = [(addresses["c"], count, STREAM)]
+            if not ordered:  # nobody is the first to add
+                expected.append((addresses["s"], query.numel(), STREAM))
+            if CAUSAL in args:  # query tiles that meet no key are left out
+                expected.append((addresses["Q"], query.numel() // 2, STREAM))
+            assert sorted(cleared) == sorted(expected)
+            if ranked.launches:
+                assert sizes[ranked.launches[-1][1]] == (B + 1, torch.int64)
+                assert ranked.launches[-1][1] in words(kernels[1])
+            else:
+                assert count == B * H
+        check_first_run(maker, args, results, kernels[1], ordered=ordered)
 
 
-def test_scalars_are_of_the_call(kernels):
-    site = calls.forward_site(True)
-    for scalar in (1, -(1 << 40), 3):
+def test_scalars_and_the_stream_are_of_the_call(kernels, ranked, monkeypatch):
+    site, other = calls.forward_site(True), calls.forward_site(False)
+    for scalar, stream in ((1, STREAM), (-(1 << 40), 7), (3, 1 << 46)):
         site(*biased(scalar))
-        assert words(kernels[0])[-3:] == [scalar, CTAS, STREAM]
+        assert words(kernels[0])[-3:] == [scalar, CTAS, stream]
+        other(*jagged(50))
+        assert words(kernels[0])[-2:] == [CTAS, stream] and ranked.launches[-1][-1] == stream
+        later = {1: 7, -(1 << 40): 1 << 46}.get(scalar, stream)
+        monkeypatch.setattr(replay, "current_stream", lambda _, stream=later: stream)
 
 
-@pytest.mark.parametrize("form", OTHERS)
-def test_other_calls_are_run_as_the_first_one(form: str):
-    args = OTHERS[form]()
-    sites = calls.forward_site(True), calls.backward_site(True)
-    sites[1](*of_backward(args))
-    assert not recorded(sites[1])
-    if form != "shared":
-        sites[0](*args)
-        assert not recorded(sites[0])
-
-
-def test_a_gradient_of_the_output_that_is_copied_is_not_replayed(kernels):
-    site = calls.backward_site(True)
-    grad, *rest = of_backward(dense())
-    site(grad[:, :, :1].expand(grad.shape), *rest)
-    assert not recorded(site)
+def test_offsets_that_were_one_tensor_may_be_two(kernels):
+    maker = partial(calls.forward_site, False)
+    site = maker()
+    site(*jagged(50))
+    args = with_(jagged(50), {7: offsets(50)})
+    check_first_run(maker, args, site(*args), kernels[0])
+    assert {x.data_ptr() for x in args[6:8]} < set(words(kernels[0]))
 
 
 HIDDEN = "a0:f[h,q_idx,kv_idx]; a1:b[q_idx,kv_idx]; where(a1,silu(add(s,a0)),0.0)"
@@ -235,8 +183,6 @@ def test_the_table_of_a_mask_is_of_the_call(number: int, kernels, looking):
 
 
 MATRICES = 10  # of a backward that stores the gradient of an operand
-
-
 LEARNED = {
     "of heads": ((4, 40, 40), "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))"),
     "of each score": ((2, 4, 40, 40), "a0:f[b,h,q_idx,kv_idx]; silu(add(s,a0))"),
@@ -258,75 +204,45 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
     launcher = WordLauncher(recorder, 8)
     monkeypatch.setattr(biases, "word_launcher", lambda *_: launcher)
+    monkeypatch.setattr(biases, "GOOD", 0.0)  # as many at a time as there is room for
     return recorder
 
 
 @pytest.mark.parametrize("room", [1, biases.ROOM], ids=["parts", "at once"])
 @pytest.mark.parametrize("name", LEARNED)
 def test_gradients_of_biases_are_replayed_with_the_words_of_a_first_run(
-    name: str, room: int, kernels, cleared, sums, monkeypatch
+    name: str, room: int, kernels, sums, monkeypatch
 ):
     """Every address as far from where its tensor begins as in the first run, tensor by tensor."""
     monkeypatch.setattr(biases, "ROOM", room)
-    monkeypatch.setattr(biases, "GOOD", 0.0)  # as many at a time as there is room for
-    site, runs = calls.backward_site(True), []
+    site = calls.backward_site(True)
+    parts = 1 if room > 1 or name == "of each score" else {"of batches": 2}.get(name, 4)
+    runs = []
     for _ in range(2):
         kernels[1].launches.clear()
         sums.launches.clear()
         args = learned(name)
         results = site(*args)
         assert [x.shape for x in results] == [x.shape for x in (*args[1:4], *args[4])]
-        runs.append((args, results, kernels[1].launches[:], sums.launches[:]))
+        launches, tensors = kernels[1].launches, tensors_of(args, results)
+        runs.append([[named(x, tensors) for x in each] for each in (launches, sums.launches)])
     if name == "under a mask" and room == 1:
         assert not recorded(site)  # rows of a part lie apart, and are cleared by torch
         return
-    assert recorded(site)
-    parts = 1 if room > 1 or name == "of each score" else {"of batches": 2}.get(name, 4)
-    for args, results, launches, summed in runs:
-        assert len(launches) == parts and len(summed) == parts * (name != "of each score")
-        tensors = [*args[1:4], args[0], results[1], results[2], results[0], args[4][0]]
-        for result in launches:
-            matrices = [*result[:4], *result[5:8], result[MATRICES + NUMBERS + 3 * MATRICES]]
-            offsets = [x - y.data_ptr() for x, y in zip(matrices, tensors, strict=True)]
-            assert all(0 <= x < y.nbytes for x, y in zip(offsets, tensors, strict=True))
-    first, again = (
-        [
-            [x - tensors.data_ptr() for x, tensors in zip(result, [*args[1:4], args[0]])]
-            for result in launches
-        ]
-        for args, _, launches, _ in runs
-    )
-    assert first == again
-    _, results, launches, summed = runs[1]
-    stored = [result[MATRICES - 1] for result in launches]
-    assert not summed or stored == [result[0] for result in summed]
-    targets = [result[1] - results[3].data_ptr() for result in summed]
-    assert targets == [i * (results[3].nbytes // parts) for i in range(len(summed))]
-
-
-def test_a_form_that_is_not_replayed_is_not_recorded_again(kernels, monkeypatch):
-    """Recording takes longer than the run."""
-    arguments: list = []
-    monkeypatch.setattr(calls, "Record", lambda: arguments.append(replay.Record()) or arguments[-1])
-    for form, static in (("expanded", True), ("expanded", False), ("empty", False)):
-        arguments.clear()
-        site = calls.forward_site(static)
-        for _ in range(3):
-            site(*OTHERS[form]())
-        assert len(arguments) == 1 and not recorded(site)
-
-
-def test_sums_by_torch_are_not_replayed(kernels, monkeypatch):
-    monkeypatch.setattr(backward_launch, "total", lambda *_: False)
-    site = calls.backward_site(True)
-    assert len(site(*learned("of heads"))) == 4
-    assert kernels[1].launches and not recorded(site)
+    assert recorded(site) and runs[0] == runs[1]
+    assert len(launches) == parts and len(sums.launches) == parts * (name != "of each score")
+    for found in runs[1][0]:
+        matrices = [*found[:4], *found[5:8], found[MATRICES + NUMBERS + 3 * MATRICES]]
+        assert [number for number, _ in matrices] == [1, 2, 3, 0, 6, 7, 5, 4]
+    stored = [x[MATRICES - 1] for x in launches]
+    assert not sums.launches or stored == [x[0] for x in sums.launches]
+    targets = [x[1] - results[3].data_ptr() for x in sums.launches]
+    assert targets == [i * (results[3].nbytes // parts) for i in range(len(sums.launches))]
 
 
 @pytest.mark.parametrize("name", LEARNED)
-def test_a_gradient_takes_the_memory_of_a_spare_operand(name: str, kernels, sums, monkeypatch):
+def test_a_gradient_takes_the_memory_of_a_spare_operand(name: str, sums, monkeypatch):
     """Where the backward runs once, and nothing clears what a kernel still has to read."""
-    monkeypatch.setattr(biases, "GOOD", 0.0)
     site, once = calls.backward_site(True, (0,)), [True]
     monkeypatch.setattr(calls, "last_use", lambda: once[0])
     for once[0] in (True, False, True, False):
@@ -338,7 +254,7 @@ def test_a_gradient_takes_the_memory_of_a_spare_operand(name: str, kernels, sums
     assert set(site.replays) == {True, False}
 
 
-def test_a_masked_gradient_that_is_stored_directly_has_its_own_memory(kernels, sums, monkeypatch):
+def test_a_masked_gradient_that_is_stored_directly_has_its_own_memory(sums, monkeypatch):
     monkeypatch.setattr(calls, "last_use", lambda: True)
     masked = "a0:f[b,h,q_idx,kv_idx]; where(ge(q_idx,kv_idx),silu(add(s,a0)),0.0)"
     args = of_backward([*dense()[:3], [matrix(2, 4, 40, 40)], [], masked], wanted=True)
@@ -346,22 +262,30 @@ def test_a_masked_gradient_that_is_stored_directly_has_its_own_memory(kernels, s
     assert result.data_ptr() != args[4][0].data_ptr()
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_matrix_off_16_bytes_is_copied_and_the_next_call_replayed(number: int, kernels):
-    """Whether or not it is the first call."""
-    site = calls.forward_site(True)
-    for first in (True, False):
-        args = dense()
-        args[number] = moved(args[number], 1)
-        assert args[number].data_ptr() % 16 == 2
-        out = site(*args)
-        addresses = words(kernels[0])
-        assert addresses[number] != args[number].data_ptr() and addresses[number] % 16 == 0
-        assert addresses[3] == out.data_ptr()
-        assert bool(site.replays) is not first
-        args = dense()
-        site(*args)
-        assert words(kernels[0])[:3] == [x.data_ptr() for x in args[:3]] and recorded(site)
+@pytest.mark.parametrize("number", [0, 1, 2, 6])
+@pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
+@pytest.mark.parametrize("make", [dense, lambda: jagged(50)], ids=["dense", "jagged"])
+def test_what_lies_off_16_bytes_is_copied_and_the_next_call_replayed(
+    number: int, first: bool, make, kernels
+):
+    """Matrices are. Where offsets lie does not matter to the kernel."""
+    args = make()
+    if number >= len(args):
+        return
+    maker = partial(calls.forward_site, len(args) == 6)
+    site = maker()
+    if not first:
+        site(*make())
+    args[number] = moved(args[number], 1)
+    out = site(*args)
+    assert bool(recorded(site)) is not first
+    if number < 3:
+        place = words(kernels[0])[number]
+        assert place != args[number].data_ptr() and place % 16 == 0
+    check_first_run(maker, args, out, kernels[0])
+    args = make()
+    check_first_run(maker, args, site(*args), kernels[0])
+    assert words(kernels[0])[:3] == [x.data_ptr() for x in args[:3]] and recorded(site) == 1
 
 
 def test_the_operators_find_their_plan_each_time(kernels):

@@ -13,7 +13,7 @@ from gdpa_inductor.kernels.cute import runtime
 
 MODULES = (
     "form", "launch", "launcher", "plan", "precompile", "replay", "runtime", "backward.biases",
-    "backward.jagged_biases", "backward.launch", "sm90.backward.launch", "sm100.backward.launch",
+    "backward.jagged_biases", "backward.launch",
 )  # fmt: skip
 
 

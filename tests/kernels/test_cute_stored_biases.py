@@ -2,12 +2,11 @@
 
 Every product and every sum is exact, so a wrong index is a wrong bit.
 
-A call runs as it would on the card: the kernels of both sides, launch by launch, and the sums. All
-memory that it asks for is NaN before.
+A call runs as it would on the card: the kernels of both sides, launch by launch, and the sums.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,21 +15,15 @@ from torch import Tensor
 
 pytest.importorskip("cutlass")
 
-from gdpa_inductor.kernels.cute import bounds, launch, launcher, plan
-from gdpa_inductor.kernels.cute.backward import biases, jagged_biases
-from gdpa_inductor.kernels.cute.backward import launch as backward_launch
-from gdpa_inductor.kernels.cute.backward.launch import backward
-from gdpa_inductor.kernels.cute.sm90.backward.roles import EMPTY
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from gdpa_inductor.operands import Operands
-from tests.emulator import recording, run
 from tests.kernels.cute_account import backward_binary
 from tests.kernels.cute_mask_cases import blocks
 
 from . import cute_backward_cases
 from .cute_backward_cases import exact, make_call
-from .cute_memory import Memory
+from .cute_memory import fresh_kernels, gradients
 from .marks import slow_but
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -40,7 +33,7 @@ CAUSAL = f"where(le(kv_idx,q_idx),{ADDED},0.0)"
 
 @dataclasses.dataclass(frozen=True)
 class Case(cute_backward_cases.Case):
-    """bias: the dtype of biases. room: bytes for the scores that are stored."""
+    """room: bytes for the scores that are stored."""
 
     batch: int = 2
     key_heads: int = 1
@@ -98,65 +91,22 @@ CASES = {
 }
 
 
-# Hopper's warps of dQ free their buffer behind the last part too.
-LAST = [f"bar {i} (32 of 160 threads arrived) at exit" for i in (EMPTY, EMPTY + 1)]
-# How many CTAs: those of Hopper wait for each other, and the emulator has one at a time. Its warps
-# of dQ wait at barriers of their own, so each runs by itself.
+# How many CTAs: those of Hopper wait for each other, and the emulator has one at a time.
 KINDS = {"sm100": (Sm100Config, 2, "lazy"), "sm90": (Sm90Config, 1, "random")}
-CACHES = (launch.compiled, launch.launcher, launcher.word_launcher)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fresh() -> Iterator[None]:
-    """Kernels of elsewhere were not recorded."""
-    for cache in CACHES:
-        cache.cache_clear()
-    yield
-    for cache in CACHES:
-        cache.cache_clear()
+fresh = pytest.fixture(scope="module", autouse=True)(fresh_kernels)
 
 
 @pytest.fixture(params=KINDS)
-def emulated(request, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Tensor]]:
+def emulated(request: pytest.FixtureRequest) -> Callable[..., list[Tensor]]:
     """A backward on the emulator."""
     kind, ctas, schedule = KINDS[request.param]
-    monkeypatch.setattr(plan, "PLANS", {})
 
     def call(case: Case, grad: Tensor, o: Operands[Tensor], needs: Sequence[bool]) -> list[Tensor]:
-        memory, results = Memory(1 << 24), []
-        for module in (biases, jagged_biases, backward_launch, bounds):
-            monkeypatch.setattr(module, "empty", memory.empty)
-        monkeypatch.setattr(biases, "ROOM", case.room)
-        monkeypatch.setattr(jagged_biases, "ROOM", case.room)
         order = torch.arange(case.sizes[0]).flip(0) if o.jagged else None
-        monkeypatch.setattr(backward_launch, "longest_first", lambda *_: order)
-
-        def step() -> None:
-            memory.used = 0
-            results.append(backward(grad, o, needs, ctas=ctas, stream=0, kind=kind))
-
-        copies = Memory(1 << 22)  # unshared operands are copies
-        expand = biases.unshared
-
-        def unshared(inputs: Operands[Tensor]) -> Operands[Tensor]:
-            copies.used = 0
-            results = [
-                copies.empty(x.shape, x.dtype, x.device).copy_(x) for x in matrices(expand(inputs))
-            ]
-            return dataclasses.replace(inputs, query=results[0], key=results[1], value=results[2])
-
-        monkeypatch.setattr(biases, "unshared", unshared)
-        read = (grad, *o.differentiable, *o.lengths[:2], order, memory.bytes, copies.bytes)
-        with recording():
-            report = run(step, read, schedules=[schedule], strict=False)
-        assert not [x for x in report.warnings if x not in LAST]
-        return results[-1]
+        options = {"kind": kind, "ctas": ctas, "schedule": schedule, "room": case.room}
+        return gradients(grad, o, needs, order, **options)
 
     return call
-
-
-def matrices(o: Operands[Tensor]) -> tuple[Tensor, ...]:
-    return o.query, o.key, o.value
 
 
 FAST = {

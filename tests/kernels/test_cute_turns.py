@@ -17,10 +17,8 @@ from gdpa_inductor.kernels.cute.forward.work import FEW, Work
 from gdpa_inductor.kernels.cute.sm90.backward import turns
 from gdpa_inductor.kernels.cute.sm90.backward.turns import APART, Turns
 
-every = (
-    pytest.mark.parametrize("keys", [1, 2, 3, 4, 16]),
-    pytest.mark.parametrize("count", [1, 8, 16, 21, 50]),
-)
+SHAPES = list(itertools.product((1, 2, 3, 4, 16), (1, 8, 16, 21, 50)))
+with_shapes = pytest.mark.parametrize("keys, count", SHAPES)
 
 
 class Head:
@@ -47,12 +45,6 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "select", lambda condition, x, y: x if condition else y)
         for name, function in (("larger", max), ("smaller", min)):
             monkeypatch.setattr(module, name, function)
-
-
-def with_shapes(test):
-    for mark in every:
-        test = mark(test)
-    return test
 
 
 @with_shapes

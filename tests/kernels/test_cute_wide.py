@@ -11,7 +11,7 @@ pytest.importorskip("triton")  # its package has the disassembler
 from gdpa_inductor.kernels.cute import plan
 from gdpa_inductor.kernels.cute.backward.launch import backward
 from gdpa_inductor.kernels.cute.config import SHARED_MEMORY
-from gdpa_inductor.kernels.cute.sm90.config import COLS, HALF, ROWS, Sm90Config
+from gdpa_inductor.kernels.cute.sm90.config import HALF, ROWS, Sm90Config
 from gdpa_inductor.ops import operands_of
 from gdpa_inductor.rejection import GDPAError
 
@@ -75,12 +75,6 @@ def test_keys_and_values_have_two_buffers_each_at_least(dims: tuple[int, int]):
 def test_the_page_has_the_table_of_tiles():
     page = cute_hopper_account.DOCS.read_text()
     assert f"-->\n{cute_hopper_account.tables()}\n<!--" in page
-
-
-@pytest.mark.parametrize("dims", [(128, 128), (64, 64), (96, 128)], ids=str)
-def test_up_to_128_the_output_has_room_of_its_own(dims: tuple[int, int]):
-    config = Sm90Config("bfloat16", *dims, SILU)
-    assert (config.overlaid, config.cols) == (False, COLS)
 
 
 @pytest.mark.parametrize("name", slow_but(ONCE, CONFIGS))

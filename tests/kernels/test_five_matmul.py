@@ -49,7 +49,7 @@ def test_the_problems_of_the_interpreter_are_of_this_kernel(case: Case) -> None:
         pytest.param(of(PLAIN, bk=1), torch.bfloat16, id="shared"),
         pytest.param(of(PLAIN, needs="qv"), torch.bfloat16, id="needs"),
         pytest.param(
-            of(PLAIN, program="a0:f[q_idx]; mul(silu(s),a0)", aux=((40,),), needs="qkv0"),
+            of(PLAIN, program="a0:f[q_idx]; mul(silu(s),a0)", needs="qkv0"),
             torch.bfloat16,
             id="row sums",
         ),

@@ -16,7 +16,7 @@ from .jagged_cases import JaggedCase
 from .one_tile_cases import CASES
 
 PLAIN = Case("plain", "gelu(mul(s,0.1))", m=48, n=1024, b=64, h=4, d=128, dv=128)
-ROW_SUMS = {"program": "a0:f[q_idx]; mul(silu(s),a0)", "aux": ((48,),), "needs": "qkv0"}
+ROW_SUMS = {"program": "a0:f[q_idx]; mul(silu(s),a0)", "needs": "qkv0"}
 
 
 def own(case: Case, dtype: torch.dtype = torch.bfloat16) -> list[str]:

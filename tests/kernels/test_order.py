@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gdpa_inductor.kernels.triton.order import WORK_TILE, likely_offsets, tile_order
+from gdpa_inductor.kernels.triton.device_tables import WORK_TILE, likely_offsets, tile_order
 
 
 def entries(table: torch.Tensor) -> list[tuple[int, int]]:

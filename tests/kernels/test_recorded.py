@@ -20,8 +20,7 @@ OPERANDS = (
 CASES = [
     Case("plain", "silu(s)", m=19, n=53),
     Case("window", WINDOW, m=19, n=19, scalars=(5,)),
-    Case("operands", OPERANDS, m=19, n=53, aux=((2, 19, 53), (2,), (53,)), scalars=(19,),
-         needs="qkv0"),
+    Case("operands", OPERANDS, m=19, n=53, scalars=(19,), needs="qkv0"),
     JaggedCase("jagged", "silu(s)", lengths_q=(30, 13), same=True),
     JaggedCase("jagged_window", WINDOW, lengths_q=(30, 13), lengths_k=(13, 30), scalars=(5,)),
 ]  # fmt: skip

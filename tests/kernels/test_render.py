@@ -24,20 +24,19 @@ CASES = [
     Case("even", SILU, m=128, n=128, d=64, dv=64, choice=0),
     Case("tail_gqa", SILU, m=19, n=53, h=4, hk=2, hv=2),
     Case("operands", "a0:f[h,q_idx,kv_idx]; a1:f[kv_idx]; mul(silu(add(s,a0)),a1)", m=19, n=53,
-         aux=((2, 19, 53), (53,)), needs="qkv01"),
+         needs="qkv01"),
     Case("fast", GELU, m=128, n=128, d=64, dv=64, choice=0, half=True),
     Case("causal", CAUSAL, m=300, n=300, d=64, dv=64, choice=0),
     Case("added", SILU, m=128, n=128, d=64, dv=64, choice=0, options=ADDED),
     JaggedCase("jagged", SILU, lengths_q=(300, 130), same=True, d=64, dv=64, choice=0),
     JaggedCase("jagged_causal", CAUSAL, lengths_q=(300, 130), same=True, d=64, dv=64, choice=0),
     JaggedCase("jagged_operands", PER_TOKEN, lengths_q=(40, 7), lengths_k=(5, 90),
-               aux=(("q", 2), ("k",)), needs="qkv01"),
+               needs="qkv01"),
     Case("split", SILU, m=3, n=1100, needs=""),
     JaggedCase("split_keys", CAUSAL, m=3, lengths_k=(700, 90), needs=""),
     Case("five_matmul", SILU, m=128, n=256, choice=0, **TAKEN),
     Case("one_tile", SILU, m=48, n=300, b=40, choice=0, **FEW),
-    JaggedCase("five_matmul_jagged", SILU, lengths_q=(300, 130, 200), same=True, choice=0,
-               **TAKEN),
+    JaggedCase("five_matmul_jagged", SILU, lengths_q=(300, 130, 200), same=True, choice=0, **TAKEN),
 ]  # fmt: skip
 # What a case's own kernel has, and no other.
 OWN = {
@@ -92,7 +91,7 @@ def test_a_scalar_in_fp64_is_an_operand(tmp_path):
     """Hazard 16: it is read as a tensor, and computed with in fp32."""
     from .test_cubins import compiled
 
-    case = Case("fp64", "a0:f[]; silu(mul(s,a0))", m=64, n=64, d=64, dv=64, aux=((),), needs="")
+    case = Case("fp64", "a0:f[]; silu(mul(s,a0))", m=64, n=64, d=64, dv=64, needs="")
     _, q, k, v, _ = case.tensors()
     scalar = torch.empty((), dtype=torch.float64)
     source = render.wrapper(case.function(), [torch.empty_like(q), q, k, v, scalar])
@@ -113,7 +112,7 @@ MASKED = {"m": 19, "n": 53, "needs": ""}
     [
         # Masked tiles have a loop of their own only where they must.
         (Case("masked", CAUSAL, **MASKED), 1),
-        (Case("masked_bias", CAUSAL_BIAS, aux=((2, 19, 53),), **MASKED), 1),
+        (Case("masked_bias", CAUSAL_BIAS, **MASKED), 1),
         (Case("masked_ones", "where(ge(q_idx,kv_idx),1.0,0.0)", **MASKED), 2),
         # Half tiles stand at the ends of sequences: whole and half tiles of rows, times whole
         # columns, the last ones, at most half of them.
@@ -164,7 +163,7 @@ def test_batches_are_neighbours_where_a_bias_does_not_stay_in_the_cache(
 ):
     """Two heads of fp32: 32 MiB are 2048 rows and columns."""
     program = "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))"
-    case = Case("shared", program, m=rows, n=rows, b=1, aux=((2, rows, rows),))
+    case = Case("shared", program, m=rows, n=rows, b=1)
     texts = rendered(case).split("@triton.jit")[1:]
     assert len(texts) == 3 and all(("batches = " in text) is neighbours for text in texts)
 

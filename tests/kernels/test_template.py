@@ -47,19 +47,3 @@ def test_the_name_and_the_text_are_the_same_in_every_process():
         printed.append(done.stdout.split())
     (name, count), other = printed
     assert other == [name, count] and int(count) > 5
-
-
-def test_arguments_come_in_the_order_of_the_kernel():
-    plan = Plan("keys", ("p", "ds", "g0"), (BIAS,))
-    assert plan.arguments == ("Q", "K", "V", "DO", "A0", "OUT1", "OUT2")
-    assert dict(plan.terms) == {"p": 0, "ds": 1, "g0": 2}
-    assert plan.fixed["g"] == "dp"
-
-
-def test_the_forward_branches_where_nothing_is_loaded_for_some_tiles_alone():
-    assert Plan("forward", ("p",), skips=True).branches
-    assert Plan("forward", ("p",), (BIAS,), skips=True, whole_reads=(BIAS,)).branches
-    assert not Plan("forward", ("p",), (BIAS,), skips=True).branches
-    assert not Plan("forward", ("p",), skips=True, whole_flat=frozenset({"p"})).branches
-    by_row = AuxRead(0, Aux("f", ("h", "q_idx")))
-    assert Plan("forward", ("p",), (by_row,), skips=True).branches

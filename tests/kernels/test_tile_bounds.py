@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from gdpa_inductor.kernels.triton.tile_bounds import BOUNDS_TILE, tile_bounds
+from gdpa_inductor.kernels.triton.device_tables import BOUNDS_TILE, tile_bounds
 
 from .render import kernels, wrapper
 

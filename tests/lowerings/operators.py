@@ -1,4 +1,4 @@
-"""A forward and a backward operator of one backend, beside the reference."""
+"""The blocked operators, of a CPU and in chunks, beside the reference; blocks for small sizes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -6,14 +6,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor
 from torch._inductor import async_compile
 from torch._inductor.codecache import PyCodeCache
 
+from gdpa_inductor import lowerings
+from gdpa_inductor.kernels.blocked import chunks, loop, tiling
 from gdpa_inductor.lowerings.backends import Backend
 from gdpa_inductor.lowerings.call import extern_call
 from gdpa_inductor.program.score_mod import ScoreMod
+from tests._judge import Results, difference, results
+
+lowerings.register()
 
 
 def canonical(text: str) -> str:
@@ -97,3 +103,58 @@ class Operators:
         for got, expected in zip(mine, theirs, strict=True):
             assert got.is_contiguous()
             torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
+
+    def breach(
+        self, text: str, eager: Callable[..., Tensor], given: Sequence[Tensor], **options: Any
+    ) -> str:
+        """How outputs or gradients of query, key and value break the error rule, or ""."""
+
+        def run(function: Callable[..., Tensor], dtype: torch.dtype) -> Results:
+            leaves = [t.to(dtype).requires_grad_() for t in given]
+            return results(function, dict(zip(("query", "key", "value"), leaves, strict=True)))
+
+        def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return self.apply(text, query, key, value, **options)
+
+        dtype = given[0].dtype
+        return difference(run(fused, dtype), run(eager, dtype), run(eager, torch.float64))
+
+
+CPU = Operators(torch.ops.gdpa.attention_cpu.default, torch.ops.gdpa.attention_cpu_backward.default)
+CHUNKED = Operators(
+    torch.ops.gdpa.attention_chunked.default, torch.ops.gdpa.attention_chunked_backward.default
+)
+
+
+def as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs are not compiled: each for every form takes minutes."""
+    monkeypatch.setattr(loop, "compiled", lambda work, *_, **__: work)
+
+
+def in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 16 rows and columns and at most two heads, so that small sizes have many blocks."""
+    sizes = {"FEW": 0, "EDGE": 16, "SCORES": 16 * 16, "MAX_THREADS": 2}
+    for name, value in sizes.items():
+        monkeypatch.setattr(tiling, name, value)
+
+
+# By name: bytes of scores of a chunk, bytes of sums, and the rows for which all columns are taken.
+# The problems have 37 rows and 53 columns. fp64 takes 8 bytes forward, 16 backward.
+FORMS = {
+    "one chunk": (32 << 20, 28 << 20, 1024),
+    "some units": (16 * 37 * 53 * 3, 28 << 20, 1024),
+    "rows of a unit": (16 * 11 * 53, 28 << 20, 4),
+    "squares": (16 * 20 * 20, 28 << 20, 1024),
+    "a pass for each": (16 * 20 * 20, 1, 1024),
+}
+
+
+@contextmanager
+def in_chunks(form: str, patch: pytest.MonkeyPatch) -> Iterator[None]:
+    scores, sums, rows = FORMS[form]
+    sizes = {"SCORES": scores, "SUMS": sums, "MIN_ROWS": rows, "ALIGNED": 4}
+    for name, value in sizes.items():
+        patch.setattr(chunks, name, value)
+    chunks.passes.cache_clear()
+    yield
+    chunks.passes.cache_clear()

@@ -12,25 +12,14 @@ from torch import Tensor
 from gdpa_inductor import lowerings
 from gdpa_inductor._compat import dynamo, inductor
 from gdpa_inductor.kernels.blocked import block_pass as cpu_pass
-from gdpa_inductor.kernels.blocked import loop, operands
+from gdpa_inductor.kernels.blocked import operands
 from gdpa_inductor.kernels.blocked import tiling as cpu_blocks
-from tests._judge import Results, difference, results
 from tests.activations import ACTIVATIONS
-from tests.lowerings.operators import Operators, canonical
 
-forward_op = torch.ops.gdpa.attention_cpu.default
-backward_op = torch.ops.gdpa.attention_cpu_backward.default
-OPERATORS = Operators(forward_op, backward_op)
-same_as_reference = OPERATORS.same_as_reference
+from .operators import CPU, canonical, in_small_blocks
 
-
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 16 rows and columns and at most two heads, so that small sizes have many blocks."""
-    monkeypatch.setattr(cpu_blocks, "FEW", 0)
-    monkeypatch.setattr(cpu_blocks, "EDGE", 16)
-    monkeypatch.setattr(cpu_blocks, "SCORES", 16 * 16)
-    monkeypatch.setattr(cpu_blocks, "MAX_THREADS", 2)
+forward_op, backward_op, same_as_reference = CPU.forward, CPU.backward, CPU.same_as_reference
+small_blocks = pytest.fixture(in_small_blocks)
 
 
 # Each is compiled twice, some seconds each. These resemble others: `make test` leaves them out.
@@ -38,6 +27,9 @@ SLOW = {
     "identity", "gelu", "relu", "relu6", "leaky_relu", "hardsigmoid", "tanh", "elu_plus_1",
     "softplus", "exp", "mish", "quick_gelu", "logsigmoid",
 }  # fmt: skip
+
+
+SHAPES = ((300, 48), (200, 48), (200, 40))
 
 
 @pytest.mark.parametrize(
@@ -51,104 +43,17 @@ def test_error_rule_for_every_activation(name: str):
     def eager(query, key, value):
         return eager_act(query @ key.mT * 0.125) @ value
 
-    def fused(query, key, value):
-        return OPERATORS.apply(text, query, key, value)
-
-    exact = [
-        torch.randn(2, 2, n, d, dtype=torch.float64) for n, d in ((300, 48), (200, 48), (200, 40))
-    ]
+    exact = [torch.randn(2, 2, n, d, dtype=torch.float64) for n, d in SHAPES]
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        rounded = [t.to(dtype) for t in exact]
-
-        def run(function, dtype) -> Results:
-            names = ("query", "key", "value")
-            leaves = [t.to(dtype).requires_grad_() for t in rounded]
-            return results(function, dict(zip(names, leaves, strict=True)))
-
-        breach = difference(run(fused, dtype), run(eager, dtype), run(eager, torch.float64))
+        breach = CPU.breach(text, eager, [t.to(dtype) for t in exact])
         assert not breach, f"{name}, {dtype}: {breach}"
 
 
 SILU = "silu(mul(s,0.125))"
 
 
-def strided(tensor: Tensor) -> Tensor:
-    """The same values as a view of [batch, length, heads, dim]."""
-    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def columns_first(tensor: Tensor) -> Tensor:
-    return tensor.mT.contiguous().mT
-
-
-def gapped(tensor: Tensor) -> Tensor:
-    """The same values, with neither rows nor columns contiguous."""
-    wide = tensor.new_zeros(*tensor.shape[:-1], 2 * tensor.shape[-1])
-    wide[..., ::2] = tensor
-    return wide[..., ::2]
-
-
-@pytest.mark.parametrize("rearrange", [lambda t: t, strided, columns_first, gapped])
-@pytest.mark.parametrize("heads", [(4, 4), (2, 1), (1, 4), (2, 4)])
-def test_layouts_and_shared_heads(small_blocks, rearrange, heads):
-    same_as_reference(SILU, rearrange=rearrange, heads=heads)
-
-
-@pytest.mark.parametrize("batches", [(1, 2, 2), (2, 1, 1), (2, 2, 1), (1, 1, 2), (1, 1, 1)])
-def test_operands_that_all_batches_share(small_blocks, batches):
-    same_as_reference(SILU, sizes=(max(batches), 4, 37, 53), batches=batches)
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [(2, 4, 0, 53), (2, 4, 37, 0), (0, 4, 37, 53), (1, 1, 1, 1), (3, 4, 1, 53), (1, 6, 16, 17)],
-)
-def test_empty_single_and_tail_sizes(small_blocks, sizes):
-    same_as_reference(SILU, sizes=sizes, heads=(sizes[1],) * 2)
-
-
 def test_blocks_of_the_real_size():
     same_as_reference(SILU, sizes=(1, 2, 1100, 700), heads=(2, 1))
-
-
-def _random(*shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64)
-
-
-MASK = torch.rand(2, 1, 37, 53) < 0.6
-AUX_CASES: dict[str, tuple[str, tuple[Tensor, ...]]] = {
-    "full bias": ("a0:f[b,h,q_idx,kv_idx]; silu(add(s,a0))", (_random(2, 4, 37, 53),)),
-    "bias by head": ("a0:f[h,q_idx,kv_idx]; silu(add(s,a0))", (_random(4, 37, 53),)),
-    "transposed bias": ("a0:f[kv_idx,q_idx]; silu(add(s,a0))", (_random(53, 37),)),
-    "expanded bias": (
-        "a0:f[b,q_idx,kv_idx]; silu(add(s,a0))",
-        (_random(1, 37, 53).expand(2, -1, -1),),
-    ),
-    "columns": ("a0:f[kv_idx]; mul(silu(s),a0)", (_random(53),)),
-    "rows": ("a0:f[b,-,q_idx,-]; silu(mul(s,a0))", (_random(2, 1, 37, 1),)),
-    "heads": ("a0:f[h]; silu(mul(s,a0))", (_random(4),)),
-    "learned scale": ("a0:f[]; silu(mul(s,a0))", (_random(),)),
-    "unused": ("a0:f[q_idx,kv_idx]; silu(s)", (_random(37, 53),)),
-    "mask": ("a0:b[b,-,q_idx,kv_idx]; where(a0,silu(s),0.0)", (MASK,)),
-    "float mask": ("a0:f[b,-,q_idx,kv_idx]; mul(silu(s),a0)", (MASK.double(),)),
-    "lengths": ("a0:i[b]; where(lt(kv_idx,a0),sigmoid(s),0.0)", (torch.tensor([20, 53]),)),
-    "short ints": ("a0:i[kv_idx]; mul(s,float(a0))", (torch.arange(53, dtype=torch.int32),)),
-    "two": ("a0:f[q_idx,kv_idx]; a1:f[h]; mul(silu(add(s,a0)),a1)", (_random(37, 53), _random(4))),
-}
-
-
-@pytest.mark.parametrize("name", AUX_CASES)
-def test_operands_between_the_products(small_blocks, name):
-    text, aux = AUX_CASES[name]
-    same_as_reference(text, aux=aux)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["where(ge(q_idx,kv_idx),silu(s),0.0)", "mul(s,float(add(b,h)))", "1.0", "float(kv_idx)"],
-)
-def test_programs_of_indices_alone(small_blocks, text):
-    same_as_reference(text)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -159,23 +64,6 @@ def test_gradients_of_16_bits_where_masks_skip_blocks(small_blocks, monkeypatch,
     same_as_reference(
         "where(ge(q_idx,kv_idx),silu(s),0.0)", dtypes=(dtype, dtype), rtol=2e-2, atol=2e-2
     )
-
-
-def test_scalars(small_blocks):
-    same_as_reference("div(silu(s),float(i1))", scalars=(3, 53))
-
-
-def test_only_the_asked_gradients(small_blocks, monkeypatch):
-    monkeypatch.setattr(loop, "compiled", lambda work, tensors, **_: work)
-    operands = [torch.randn(2, 2, 33, 8) for _ in range(4)]
-    bias = torch.randn(33, 33)
-    text = canonical("a0:f[q_idx,kv_idx]; silu(add(s,a0))")
-    everything = backward_op(*operands, [bias], [], text, [True] * 4)
-    for asked in ([3], [0], [1], [2], [0, 3], [1, 2], []):
-        found = backward_op(*operands, [bias], [], text, [i in asked for i in range(4)])
-        assert len(found) == len(asked)
-        for got, i in zip(found, asked, strict=True):
-            torch.testing.assert_close(got, everything[i], rtol=1e-5, atol=1e-5)
 
 
 def test_equal_bits_from_run_to_run(small_blocks):
@@ -250,7 +138,8 @@ def test_without_a_compiler_the_pass_runs_as_it_is(monkeypatch, caplog):
 
     monkeypatch.setattr(inductor, "compile_graph", broken)
     with caplog.at_level("WARNING", logger="gdpa_inductor"):
-        same_as_reference("a0:f[h]; silu(mul(mul(s,0.7313),a0))", aux=[_random(4)])
+        scale = torch.randn(4, dtype=torch.float64)
+        same_as_reference("a0:f[h]; silu(mul(mul(s,0.7313),a0))", aux=[scale])
     assert "no C++ compiler" in caplog.text
 
 

@@ -30,32 +30,6 @@ def blackwell(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
 
 
-@pytest.mark.usefixtures("blackwell")
-@pytest.mark.parametrize("kernel", ["auto", "cute"])
-def test_it_is_the_choice_of_blackwell(kernel: str):
-    assert lowerings.choose(problem(), Options(kernel=kernel)).kernel == "cute"
-
-
-@pytest.mark.usefixtures("blackwell")
-def test_triton_can_be_asked_for():
-    assert lowerings.choose(problem(), Options(kernel="triton")).kernel == "triton"
-
-
-@pytest.mark.usefixtures("blackwell")
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"head_dim": 136}, "a head dim of 136"),
-        ({"value_dim": 20}, "a head dim of 20"),
-        ({"dtype": torch.float32, "value_dtype": torch.float32}, "takes fp16 and bf16"),
-    ],
-)
-def test_what_it_does_not_take_goes_to_triton(changes: dict, reason: str):
-    choice = lowerings.choose(problem(**changes), Options(profit=False))
-    assert choice.kernel == "triton"
-    assert reason in choice.reason
-
-
 @pytest.mark.parametrize(
     ("version", "reason"),
     [
@@ -126,37 +100,107 @@ BIAS = {
 }  # fmt: skip
 
 
-@pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        NARROW,
-        BACKWARD,
-        {**BACKWARD, **NARROW},
-        {**JAGGED, **NARROW},
-        {**JAGGED, "rows": 512},
-        BIAS,
-        {**BIAS, "rows": 1024},
-        {**BIAS, "needs": ()},
-        MASK,
-        {**MASK, **BACKWARD},
-        {**MASK, **JAGGED},
-        {**MASK, "program": "a0:b[b,-,-,kv_idx]; where(a0,silu(s),0.0)"},
-        {**MASK, "program": "a0:b[q_idx,kv_idx]; where(a0,sigmoid(s),1.0)"},
-        MASKED_BIAS,
-        {**BIAS, "aux_dtypes": (torch.float32,)},
-        {**BIAS, "aux_dtypes": (torch.float32,), **JAGGED, "needs": ()},
-        {**BIAS, **JAGGED},
-        {**BIAS, **JAGGED, "batch": 32},
-        WIDE,
-        {**WIDE, "value_dim": 128},
-        {**WIDE, **JAGGED},
-    ],
-    ids=named,
-)
-def test_it_is_the_choice_of_hopper_for_large_problems(changes: dict):
+BIASED = "a0:f[q_idx,kv_idx]; where(ge(q_idx,kv_idx),{}(add(s,a0)),0.0)"
+FP32 = {"aux_dtypes": (torch.float32,)}
+GAU = {
+    **LARGE, "program": "where(ge(q_idx,kv_idx),silu(s),0.0)", "batch": 8, "heads": 1,
+    "rows": 4096, "cols": 4096, "value_dim": 1024, "training": False,
+}  # fmt: skip
+# Large problems on Hopper, and wide values in slices where that pays.
+TAKEN = [
+    {},
+    NARROW,
+    BACKWARD,
+    {**BACKWARD, **NARROW},
+    {**JAGGED, **NARROW},
+    {**JAGGED, "rows": 512},
+    BIAS,
+    {**BIAS, "rows": 1024},
+    {**BIAS, "needs": ()},
+    MASK,
+    {**MASK, **BACKWARD},
+    {**MASK, **JAGGED},
+    {**MASK, "program": "a0:b[b,-,-,kv_idx]; where(a0,silu(s),0.0)"},
+    {**MASK, "program": "a0:b[q_idx,kv_idx]; where(a0,sigmoid(s),1.0)"},
+    MASKED_BIAS,
+    {**BIAS, **FP32},
+    {**BIAS, **FP32, **JAGGED, "needs": ()},
+    {**BIAS, **JAGGED},
+    {**BIAS, **JAGGED, "batch": 32},
+    WIDE,
+    {**WIDE, "value_dim": 128},
+    {**WIDE, **JAGGED},
+    GAU,
+    {**GAU, "batch": 32, "rows": 1024, "cols": 1024},
+    {**GAU, "program": "relu(s)", "value_dim": 512},
+    {**GAU, **FP32, "program": BIASED.format("relu")},
+    {**GAU, **JAGGED, "heads": 4},
+]
+
+
+@pytest.mark.parametrize("changes", TAKEN, ids=named)
+def test_it_is_the_choice_of_hopper(hopper, changes: dict):
     assert lowerings.choose(problem(**{**LARGE, **changes}), Options()).kernel == "cute"
+
+
+@pytest.mark.parametrize(("kernel", "choice"), [("auto", "cute"), ("cute",) * 2, ("triton",) * 2])
+def test_it_is_the_choice_of_blackwell(blackwell, kernel: str, choice: str):
+    assert lowerings.choose(problem(), Options(kernel=kernel)).kernel == choice
+
+
+MULTIPLES = "the CuTe kernel takes multiples of 8 up to 256"
+SLICES = f"{MULTIPLES}; wider values run in equal slices of such a size"
+OFF, ON = Options(profit=False), Options()
+FULL = {"dtype": torch.float32, "value_dtype": torch.float32}
+# The device, the problem, options, the kernel or None if it does not matter, and a reason.
+LEFT = {
+    "a head dim of 136": ("blackwell", {"head_dim": 136}, OFF, "triton", "a head dim of 136"),
+    "a value dim of 20": ("blackwell", {"value_dim": 20}, OFF, "triton", "a head dim of 20"),
+    "fp32": ("blackwell", FULL, OFF, "triton", "takes fp16 and bf16"),
+    "what Triton takes at once": (
+        "blackwell", {**GAU, "value_dim": 256}, ON, "triton", "room for all channels"
+    ),
+    "few scores": ("hopper", {**GAU, "rows": 256, "cols": 256}, ON, None, "4 slices are estimated"),
+    "nothing left out": (
+        "hopper", {**GAU, "program": "relu(s)", "value_dim": 1536}, ON, None,
+        "6 slices are estimated at",
+    ),
+    "a long function": (
+        "hopper", {**GAU, **FP32, "program": BIASED.format("gelu")}, ON, None,
+        "4 slices are estimated at",
+    ),
+    "no equal slices": (
+        "hopper", {**GAU, "value_dim": 1032}, ON, None,
+        f"a head dim of 1032 for the value; {SLICES}",
+    ),
+    "a wide query": (
+        "hopper", {**GAU, "head_dim": 512}, ON, None,
+        f"a head dim of 512 for query and key; {MULTIPLES}",
+    ),
+    "training": (
+        "hopper", {**GAU, "training": True}, ON, None, "the CuTe backward takes up to 128"
+    ),
+    "the backward of slices": (
+        "hopper", {**GAU, "needs": (True,) * 3}, OFF, "chunked", "a head dim of 1024"
+    ),
+    "unbounded": (
+        "hopper", {**LARGE, **BIAS, **JAGGED, "rows": TOTAL, "cols": TOTAL}, ON, "triton",
+        "no `max_seqlen` bounds",
+    ),
+    "gate": (
+        "hopper", {**LARGE, **BIAS, "program": "a0:f[h]; mul(a0,silu(s))"}, ON, "triton",
+        "not added to the score, as a0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_others_take_what_is_left(name: str, request: pytest.FixtureRequest):
+    device, changes, options, kernel, reason = LEFT[name]
+    request.getfixturevalue(device)
+    choice = lowerings.choose(problem(**changes), options)
+    mine = getattr(choice, "kernel", "")
+    assert mine != "cute" and mine == (kernel or mine) and reason in choice.reason
 
 
 @pytest.mark.usefixtures("hopper")
@@ -205,61 +249,13 @@ def test_training_at_wide_heads_is_left_unfused():
     assert "a head dim of 256; the CuTe backward takes up to 128" in choice.reason
 
 
-BIASED = "a0:f[q_idx,kv_idx]; where(ge(q_idx,kv_idx),{}(add(s,a0)),0.0)"
-FP32 = {"aux_dtypes": (torch.float32,)}
-GAU = {
-    "program": "where(ge(q_idx,kv_idx),silu(s),0.0)", "batch": 8, "heads": 1,
-    "rows": 4096, "cols": 4096, "value_dim": 1024, "training": False,
-}  # fmt: skip
-
-
-@pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"batch": 32, "rows": 1024, "cols": 1024},
-        {"program": "relu(s)", "value_dim": 512},
-        {**FP32, "program": BIASED.format("relu")},
-        {**JAGGED, "heads": 4},
-    ],
-    ids=named,
-)
-def test_wide_values_go_in_slices_where_that_pays(changes: dict):
-    choice = lowerings.choose(problem(**{**LARGE, **GAU, **changes}), Options())
-    assert choice.kernel == "cute", choice
-
-
-@pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize(
-    "changes, reason",
-    [
-        ({"rows": 256, "cols": 256}, "4 slices are estimated at"),
-        ({"program": "relu(s)", "value_dim": 1536}, "6 slices are estimated at"),
-        ({**FP32, "program": BIASED.format("gelu")}, "4 slices are estimated at"),
-        ({"value_dim": 1032}, "a head dim of 1032 for the value; the CuTe kernel takes multiples "
-         "of 8 up to 256; wider values run in equal slices of such a size"),
-        ({"head_dim": 512}, "a head dim of 512 for query and key; the CuTe kernel takes "
-         "multiples of 8 up to 256"),
-        ({"training": True}, "the CuTe backward takes up to 128"),
-    ],
-    ids=[
-        "few scores", "nothing left out", "a long function", "no equal slices", "a wide query",
-        "training",
-    ],
-)  # fmt: skip
-def test_other_wide_values_do_not_go_in_slices(changes: dict, reason: str):
-    choice = lowerings.choose(problem(**{**LARGE, **GAU, **changes}), Options())
-    assert getattr(choice, "kernel", "") != "cute" and reason in choice.reason
-
-
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("width", [512, 768, 1024, 1280, 1536])
 @pytest.mark.parametrize("length", [512, 1024, 4096])
 def test_what_a_report_says_of_training_is_how_its_forward_is_lowered(width: int, length: int):
     """The backward is in chunks either way, so slices are compared with a forward of chunks."""
     sizes = {"value_dim": width, "rows": length, "cols": length}
-    options = {**LARGE, **GAU, **sizes, "program": "relu(s)"}
+    options = {**GAU, **sizes, "program": "relu(s)"}
     off = Options(profit=False)
     said = lowerings.choose(problem(**{**options, "training": True}), off)
     assert said.kernel == lowerings.choose(problem(**options), off).kernel
@@ -268,7 +264,7 @@ def test_what_a_report_says_of_training_is_how_its_forward_is_lowered(width: int
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("size", ["batch", "rows", "cols"])
 def test_slices_without_scores_can_be_lowered(size: str):
-    case = problem(**{**LARGE, **GAU, size: 0})
+    case = problem(**{**GAU, size: 0})
     assert lowerings.choose(case, Options(profit=False)).kernel in ("cute", "chunked")
 
 
@@ -278,7 +274,7 @@ def test_values_without_channels_are_no_slices(capability: tuple, dims: tuple, m
     """Their number was divided by the width of one."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
-    case = problem(**{**LARGE, **GAU, "head_dim": dims[0], "value_dim": dims[1]})
+    case = problem(**{**GAU, "head_dim": dims[0], "value_dim": dims[1]})
     assert lowerings.choose(case, Options(profit=False)).kernel == "chunked"
 
 
@@ -286,39 +282,10 @@ def test_values_without_channels_are_no_slices(capability: tuple, dims: tuple, m
 def test_slices_leave_nothing_to_chunks_that_these_refuse():
     """One sequence, which no `max_seqlen` bounds."""
     bounds = {"batch": 1, "heads": 1, "rows": TOTAL, "cols": TOTAL}
-    options = {**LARGE, **GAU, **JAGGED, **bounds, "program": "relu(s)"}
+    options = {**GAU, **JAGGED, **bounds, "program": "relu(s)"}
     refusal = backend("chunked").refusal(problem(**options), profit=False)
     assert refusal is not None and "without a bound" in str(refusal[1])
     assert lowerings.choose(problem(**options), Options()).kernel == "cute"
-
-
-@pytest.mark.usefixtures("blackwell")
-def test_slices_leave_to_triton_what_it_takes_at_once():
-    case = problem(**{**LARGE, **GAU, "value_dim": 256})
-    choice = lowerings.choose(case, Options())
-    assert choice.kernel == "triton" and "room for all channels" in choice.reason
-
-
-@pytest.mark.usefixtures("hopper")
-def test_the_backward_of_slices_is_another_backend_s():
-    case = problem(**{**LARGE, **GAU, "needs": (True,) * 3})
-    choice = lowerings.choose(case, Options(profit=False))
-    assert choice.kernel == "chunked" and "a head dim of 1024" in choice.reason
-
-
-@pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize(
-    "changes, reason",
-    [
-        ({**JAGGED, "rows": TOTAL, "cols": TOTAL}, "no `max_seqlen` bounds"),
-        ({"program": "a0:f[h]; mul(a0,silu(s))"}, "not added to the score, as a0"),
-    ],
-    ids=["unbounded", "gate"],
-)
-def test_gradients_of_other_operands_go_to_triton(changes: dict, reason: str):
-    choice = lowerings.choose(problem(**{**LARGE, **BIAS, **changes}), Options())
-    assert choice.kernel == "triton"
-    assert reason in choice.reason
 
 
 @pytest.mark.usefixtures("blackwell")

@@ -42,13 +42,6 @@ def tensors(*more: tuple[int, ...]) -> list[torch.Tensor]:
     return [torch.empty(shape, dtype=BF16) for shape in ((2, 4, 512, 64),) * 3 + more]
 
 
-def test_the_generated_code_calls_the_kernels():
-    code = render.wrapper(step(""), tensors(), capability=100)
-    assert "calls_forward_site(True)" in code and "calls_backward_site(True)" in code
-    assert not render.kernels(code)
-    assert torch._dynamo.utils.counters["gdpa"]["lowered_cute"] == 2
-
-
 def test_without_cutlass_the_generated_code_calls_triton(monkeypatch, caplog):
     monkeypatch.setattr(rules, "installed", lambda: None)
     with caplog.at_level(logging.WARNING, "gdpa_inductor"):
@@ -59,19 +52,24 @@ def test_without_cutlass_the_generated_code_calls_triton(monkeypatch, caplog):
     assert torch._dynamo.utils.counters["gdpa"]["lowered_triton"] == 2
 
 
+JAGGED_SHAPES = ((512, 4, 64),) * 3 + ((4, 300, 300),)
+STEPS = {
+    "plain": (step("kernel=cute"), tensors()),
+    "a bias": (step("kernel=cute", BIASED), tensors((4, 512, 512))),
+    "a bias, jagged": (
+        step("kernel=cute", BIASED, (300, 300)),
+        [*(torch.empty(x, dtype=BF16) for x in JAGGED_SHAPES), torch.empty(9, dtype=torch.int32)],
+    ),
+}
+
+
 @pytest.mark.parametrize("capability", [90, 100])
-@pytest.mark.parametrize("jagged", [False, True], ids=["dense", "jagged"])
-def test_the_gradient_of_a_bias_stays_in_cute(capability: int, jagged: bool):
-    arguments, lengths = tensors((4, 512, 512)), ()
-    if jagged:
-        shapes, lengths = [(512, 4, 64)] * 3 + [(4, 300, 300)], (300, 300)
-        arguments = [
-            *(torch.empty(x, dtype=BF16) for x in shapes),
-            torch.empty(9, dtype=torch.int32),
-        ]
-    code = render.wrapper(step("kernel=cute", BIASED, lengths), arguments, capability=capability)
+@pytest.mark.parametrize("name", STEPS)
+def test_the_generated_code_calls_the_kernels(name: str, capability: int):
+    """Of both directions, the gradient of a bias among them."""
+    code = render.wrapper(*STEPS[name], capability=capability)
     assert "calls_forward_site(True)" in code and "calls_backward_site(True)" in code
-    assert not render.kernels(code) or not jagged
+    assert not render.kernels(code) or name == "a bias"
     assert torch._dynamo.utils.counters["gdpa"]["lowered_cute"] == 2
 
 

@@ -46,6 +46,10 @@ def assert_same(options: str, dynamic: bool = False):
         assert got.stride() == want.stride()
 
 
+def broken(*_):
+    raise RuntimeError("out of luck")
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_the_reference_is_inlined_on_demand(dynamic: bool):
     assert_same("kernel=reference", dynamic)
@@ -54,9 +58,6 @@ def test_the_reference_is_inlined_on_demand(dynamic: bool):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_lowering_that_fails_falls_back(dynamic: bool, monkeypatch: pytest.MonkeyPatch, caplog):
-    def broken(*_):
-        raise RuntimeError("out of luck")
-
     monkeypatch.setattr(cpu, "BACKEND", replace(cpu.BACKEND, lower=broken))
     assert_same("", dynamic)
     assert counters["gdpa"]["fallback"] == 2
@@ -66,9 +67,6 @@ def test_a_lowering_that_fails_falls_back(dynamic: bool, monkeypatch: pytest.Mon
 
 
 def test_where_chunks_fail_too_the_formula_is_inlined(monkeypatch: pytest.MonkeyPatch, caplog):
-    def broken(*_):
-        raise RuntimeError("out of luck")
-
     for module in (cpu, chunked):
         backend = replace(module.BACKEND, lower=broken)
         monkeypatch.setattr(module, "BACKEND", backend)
@@ -85,9 +83,6 @@ def test_chunks_can_be_asked_for(dynamic: bool):
 
 
 def test_strict_raises_where_a_lowering_would_fall_back(monkeypatch: pytest.MonkeyPatch):
-    def broken(*_):
-        raise RuntimeError("out of luck")
-
     monkeypatch.setattr(cpu, "BACKEND", replace(cpu.BACKEND, lower=broken))
     with pytest.raises(Exception, match=r"gdpa\.strict.*out of luck"):
         torch.compile(function("strict=True"))(*operands())

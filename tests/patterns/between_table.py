@@ -1,23 +1,49 @@
 """Scales, biases and what else real code puts between the products; masks have their own table."""
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from tests.patterns.rows import HEADS, SELF, SINGLE, either, fuse
+from tests.patterns.rows import HEADS, SELF, SINGLE, either, fuse, rows
 
 # Scales
 
 
-@fuse(**HEADS)
-def scale_on_query(q, k, v):
-    return F.silu((q * 4**-0.5) @ k.mT) @ v
-
-
-@fuse(**HEADS)
-def scale_on_scores(q, k, v):
-    return F.silu(q @ k.mT / math.sqrt(q.shape[-1])) @ v
+rows(
+    fuse,
+    {
+        **HEADS,
+        "divisor": "positive: b h 1 1",
+        "attn_scale": "positive: n",
+        "bias": "h n m",
+        "low": "n m",
+        "high": "h 1 1",
+    },
+    scale_on_query=lambda q, k, v: F.silu((q * 4**-0.5) @ k.mT) @ v,
+    scale_on_scores=lambda q, k, v: F.silu(q @ k.mT / math.sqrt(q.shape[-1])) @ v,
+    divisor_per_head=lambda q, k, v, divisor: F.silu(q @ k.mT / divisor) @ v,
+    divisor_over_rows_by_view=lambda q, k, v, attn_scale: (
+        F.silu(q @ k.mT) * attn_scale.view(1, 1, -1, 1) @ v
+    ),
+    bias_per_head=lambda q, k, v, bias: F.silu(q @ k.mT + bias) @ v,
+    bias_subtracted_with_alpha=lambda q, k, v, bias: (
+        F.silu(torch.sub(q @ k.mT, bias, alpha=0.5)) @ v
+    ),
+    dropout_of_zero=lambda q, k, v: F.dropout(F.silu(q @ k.mT), 0.0) @ v,
+    dropout_in_eval=lambda q, k, v: F.dropout(F.silu(q @ k.mT), 0.4, training=False) @ v,
+    clones_and_contiguous=lambda q, k, v: F.silu((q @ k.mT).clone()).contiguous() @ v.contiguous(),
+    casts_to_own_type=lambda q, k, v: F.silu((q @ k.mT).to(q.dtype)).type_as(v).type(v.dtype) @ v,
+    gate_of_the_query=lambda q, k, v: (
+        F.silu(q @ k.mT) * torch.sigmoid(q.mean(-1, keepdim=True)) @ v
+    ),
+    clamp_between_tensors=lambda q, k, v, low, high: torch.clamp(q @ k.mT, low, high) @ v,
+    clamp_from_a_tensor=lambda q, k, v, low: torch.clamp(q @ k.mT, min=low) @ v,
+    numbers_for_nan_and_infinity=lambda q, k, v: (
+        torch.nan_to_num((q @ k.mT).log(), 0.0, 1.0, -1.0) @ v
+    ),
+)
 
 
 @fuse(**SINGLE)
@@ -25,37 +51,16 @@ def divide_before_activation(q, k, v):
     return F.relu(q @ k.mT / q.shape[1]) ** 2 @ v
 
 
-@fuse(varies=True, **HEADS, length="count: b 1 1 1")
-def divisor_integers_per_batch(q, k, v, length):
-    return F.silu(q @ k.mT) / length @ v
-
-
-@fuse(varies=True, **HEADS, divisor="positive: b 1 n 1")
-def divisor_per_batch_and_row(q, k, v, divisor):
-    return F.silu(q @ k.mT) / divisor @ v
-
-
-@fuse(**HEADS, divisor="positive: b h 1 1")
-def divisor_per_head(q, k, v, divisor):
-    return F.silu(q @ k.mT / divisor) @ v
-
-
-@fuse(**HEADS, attn_scale="positive: n")
-def divisor_over_rows_by_view(q, k, v, attn_scale):
-    return F.silu(q @ k.mT) * attn_scale.view(1, 1, -1, 1) @ v
+rows(
+    partial(fuse, varies=True),
+    {**HEADS, "length": "count: b 1 1 1", "divisor": "positive: b 1 n 1", "bias": "b h n m"},
+    divisor_integers_per_batch=lambda q, k, v, length: F.silu(q @ k.mT) / length @ v,
+    divisor_per_batch_and_row=lambda q, k, v, divisor: F.silu(q @ k.mT) / divisor @ v,
+    bias_full=lambda q, k, v, bias: F.silu(q @ k.mT + bias) @ v,
+)
 
 
 # Biases
-
-
-@fuse(**HEADS, bias="h n m")
-def bias_per_head(q, k, v, bias):
-    return F.silu(q @ k.mT + bias) @ v
-
-
-@fuse(varies=True, **HEADS, bias="b h n m")
-def bias_full(q, k, v, bias):
-    return F.silu(q @ k.mT + bias) @ v
 
 
 @fuse(varies=True, **HEADS, bias="m")
@@ -66,11 +71,6 @@ def bias_per_key(q, k, v, bias):
 @fuse(varies=True, **HEADS, bias="n m h")
 def bias_permuted(q, k, v, bias):
     return F.silu(q @ k.mT + bias.permute(2, 0, 1)) @ v
-
-
-@fuse(**HEADS, bias="h n m")
-def bias_subtracted_with_alpha(q, k, v, bias):
-    return F.silu(torch.sub(q @ k.mT, bias, alpha=0.5)) @ v
 
 
 @fuse(**SELF, table="2*n+1")
@@ -94,26 +94,6 @@ def everything_in_place(q, k, v, bias, mask):
 
 
 # What does nothing, or only rounds
-
-
-@fuse(**HEADS)
-def dropout_of_zero(q, k, v):
-    return F.dropout(F.silu(q @ k.mT), 0.0) @ v
-
-
-@fuse(**HEADS)
-def dropout_in_eval(q, k, v):
-    return F.dropout(F.silu(q @ k.mT), 0.4, training=False) @ v
-
-
-@fuse(**HEADS)
-def clones_and_contiguous(q, k, v):
-    return F.silu((q @ k.mT).clone()).contiguous() @ v.contiguous()
-
-
-@fuse(**HEADS)
-def casts_to_own_type(q, k, v):
-    return F.silu((q @ k.mT).to(q.dtype)).type_as(v).type(v.dtype) @ v
 
 
 @fuse(**HEADS)
@@ -145,11 +125,6 @@ def gaussian_of_the_distance(q, k, v):
     return torch.exp(-0.1 * (square - 2.0 * (q @ k.mT))) @ v
 
 
-@fuse(**HEADS)
-def gate_of_the_query(q, k, v):
-    return F.silu(q @ k.mT) * torch.sigmoid(q.mean(-1, keepdim=True)) @ v
-
-
 @either(**HEADS, table="m d")
 def bias_of_query_and_position(q, k, v, table):
     """Two products in one score: the second may be read as an operand."""
@@ -175,21 +150,6 @@ def lerp_from_a_fill(q, k, v, mask):
 def lerp_by_a_number(q, k, v):
     s = q @ k.mT
     return torch.lerp(s, F.relu(s), 0.7) @ v
-
-
-@fuse(**HEADS, low="n m", high="h 1 1")
-def clamp_between_tensors(q, k, v, low, high):
-    return torch.clamp(q @ k.mT, low, high) @ v
-
-
-@fuse(**HEADS, low="n m")
-def clamp_from_a_tensor(q, k, v, low):
-    return torch.clamp(q @ k.mT, min=low) @ v
-
-
-@fuse(**HEADS)
-def numbers_for_nan_and_infinity(q, k, v):
-    return torch.nan_to_num((q @ k.mT).log(), 0.0, 1.0, -1.0) @ v
 
 
 @fuse(varies=True, **HEADS)

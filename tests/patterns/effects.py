@@ -6,6 +6,7 @@ Compared are outputs, operands as the call left them, gradients, and which opera
 import torch
 
 from tests._recorder import Recorder
+from tests.patterns.rows import proving
 
 B, H, N, M, D = 2, 3, 8, 8, 4  # square, so that a transposed operand fits as well
 
@@ -69,6 +70,14 @@ def refused(code, function, operands, **how):
     recorder = judged(function, operands, **how)
     assert [r.code.name for r in recorder.rejections] == [code], recorder.why()
     assert recorder.untouched
+
+
+# Tests of programs; the operands are those that a function makes.
+is_exact = proving(lambda program, operands, **how: judged(program, operands(), **how))
+is_fused = proving(lambda program, operands, **how: fused(program, operands(), **how))
+is_refused = proving(
+    lambda program, code, operands, **how: refused(code, program, operands(), **how)
+)
 
 
 LENGTHS = torch.tensor([3, 6])

@@ -81,16 +81,6 @@ def mask_changed_after(q, k, v, m):
     return o
 
 
-@case(lambda: [*heads(), torch.rand(N, M) > 0.5], between=lambda q, k, v, m: m.logical_not_())
-def mask_changed_caller(q, k, v, m):
-    return F.silu(q @ k.mT) * (m.long() + 1) @ v
-
-
-@case(lambda: [*heads(), torch.randint(0, 4, (B, N))], between=lambda q, k, v, i: i.add_(1))
-def segments_changed_caller(q, k, v, i):
-    return torch.where(i[:, None, :, None] == i[:, None, None, :], F.silu(q @ k.mT), 0.0) @ v
-
-
 @case(lambda: [*heads(), torch.randn(H)], between=lambda q, k, v, c: c.add_(1))
 def slopes_changed_caller(q, k, v, c):
     i = torch.arange(N)
@@ -100,11 +90,6 @@ def slopes_changed_caller(q, k, v, c):
 @case(lambda: [*heads()[:2], torch.randn(B, H, M, D)], between=lambda q, k, v: v.data.zero_())
 def value_data_changed_caller(q, k, v):
     return F.silu(q @ k.mT) @ (v * 2.0)
-
-
-@case(lambda: [torch.randn(B, H, N, D), *heads()[1:]], between=lambda q, k, v: q.data.zero_())
-def query_data_changed_caller(q, k, v):
-    return F.silu((q * 2.0) @ k.mT) @ v
 
 
 @case(lambda: [*heads(), torch.randn(N)])
@@ -159,15 +144,6 @@ def bias_upcast_view_written(q, k, v, b):
     d = c.squeeze(0)
     d.mul_(3.0)
     return F.silu(q @ k.mT + c) @ v
-
-
-@case(lambda: [*heads(), torch.rand(N, M) > 0.5])
-def mask_not_written(q, k, v, m):
-    n = ~m
-    n.tril_()
-    w = n.float()
-    w[0] = 1
-    return F.silu(q @ k.mT) * w @ v
 
 
 @case(lambda: [*heads(), LENGTHS])

@@ -37,22 +37,45 @@ def lookup(*sizes: int, replaced: bool = True, note: str = "") -> Callable:
     return add
 
 
+def lookups(add: Callable, **biases: Callable) -> None:
+    """Several rows of one expression each."""
+    for name, bias in biases.items():
+        bias.__name__ = name
+        add(bias)
+
+
 # What looks up
 
 
-@lookup(T)
-def one_index(t, i):
-    return t[i]
+lookups(
+    lookup(T),
+    one_index=lambda t, i: t[i],
+    places_from_the_end=lambda t, i: t[i - T],
+    int32_places=lambda t, i: t[i.int()],
+    take=lambda t, i: torch.take(t, i),
+    a_function_of_the_table=lambda t, i: (16 * t.sigmoid())[i],
+    clamped_places=lambda t, i: t[(3 * i - 5).clamp(0, T - 1)],
+    masked_places=lambda t, i: torch.where(i > 2, t[torch.where(i > 2, i, 0)], 0.0),
+    places_of_the_table_itself=lambda t, i: t[(i + t.argmax()) % T],
+    padded=lambda t, i: F.pad(t[i[1:, 1:]], (1, 0, 1, 0), value=0.25),
+    joined=lambda t, i: torch.cat([t[i[:5]], torch.stack([t[i[row]] for row in range(5, N)])]),
+    summed=lambda t, i: torch.stack([t[i], t[i.mT]]).sum(0),
+    rolled=lambda t, i: t[i].roll(1, 0).flip(1).tril(),
+)
 
 
-@lookup(H, T)
-def index_after_a_whole_dim(t, i):
-    return t[:, i]
-
-
-@lookup(H, T)
-def index_after_the_rest(t, i):
-    return t[..., i]
+lookups(
+    lookup(H, T),
+    index_after_a_whole_dim=lambda t, i: t[:, i],
+    index_after_the_rest=lambda t, i: t[..., i],
+    index_with_a_new_dim=lambda t, i: t[:, None, i].squeeze(1),
+    two_indices=lambda t, i: t[torch.arange(H)[:, None, None], i],
+    index_select_of_the_last_dim=lambda t, i: torch.index_select(
+        t, -1, index=i.flatten()
+    ).unflatten(1, (N, N)),
+    gather=lambda t, i: t.gather(1, i.view(1, -1).expand(H, -1)).view(H, N, N),
+    take_along_dim=lambda t, i: torch.take_along_dim(t, i.view(1, -1), dim=1).view(H, N, N),
+)
 
 
 @lookup(2, T, H)
@@ -63,16 +86,6 @@ def index_beside_a_number_and_a_slice(t, i):
 @lookup(T, 3)
 def index_before_a_slice(t, i):
     return t[i, 1:].permute(2, 0, 1)
-
-
-@lookup(H, T)
-def index_with_a_new_dim(t, i):
-    return t[:, None, i].squeeze(1)
-
-
-@lookup(H, T)
-def two_indices(t, i):
-    return t[torch.arange(H)[:, None, None], i]
 
 
 @lookup(T, T)
@@ -86,34 +99,21 @@ def two_indices_apart(t, i):
     return t[torch.arange(H)[:, None, None], i, torch.ones_like(i)]
 
 
-@lookup(T)
-def places_from_the_end(t, i):
-    return t[i - T]
-
-
-@lookup(T)
-def int32_places(t, i):
-    return t[i.int()]
-
-
-@lookup(T, H)
-def index_select_of_flat_places(t, i):
-    return t.index_select(0, i.view(-1)).view(N, N, H).permute(2, 0, 1)
-
-
-@lookup(H, T)
-def index_select_of_the_last_dim(t, i):
-    return torch.index_select(t, -1, index=i.flatten()).unflatten(1, (N, N))
-
-
-@lookup(H, T)
-def gather(t, i):
-    return t.gather(1, i.view(1, -1).expand(H, -1)).view(H, N, N)
-
-
-@lookup(T)
-def take(t, i):
-    return torch.take(t, i)
+lookups(
+    lookup(T, H),
+    index_select_of_flat_places=lambda t, i: (
+        t.index_select(0, i.view(-1)).view(N, N, H).permute(2, 0, 1)
+    ),
+    embedding=lambda t, i: F.embedding(i, t).permute(2, 0, 1),
+    embedding_with_padding=lambda t, i: F.embedding(i, t, padding_idx=2).permute(2, 0, 1),
+    embedding_with_padding_from_the_end=lambda t, i: F.embedding(
+        i, weight=t, padding_idx=-1
+    ).permute(2, 0, 1),
+    aten_embedding_with_padding=lambda t, i: torch.embedding(t, i, 3).permute(2, 0, 1),
+    embedding_of_keywords=lambda t, i: F.embedding(input=i, weight=t, padding_idx=0).permute(
+        2, 0, 1
+    ),
+)
 
 
 @lookup(H, T)
@@ -122,49 +122,14 @@ def take_of_a_matrix(t, i):
     return t.take(i + T * torch.arange(H)[:, None, None])
 
 
-@lookup(H, T)
-def take_along_dim(t, i):
-    return torch.take_along_dim(t, i.view(1, -1), dim=1).view(H, N, N)
-
-
 @lookup(1, T)
 def take_along_no_dim(t, i):
     return torch.take_along_dim(t, i).view(N, N)
 
 
-@lookup(T, H)
-def embedding(t, i):
-    return F.embedding(i, t).permute(2, 0, 1)
-
-
-@lookup(T, H)
-def embedding_with_padding(t, i):
-    return F.embedding(i, t, padding_idx=2).permute(2, 0, 1)
-
-
-@lookup(T, H)
-def embedding_with_padding_from_the_end(t, i):
-    return F.embedding(i, weight=t, padding_idx=-1).permute(2, 0, 1)
-
-
-@lookup(T, H)
-def aten_embedding_with_padding(t, i):
-    return torch.embedding(t, i, 3).permute(2, 0, 1)
-
-
-@lookup(T, H)
-def embedding_of_keywords(t, i):
-    return F.embedding(input=i, weight=t, padding_idx=0).permute(2, 0, 1)
-
-
 @lookup(2 * T)
 def a_slice_of_the_table(t, i):
     return t[:T][i]
-
-
-@lookup(T)
-def a_function_of_the_table(t, i):
-    return (16 * t.sigmoid())[i]
 
 
 @lookup(T, H)
@@ -174,21 +139,6 @@ def two_tables(t, i):
 
 
 # What the places are
-
-
-@lookup(T)
-def clamped_places(t, i):
-    return t[(3 * i - 5).clamp(0, T - 1)]
-
-
-@lookup(T)
-def masked_places(t, i):
-    return torch.where(i > 2, t[torch.where(i > 2, i, 0)], 0.0)
-
-
-@lookup(T)
-def places_of_the_table_itself(t, i):
-    return t[(i + t.argmax()) % T]
 
 
 # What the bias goes through
@@ -221,31 +171,11 @@ def written_into_a_slice(t, i):
     return bias
 
 
-@lookup(T)
-def padded(t, i):
-    return F.pad(t[i[1:, 1:]], (1, 0, 1, 0), value=0.25)
-
-
-@lookup(T)
-def joined(t, i):
-    return torch.cat([t[i[:5]], torch.stack([t[i[row]] for row in range(5, N)])])
-
-
-@lookup(T)
-def summed(t, i):
-    return torch.stack([t[i], t[i.mT]]).sum(0)
-
-
 @lookup(T, H)
 def changed_in_place(t, i):
     bias = t[i].permute(2, 0, 1)
     bias.mul_(2.0)
     return bias.masked_fill_(i == 4, 0.0)
-
-
-@lookup(T)
-def rolled(t, i):
-    return t[i].roll(1, 0).flip(1).tril()
 
 
 # What stays
@@ -254,6 +184,11 @@ def rolled(t, i):
 @lookup(T, H, replaced=False, note="divides by how often")
 def embedding_scaled_by_frequency(t, i):
     return F.embedding(i, t, scale_grad_by_freq=True).permute(2, 0, 1)
+
+
+@lookup(T, H, replaced=False, note="gradient is sparse")
+def embedding_with_a_sparse_gradient(t, i):
+    return F.embedding(i, t, sparse=True).permute(2, 0, 1)
 
 
 @lookup(T, H, replaced=False, note="changes the rows")

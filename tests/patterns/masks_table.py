@@ -1,9 +1,11 @@
 """Masks after and before the activation: given as tensors, or built from positions and lengths."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
-from tests.patterns.rows import HEADS, SELF, fuse
+from tests.patterns.rows import HEADS, SELF, fuse, rows
 
 # Masks after the activation
 
@@ -14,9 +16,15 @@ def mask_causal_multiplied(q, k, v):
     return F.silu(q @ k.mT) * q.new_ones(n, n).tril() @ v
 
 
-@fuse(**HEADS, mask="int: b 1 n m")
-def mask_of_integers(q, k, v, mask):
-    return F.silu(q @ k.mT) * mask @ v
+rows(
+    fuse,
+    {**HEADS, "mask": "int: b 1 n m", "before": "bool: n m", "after": "zero_one: b 1 n m"},
+    mask_of_integers=lambda q, k, v, mask: F.silu(q @ k.mT) * mask @ v,
+    mask_triu_with_offset=lambda q, k, v: F.silu(q @ k.mT).triu(-1) @ v,
+    mask_before_and_after=lambda q, k, v, before, after: (
+        F.silu((q @ k.mT).masked_fill(before, -1e4)) * after @ v
+    ),
+)
 
 
 @fuse(**HEADS, mask="bool: b n m")
@@ -35,19 +43,26 @@ def mask_product_of_two(q, k, v, rows, columns):
     return F.silu(q @ k.mT) * mask @ v
 
 
-@fuse(varies=True, **HEADS, padding="bool: b m")
-def mask_of_key_padding(q, k, v, padding):
-    return F.silu(q @ k.mT).masked_fill(~padding[:, None, None, :], 0) @ v
+rows(
+    partial(fuse, varies=True),
+    {
+        **HEADS,
+        "padding": "bool: b m",
+        "ids": "int: m",
+        "own": "int: n",
+        "mask": "zero_one: b 1 1 m",
+    },
+    mask_of_key_padding=lambda q, k, v, padding: (
+        F.silu(q @ k.mT).masked_fill(~padding[:, None, None, :], 0) @ v
+    ),
+    mask_of_segments=lambda q, k, v, ids, own: F.silu(q @ k.mT) * (own[:, None] == ids) @ v,
+    premask_additive=lambda q, k, v, mask: torch.sigmoid(q @ k.mT + (1.0 - mask) * -1e9) @ v,
+)
 
 
 @fuse(**SELF)
 def mask_tril_of_weights(q, k, v):
     return torch.tril(torch.sigmoid(q @ k.mT)) @ v
-
-
-@fuse(**HEADS)
-def mask_triu_with_offset(q, k, v):
-    return F.silu(q @ k.mT).triu(-1) @ v
 
 
 @fuse(**SELF)
@@ -76,11 +91,6 @@ def mask_of_targets_and_context(q, k, v, lengths, targets):
     mask = torch.logical_or(mask, (rows - columns) > 0)
     mask = torch.logical_or(mask, torch.logical_and(rows == 0, columns < last.unsqueeze(-1)))
     return F.silu(q @ k.mT) * mask.unsqueeze(1) @ v
-
-
-@fuse(varies=True, **HEADS, ids="int: m", own="int: n")
-def mask_of_segments(q, k, v, ids, own):
-    return F.silu(q @ k.mT) * (own[:, None] == ids) @ v
 
 
 @fuse(**SELF)
@@ -126,13 +136,3 @@ def mask_that_cuts(q, k, v):
 def premask_fill_finfo_min(q, k, v, mask):
     s = q @ k.mT
     return torch.sigmoid(s.masked_fill(~mask, -torch.finfo(s.dtype).max)) @ v
-
-
-@fuse(varies=True, **HEADS, mask="zero_one: b 1 1 m")
-def premask_additive(q, k, v, mask):
-    return torch.sigmoid(q @ k.mT + (1.0 - mask) * -1e9) @ v
-
-
-@fuse(**HEADS, before="bool: n m", after="zero_one: b 1 n m")
-def mask_before_and_after(q, k, v, before, after):
-    return F.silu((q @ k.mT).masked_fill(before, -1e4)) * after @ v

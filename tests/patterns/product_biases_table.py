@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from tests.patterns.rows import HEADS, SELF, either, fuse, refuse
+from tests.patterns.rows import HEADS, SELF, either, fuse, refuse, rows
 
 
 @fuse(varies=True, **HEADS, e="n m d")
@@ -22,14 +22,14 @@ def transformer_xl(q, k, v, r):
     return F.silu((q @ k.mT + bias) * d**-0.5) @ v
 
 
-@fuse(**HEADS, left="h n 2", right="h 2 m")
-def low_rank_bias(q, k, v, left, right):
-    return torch.sigmoid(left @ right + q @ k.mT) @ v
-
-
-@fuse(**HEADS, q2="b h n d", k2="b h m d")
-def difference_of_two_weights(q, k, v, q2, k2):
-    return (F.silu(q @ k.mT) - 0.5 * F.silu(q2 @ k2.mT)) @ v
+rows(
+    fuse,
+    {**HEADS, "left": "h n 2", "right": "h 2 m", "q2": "b h n d", "k2": "b h m d"},
+    low_rank_bias=lambda q, k, v, left, right: torch.sigmoid(left @ right + q @ k.mT) @ v,
+    difference_of_two_weights=lambda q, k, v, q2, k2: (
+        (F.silu(q @ k.mT) - 0.5 * F.silu(q2 @ k2.mT)) @ v
+    ),
+)
 
 
 @fuse(**HEADS, other="b h m d")

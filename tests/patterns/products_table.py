@@ -1,18 +1,33 @@
 """The spellings of the two products."""
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from tests.patterns.rows import HEADS, SELF, SINGLE, either, fuse, leave, refuse
+from tests.patterns.rows import HEADS, SELF, SINGLE, either, fuse, leave, refuse, rows
 
 BNHD = {"q": "b n h d", "k": "b m h d", "v": "b m h e"}
 
 
-@fuse(**HEADS)
-def at_sign_transpose(q, k, v):
-    return F.silu(q @ k.transpose(-2, -1)) @ v
+rows(
+    fuse,
+    {**HEADS, "decay": "n m"},
+    at_sign_transpose=lambda q, k, v: F.silu(q @ k.transpose(-2, -1)) @ v,
+    swapaxes=lambda q, k, v: F.silu(q @ torch.swapaxes(k, 2, 3)) @ v,
+    mirrored=lambda q, k, v: (v.mT @ F.silu(k @ q.mT)).mT,
+    decay_by_hand=lambda q, k, v, decay: ((q @ k.mT) * decay) @ v,
+    product_of_torch_linalg=lambda q, k, v: torch.linalg.matmul(
+        F.silu(torch.linalg.matmul(q, k.mT)), v
+    ),
+    same_product_in_two_spellings=lambda q, k, v: (
+        (F.silu(q @ k.mT) + F.relu(torch.matmul(q, k.transpose(-1, -2)) / 2)) @ v
+    ),
+    product_and_that_of_other_rows=lambda q, k, v: (
+        (F.silu(q @ k.mT) + F.relu(q.flip(2) @ k.mT)) @ v
+    ),
+)
 
 
 @fuse(**HEADS)
@@ -22,14 +37,12 @@ def assigned_in_place(q, k, v):
     return p
 
 
-@fuse(**HEADS)
-def swapaxes(q, k, v):
-    return F.silu(q @ torch.swapaxes(k, 2, 3)) @ v
-
-
-@fuse(varies=True, q="b h n d", k="b h d m", v="b h m e")
-def key_stored_transposed(q, k, v):
-    return F.silu(q @ k) @ v
+rows(
+    partial(fuse, varies=True),
+    {"q": "b h n d", "k": "b h d m", "v": "b h m e", "x": "b h n d"},
+    key_stored_transposed=lambda q, k, v: F.silu(q @ k) @ v,
+    query_is_key_is_value=lambda x: F.silu(x @ x.mT) @ x,
+)
 
 
 @fuse(**BNHD)
@@ -105,20 +118,18 @@ def grouped_by_einsum(q, k, v):
     return torch.einsum("bhgnm,bhme->bhgne", p, v).flatten(1, 2)
 
 
-@fuse(**HEADS)
-def mirrored(q, k, v):
-    return (v.mT @ F.silu(k @ q.mT)).mT
-
-
 @fuse(varies=True, **HEADS, bias="m n", mask="bool: b 1 m n")
 def mirrored_with_bias_and_mask(q, k, v, bias, mask):
     p = F.silu(k @ q.transpose(2, 3) + bias).masked_fill(mask, 0)
     return (v.transpose(2, 3) @ p).transpose(2, 3)
 
 
-@fuse(varies=True, **HEADS)
-def scores_transposed_between(q, k, v):
-    return F.silu(k @ q.mT).mT @ v
+rows(
+    partial(fuse, varies=True),
+    HEADS,
+    scores_transposed_between=lambda q, k, v: F.silu(k @ q.mT).mT @ v,
+    keys_sliced_before=lambda q, k, v: F.silu(q[:, :, 1:] @ k[:, :, :-1].mT) @ v[:, :, :-1],
+)
 
 
 @fuse(varies=True, **SINGLE, bias="b n m")
@@ -154,11 +165,6 @@ def decay_of_retention(q, k, v):
     return torch.einsum("bhnm,bhme->bhne", torch.einsum("bhnd,bhmd,hnm->bhnm", q, k, decay), v)
 
 
-@fuse(**HEADS, decay="n m")
-def decay_by_hand(q, k, v, decay):
-    return ((q @ k.mT) * decay) @ v
-
-
 @fuse(x="b n 4*h*d")
 def strided_split_views(x):
     u, q, k, v = F.silu(x).split([12, 12, 12, 12], dim=-1)
@@ -173,11 +179,6 @@ def one_projection(x, w):
     return (F.silu(q @ k.mT / math.sqrt(4)) @ v).transpose(1, 2).flatten(2)
 
 
-@fuse(varies=True, x="b h n d")
-def query_is_key_is_value(x):
-    return F.silu(x @ x.mT) @ x
-
-
 @fuse(varies=True, regions=2, **HEADS, other="b h n d")
 def two_regions(q, k, v, other):
     return F.silu(q @ k.mT) @ v + F.gelu(other @ k.mT) @ v
@@ -187,11 +188,6 @@ def two_regions(q, k, v, other):
 def one_after_the_other(q, k, v, k2, v2):
     q = F.layer_norm(q + F.silu(q @ k.mT) @ v, (4,))
     return F.silu(q @ k2.mT) @ v2
-
-
-@fuse(varies=True, **HEADS)
-def keys_sliced_before(q, k, v):
-    return F.silu(q[:, :, 1:] @ k[:, :, :-1].mT) @ v[:, :, :-1]
 
 
 @either(**HEADS)
@@ -217,11 +213,6 @@ def cross_covariance_attention(q, k, v):
 
 
 @fuse(**HEADS)
-def product_of_torch_linalg(q, k, v):
-    return torch.linalg.matmul(F.silu(torch.linalg.matmul(q, k.mT)), v)
-
-
-@fuse(**HEADS)
 def einsum_by_lists_of_dims(q, k, v):
     p = F.silu(torch.einsum(q, [0, 1, 2, 3], k, [0, 1, 4, 3], [0, 1, 2, 4]))
     return torch.einsum(p, [0, 1, 2, 4], v, [0, 1, 4, 5], [0, 1, 2, 5])
@@ -237,11 +228,6 @@ def linear_with_a_scaled_weight(q, weight, other):
     return F.linear(F.silu(F.linear(q, weight * 2)), other * 3)
 
 
-@fuse(**HEADS)
-def same_product_in_two_spellings(q, k, v):
-    return (F.silu(q @ k.mT) + F.relu(torch.matmul(q, k.transpose(-1, -2)) / 2)) @ v
-
-
 @fuse(**HEADS, mask="bool: n m")
 def same_product_three_times(q, k, v, mask):
     gate = torch.where(mask, torch.sigmoid(q @ k.mT), 0.0)
@@ -251,11 +237,6 @@ def same_product_three_times(q, k, v, mask):
 @fuse(**SELF)
 def product_and_its_mirror(q, k, v):
     return (F.silu(q @ k.mT) + F.relu(k @ q.mT)) @ v
-
-
-@fuse(**HEADS)
-def product_and_that_of_other_rows(q, k, v):
-    return (F.silu(q @ k.mT) + F.relu(q.flip(2) @ k.mT)) @ v
 
 
 @refuse(

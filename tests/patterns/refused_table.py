@@ -3,10 +3,12 @@
 The codes of a row are those that say what is the matter; where two say it, both will do.
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
-from tests.patterns.rows import HEADS, SELF, SINGLE, either, fuse, leave, refuse
+from tests.patterns.rows import HEADS, SELF, SINGLE, either, fuse, leave, refuse, rows
 
 NORMALISED = ("NORMALISED", "REDUCTION", "CROSS_ELEMENT")
 ACCUMULATED = ("REDUCTION", "CROSS_ELEMENT")
@@ -21,9 +23,12 @@ def softmax(q, k, v):
     return F.softmax(q @ k.mT / 2, dim=-1) @ v
 
 
-@refuse(*NORMALISED, **HEADS)
-def softmax_over_queries(q, k, v):
-    return (q @ k.mT).softmax(dim=-2) @ v
+rows(
+    partial(refuse, *NORMALISED),
+    HEADS,
+    softmax_over_queries=lambda q, k, v: (q @ k.mT).softmax(dim=-2) @ v,
+    log_softmax=lambda q, k, v: F.log_softmax(q @ k.mT, -1) @ v,
+)
 
 
 @refuse(*NORMALISED, **HEADS)
@@ -31,17 +36,6 @@ def softmax_by_hand(q, k, v):
     s = q @ k.mT
     p = torch.exp(s - s.amax(-1, keepdim=True))
     return p / p.sum(-1, keepdim=True) @ v
-
-
-@refuse(*NORMALISED, **HEADS)
-def log_softmax(q, k, v):
-    return F.log_softmax(q @ k.mT, -1) @ v
-
-
-@refuse(*NORMALISED, **HEADS)
-def row_sum(q, k, v):
-    p = F.relu(q @ k.mT)
-    return p / (p.sum(-1, keepdim=True) + 1e-6) @ v
 
 
 @refuse(*NORMALISED, varies=True, **HEADS)
@@ -82,25 +76,18 @@ def top_two(q, k, v):
     return torch.where(s >= s.topk(2, -1).values[..., -1:], F.relu(s), 0.0) @ v
 
 
-@refuse(*MIXED, varies=True, **HEADS)
-def keys_reversed(q, k, v):
-    return F.silu((q @ k.mT).flip(-1)) @ v
-
-
-@refuse(*MIXED, varies=True, **HEADS)
-def keys_rolled(q, k, v):
-    return torch.roll(F.silu(q @ k.mT), 1, -1) @ v
+rows(
+    partial(refuse, *MIXED, varies=True),
+    HEADS,
+    keys_reversed=lambda q, k, v: F.silu((q @ k.mT).flip(-1)) @ v,
+    keys_rolled=lambda q, k, v: torch.roll(F.silu(q @ k.mT), 1, -1) @ v,
+)
 
 
 @refuse("CROSS_ELEMENT", varies=True, q="b h n d", k="b h n d", v="b h n e")
 def scores_plus_their_transpose(q, k, v):
     s = q @ k.mT
     return F.silu(s + s.mT) @ v
-
-
-@refuse(*MIXED, varies=True, **HEADS, mix="h h")
-def talking_heads(q, k, v, mix):
-    return torch.einsum("bhnm,hg->bgnm", F.silu(q @ k.mT), mix) @ v
 
 
 @refuse(*MIXED, **HEADS)
@@ -115,18 +102,6 @@ def convolved_scores(q, k, v, kernel):
 
 
 # Scores that something else sees
-
-
-@refuse(*ESCAPES, **HEADS)
-def scores_returned(q, k, v):
-    s = q @ k.mT
-    return F.silu(s) @ v, s
-
-
-@refuse(*ESCAPES, **HEADS)
-def weights_added_to_the_output(q, k, v):
-    p = F.silu(q @ k.mT)
-    return p @ v + p.sum(-1, keepdim=True)
 
 
 @refuse(*ESCAPES, *NORMALISED, **HEADS)
@@ -154,9 +129,12 @@ def weights_transposed(q, k, v):
     return F.silu(q @ k.mT).mT @ v
 
 
-@either(varies=True, q="b h n d", k="b h n d", v="b h n d")
-def channel_attention(q, k, v):
-    return (F.silu(q.mT @ k) @ v.mT).mT
+rows(
+    partial(either, varies=True),
+    {"q": "b h n d", "k": "b h n d", "v": "b h n d", "x": "g n d", "up": "g d m", "down": "g m d"},
+    channel_attention=lambda q, k, v: (F.silu(q.mT @ k) @ v.mT).mT,
+    experts=lambda x, up, down: torch.bmm(F.relu(torch.bmm(x, up)), down),
+)
 
 
 @fuse(q="b n 300", k="b m 300", v="b m e")
@@ -167,11 +145,6 @@ def head_dim_beyond_the_fused_kernels(q, k, v):
 @either(x="n d", up="3*h d", down="d 3*h")
 def feed_forward_linear(x, up, down):
     return F.linear(F.gelu(F.linear(x, up)), down)
-
-
-@either(varies=True, x="g n d", up="g d m", down="g m d")
-def experts(x, up, down):
-    return torch.bmm(F.relu(torch.bmm(x, up)), down)
 
 
 @either(varies=True, **SINGLE)
@@ -217,19 +190,13 @@ def heads_contracted_too(q, k, v):
 # Functions that no score program has, by their names
 
 
-@refuse("POINTWISE_OP", **HEADS)
-def complementary_error_function(q, k, v):
-    return torch.erfc(q @ k.mT) @ v
-
-
-@refuse("POINTWISE_OP", **HEADS)
-def hyperbolic_cosine(q, k, v):
-    return torch.cosh(q @ k.mT) @ v
-
-
-@refuse("POINTWISE_OP", **HEADS, bias="n m")
-def sum_of_exponentials(q, k, v, bias):
-    return torch.logaddexp(q @ k.mT, bias) @ v
+rows(
+    partial(refuse, "POINTWISE_OP"),
+    {**HEADS, "bias": "n m"},
+    complementary_error_function=lambda q, k, v: torch.erfc(q @ k.mT) @ v,
+    hyperbolic_cosine=lambda q, k, v: torch.cosh(q @ k.mT) @ v,
+    sum_of_exponentials=lambda q, k, v, bias: torch.logaddexp(q @ k.mT, bias) @ v,
+)
 
 
 @refuse("POINTWISE_OP", **HEADS, divisor="positive: n m")

@@ -8,6 +8,7 @@ the given codes), `leave` (not even a candidate, or NOT_GDPA; left as it is), `e
 not, and exact). A row is judged in several modes by `test_idioms`.
 """
 
+import inspect
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -103,6 +104,15 @@ def either(varies: bool = False, **specs: str) -> Callable[[Callable], Callable]
     return _row("either", specs, varies=varies)
 
 
+def rows(row: Callable[..., Callable], specs: Mapping[str, str], **functions: Callable) -> None:
+    """Rows of one expression each, such as `rows(fuse, HEADS, plain=lambda q, k, v: q @ k.mT @ v)`.
+    Of the specs a row has those that its arguments name.
+    """
+    for name, function in functions.items():
+        function.__name__ = name
+        row(**{x: specs[x] for x in inspect.signature(function).parameters})(function)
+
+
 def judge(
     function: Callable,
     specs: Mapping[str, str] = HEADS,
@@ -143,3 +153,23 @@ def refused(
     assert not recorder.matches
     assert {refusal.code.name for refusal in recorder.rejections} & codes, recorder.why()
     return recorder
+
+
+def proving(check: Callable[..., object]) -> Callable[..., Callable]:
+    """A decorator that makes a test of a program: what the check says of it, and of the rest."""
+
+    def with_arguments(*args: object, **how: object) -> Callable[[Callable], Callable]:
+        def decorate(program: Callable) -> Callable[[], None]:
+            def test() -> None:
+                check(program, *args, **how)
+
+            test.__name__, test.__doc__ = program.__name__, program.__doc__
+            return test
+
+        return decorate
+
+    return with_arguments
+
+
+is_exact, is_fused = proving(judge), proving(fused)
+is_refused = proving(lambda program, codes, *specs, **how: refused(codes, program, *specs, **how))

@@ -45,8 +45,9 @@ def rewritten(function, monkeypatch, **shapes):
 
 def test_a_region_is_traced_once(monkeypatch):
     """Every dense attempt has the same region, and refuses it by the one trace."""
-    result, traced = rewritten(lambda q, k, v: torch.special.zeta(q @ k, 1.0) @ v, monkeypatch,
-                               q=(2, 3, 5, 4), k=(2, 3, 4, 7), v=(2, 3, 7, 6))  # fmt: skip
+    turned = {**SHAPES, "k": (2, 3, 4, 7)}
+    attention = lambda q, k, v: torch.special.zeta(q @ k, 1.0) @ v
+    result, traced = rewritten(attention, monkeypatch, **turned)
     assert [refusal.code for refusal in result.rejections] == [Code.POINTWISE_OP]
     assert traced == 1
 

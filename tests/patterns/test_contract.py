@@ -18,7 +18,7 @@ SEVERAL = sorted(name for name, rules in POINTWISE.items() if len(rules) > 1)
 
 
 @pytest.fixture(autouse=True)
-def asked_anew(monkeypatch: pytest.MonkeyPatch):
+def empty_cache(monkeypatch: pytest.MonkeyPatch):
     contract.holding.cache_clear()
     yield
     monkeypatch.undo()

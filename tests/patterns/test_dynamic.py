@@ -91,16 +91,6 @@ def test_one_compile_for_all_lengths(function, specs):
     assert len(recorder.matches) == 1, recorder.why()
 
 
-def test_symbolic_divisor_is_an_argument():
-    recorder = Recorder()
-    compiled = torch.compile(divided_by_length, backend=recorder, fullgraph=True)
-    operands = make_operands(HEADS, SIZES)
-    torch._dynamo.mark_dynamic(operands["q"], 2)
-    assert not compare(divided_by_length, compiled, operands, specs=HEADS)
-    (match,) = recorder.matches
-    assert "i0" in str(match.score_mod)
-
-
 def test_batch_of_one_and_length_of_one():
     recorder = Recorder()
     compiled = torch.compile(divided_by_length, backend=recorder, fullgraph=True, dynamic=True)
@@ -254,40 +244,27 @@ def test_the_analysis_of_a_size_that_is_a_quotient_adds_no_guard():
     assert not any(graph.guards_added for graph in recorder.graphs)
 
 
-def at_least(s, rows, columns, x):
-    return torch.where(torch.maximum(rows[:, None], columns) >= x, F.silu(s), 0.0)
-
-
-def at_most(s, rows, columns, x):
-    return F.silu(s) * (torch.maximum(rows[:, None], columns) <= x)
-
-
-def chosen(s, rows, columns, x):
-    return F.silu(s) * (torch.where(rows[:, None] > columns, columns, x) == columns)
-
-
-def filled(s, rows, columns, x):
-    return F.silu(s) * (torch.full_like(s, x) == columns)
-
-
-def times_one(s, rows, columns, x):
-    return F.silu(s) * ((torch.ones(7, dtype=s.dtype) * x).float() <= 179 / 256)  # bf16(0.7)
-
-
 def window(s, rows, columns, x):
     i, j = torch.arange(len(rows))[:, None], torch.arange(len(columns))
     return F.silu(s) * ((i - j).abs() < x)
 
 
-def temperature(s, rows, columns, x):
-    return F.silu(s / x)
+WEIGHTS = {
+    "at least": lambda s, i, j, x: torch.where(torch.maximum(i[:, None], j) >= x, F.silu(s), 0.0),
+    "at most": lambda s, i, j, x: F.silu(s) * (torch.maximum(i[:, None], j) <= x),
+    "chosen": lambda s, i, j, x: F.silu(s) * (torch.where(i[:, None] > j, j, x) == j),
+    "filled": lambda s, i, j, x: F.silu(s) * (torch.full_like(s, x) == j),
+    "times one": lambda s, i, j, x: (
+        F.silu(s) * ((torch.ones(7, dtype=s.dtype) * x).float() <= 179 / 256)  # bf16(0.7)
+    ),
+    "window": window,
+    "temperature": lambda s, i, j, x: F.silu(s / x),
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize(
-    "weigh", [at_least, at_most, chosen, filled, times_one, window, temperature]
-)
-def test_a_float_that_varies_rounds_as_torch_rounds_it(weigh, dtype) -> None:
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_float_that_varies_rounds_as_torch_rounds_it(name: str, dtype) -> None:
     """Beside 16-bit tensors a comparison is in 16 bits, beside integers in fp32."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, n, 4).to(dtype) for n in (5, 7, 7))
@@ -295,7 +272,7 @@ def test_a_float_that_varies_rounds_as_torch_rounds_it(weigh, dtype) -> None:
     columns = torch.tensor([0.1, 0.3, 0.7, 0.3, 0.1, 0.7, 0.2]).to(dtype)
 
     def attend(x):
-        return weigh(q @ k.mT, rows, columns, x) @ v
+        return WEIGHTS[name](q @ k.mT, rows, columns, x) @ v
 
     for judge in (False, True):
         recorder = Recorder(Options(profit=False, judge=judge))
@@ -310,16 +287,11 @@ def test_a_float_that_varies_rounds_as_torch_rounds_it(weigh, dtype) -> None:
 PADDED = 14
 
 
-def viewed(x, heads, dim):
-    return x.view(-1, PADDED, heads, dim).transpose(1, 2)
-
-
-def unflattened(x, heads, dim):
-    return x.unflatten(-1, (heads, dim)).transpose(1, 2)
-
-
-def reshaped(x, heads, dim):
-    return x.reshape(x.shape[0], PADDED, heads, dim).permute(0, 2, 1, 3)
+SPLITS = {
+    "view": lambda x: x.view(-1, PADDED, 2, 16).transpose(1, 2),
+    "unflatten": lambda x: x.unflatten(-1, (2, 16)).transpose(1, 2),
+    "reshape": lambda x: x.reshape(x.shape[0], PADDED, 2, 16).permute(0, 2, 1, 3),
+}
 
 
 def hstu_of_literals(split):
@@ -328,9 +300,8 @@ def hstu_of_literals(split):
     """
 
     def attention(q, k, v, offsets):
-        to_heads = lambda x: split(
-            torch.ops.gdpa.jagged_to_padded_dense(x.flatten(1), offsets, PADDED), 2, 16
-        )
+        pad = torch.ops.gdpa.jagged_to_padded_dense
+        to_heads = lambda x: split(pad(x.flatten(1), offsets, PADDED))
         places = torch.arange(PADDED)
         seen = (places[:, None] >= places) & (places < torch.diff(offsets)[:, None, None])
         p = F.silu(to_heads(q) @ to_heads(k).mT) / PADDED * seen[:, None]
@@ -340,10 +311,10 @@ def hstu_of_literals(split):
     return attention
 
 
-@pytest.mark.parametrize("split", [viewed, unflattened, reshaped], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("split", SPLITS)
 def test_literal_heads_of_symbolic_widths_are_jagged(split):
     """H·D is only guarded to be 32."""
-    attention, recorder = hstu_of_literals(split), Recorder()
+    attention, recorder = hstu_of_literals(SPLITS[split]), Recorder()
     compiled = torch.compile(attention, backend=recorder, fullgraph=True, dynamic=True)
     for offsets in (torch.tensor([0, 5, 5, 12]), torch.tensor([0, 9, 14, 14, 20])):
         total = int(offsets[-1])

@@ -6,7 +6,20 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import gdpa_inductor
-from tests.patterns.effects import B, D, H, M, N, drawn, fused, heads, judged, refused
+from tests.patterns.effects import (
+    B,
+    D,
+    H,
+    M,
+    N,
+    drawn,
+    fused,
+    heads,
+    is_exact,
+    is_fused,
+    is_refused,
+    judged,
+)
 
 # A copy that is written into is an operand of its own
 
@@ -28,6 +41,9 @@ WRITES = {
     "zero_": lambda x: x[0].zero_(),
     "reshaped": lambda x: x.reshape(-1).mul_(0.5),
     "select": lambda x: x.select(1, 0).neg_(),
+    "aten": lambda x: torch.ops.aten.mul_.Tensor(x, torch.tensor(0.5)),
+    "torch.tanh_": torch.tanh_,
+    "inplace by position": lambda x: F.relu(x, True),
 }
 NO_GRADIENT = {"out="}
 UPCASTS = {
@@ -86,14 +102,12 @@ def test_upcast_that_is_written_into_behind_autograd(alias):
     fused(attention, heads(torch.bfloat16))
 
 
-def test_upcast_that_is_written_into_without_gradients():
-    def attention(q, k, v):
-        q32 = q.float()
-        with torch.no_grad():
-            q32.mul_(0.5)
-        return F.silu(q32 @ k.float().mT) @ v.float()
-
-    fused(attention, heads(torch.bfloat16))
+@is_fused(lambda: heads(torch.bfloat16))
+def test_upcast_that_is_written_into_without_gradients(q, k, v):
+    q32 = q.float()
+    with torch.no_grad():
+        q32.mul_(0.5)
+    return F.silu(q32 @ k.float().mT) @ v.float()
 
 
 def test_upcast_bias_and_mask_that_are_written_into():
@@ -107,22 +121,18 @@ def test_upcast_bias_and_mask_that_are_written_into():
     fused(attention, [*heads(), drawn(N, M, dtype=torch.bfloat16), mask])
 
 
-def test_upcast_that_is_written_into_after_the_output():
-    def attention(q, k, v):
-        q32 = q.float()
-        out = F.silu(q32 @ k.float().mT) @ v.float()
-        return out, q32.mul_(2.0)
-
-    fused(attention, heads(torch.bfloat16), training=False)
+@is_fused(lambda: heads(torch.bfloat16), training=False)
+def test_upcast_that_is_written_into_after_the_output(q, k, v):
+    q32 = q.float()
+    out = F.silu(q32 @ k.float().mT) @ v.float()
+    return out, q32.mul_(2.0)
 
 
-def test_what_an_upcast_was_made_from_is_written():
-    def attention(q, k, v):
-        q32 = q.float()
-        q.mul_(0.0)
-        return F.silu(q32 @ k.float().mT) @ v.float()
-
-    fused(attention, heads(torch.bfloat16, grad=False))
+@is_fused(lambda: heads(torch.bfloat16, grad=False))
+def test_what_an_upcast_was_made_from_is_written(q, k, v):
+    q32 = q.float()
+    q.mul_(0.0)
+    return F.silu(q32 @ k.float().mT) @ v.float()
 
 
 def test_upcast_that_is_written_into_in_a_checkpoint():
@@ -162,15 +172,12 @@ def test_upcast_that_is_written_into_in_an_export():
     torch.testing.assert_close(program.module()(*operands), Written()(*operands))
 
 
-def test_default_options():
+@is_exact(lambda: heads(torch.bfloat16), backend="gdpa")
+def test_default_options(q, k, v):
     """The advisory's own program, through the backend."""
-
-    def attention(q, k, v):
-        q32 = q.float()
-        q32.mul_(D**-0.5)
-        return F.silu(q32 @ k.float().mT) @ v.float()
-
-    judged(attention, heads(torch.bfloat16), backend="gdpa")
+    q32 = q.float()
+    q32.mul_(D**-0.5)
+    return F.silu(q32 @ k.float().mT) @ v.float()
 
 
 # Dims in place: a fake value has those that its tensor has in the end
@@ -200,20 +207,15 @@ def test_dims_changed_in_place(what):
     judged(attention, equal, training=training)
 
 
-def test_another_storage():
-    def attention(q, k, v, other):
-        q, alias = q * 1.0, q.view(-1)
-        out = q @ k.mT
-        alias.mul_(2.0)
-        q.set_(other)
-        return F.silu(out) @ v
-
-    refused(
-        "OPAQUE_CALL",
-        attention,
-        [*heads(grad=False), drawn(B, H, N, D, grad=False)],
-        training=False,
-    )
+@is_refused(
+    "OPAQUE_CALL", lambda: [*heads(grad=False), drawn(B, H, N, D, grad=False)], training=False
+)
+def test_another_storage(q, k, v, other):
+    q, alias = q * 1.0, q.view(-1)
+    out = q @ k.mT
+    alias.mul_(2.0)
+    q.set_(other)
+    return F.silu(out) @ v
 
 
 # A copy may be an alias: strides decide

@@ -9,12 +9,12 @@ from tests._recorder import Recorder
 from tests.patterns.rows import HEADS, fused, refused
 
 
-def given(**sizes):
+def matrices(**sizes):
     sizes = {"b": 2, "h": 2, "n": 12, "d": 16, **sizes}
     return [torch.randn(*sizes.values()) for _ in range(3)]
 
 
-class Kept(torch.nn.Module):
+class Stored(torch.nn.Module):
     """As galerkin-transformer and much code for pictures has it."""
 
     def forward(self, q, k, v):
@@ -56,14 +56,14 @@ class KeptElsewhere(torch.nn.Module):
 class Inner(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner = Kept()
+        self.inner = Stored()
 
     def forward(self, q, k, v):
         return self.inner(q, k, v)
 
 
 STORED = {
-    Kept: "the scores are stored in the attribute `attn_weight`",
+    Stored: "the scores are stored in the attribute `attn_weight`",
     Inner: "the scores are stored in the attribute `attn_weight`",
     KeptElsewhere: "the scores are stored in the attribute `raw_scores`",
     KeptViews: "uses the scores besides the second product, for the attribute `maps`",
@@ -73,7 +73,7 @@ STORED = {
 
 @pytest.mark.parametrize("model", STORED, ids=lambda model: model.__name__)
 def test_stored_scores_name_the_attribute(model):
-    (refusal,) = gdpa_inductor.explain(model(), profit=False)(*given()).rejections
+    (refusal,) = gdpa_inductor.explain(model(), profit=False)(*matrices()).rejections
     assert refusal.code.name == "SCORES_ESCAPE" and refusal.reason.endswith(STORED[model])
     assert "product of its own" in refusal.advice
 
@@ -83,7 +83,7 @@ def test_returned_scores_are_said_to_be_an_output():
         weights = F.relu(q @ k.mT)
         return weights @ v, weights
 
-    (refusal,) = gdpa_inductor.explain(returned, profit=False)(*given()).rejections
+    (refusal,) = gdpa_inductor.explain(returned, profit=False)(*matrices()).rejections
     assert refusal.reason.startswith("the scores are an output of the graph")
     assert refusal.advice == refusal.code.advice
 
@@ -99,9 +99,9 @@ class Advised(torch.nn.Module):
 
 
 def test_scores_stored_from_a_product_of_their_own_are_fused_beside():
-    recorder, inputs, model = Recorder(), given(), Advised()
+    recorder, inputs, model = Recorder(), matrices(), Advised()
     compiled = torch.compile(model, backend=recorder, fullgraph=True)
-    torch.testing.assert_close(compiled(*inputs), Kept()(*inputs))
+    torch.testing.assert_close(compiled(*inputs), Stored()(*inputs))
     assert len(recorder.matches) == 1
     q, k, _ = inputs
     torch.testing.assert_close(model.attn_weight, F.relu(q @ k.mT / q.shape[-2]))
@@ -201,6 +201,6 @@ def advised(q, k, v):
 
 def test_a_column_of_ones_beside_the_values_is_fused_and_the_same():
     fused(advised, HEADS)
-    inputs = given()
+    inputs = matrices()
     torch.testing.assert_close(advised(*inputs), after(*inputs))
     torch.testing.assert_close(advised(*inputs), product_with_ones_after(*inputs))

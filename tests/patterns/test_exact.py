@@ -5,7 +5,7 @@ import torch
 
 from gdpa_inductor.program.rounding import fragile_condition
 from gdpa_inductor.program.score_mod import ScoreMod, formula
-from tests._recorder import Recorder
+from tests._recorder import Recorder, recorded
 
 DECLARED = "a0:f[b,q_idx]; a1:f[b,kv_idx]; a2:i[b]; "
 
@@ -42,32 +42,20 @@ def test_conditions_that_round(text: str, fragile: str | None):
 N = 320  # positions past 256 tie in bf16
 
 
-def later(i, dtype):
-    at = i.to(dtype)
-    return at[:, None] > at
+TIED = {
+    "later": lambda i, d: i.to(d)[:, None] > i.to(d),
+    "as far": lambda i, d: (i[:, None] - i).to(d) == 260,
+    "beside integers": lambda i, d: i.to(d)[:, None] >= i,
+}
+COMPUTED = {
+    "far apart": lambda i, d: (i.to(d)[:, None] - i.to(d)) > 256,
+    "halves": lambda i, d: (i.to(d)[:, None] + 1) * 0.5 > i.to(d),
+}
 
 
-def as_far(i, dtype):
-    return (i[:, None] - i).to(dtype) == 260
-
-
-def beside_integers(i, dtype):
-    return i.to(dtype)[:, None] >= i
-
-
-def far_apart(i, dtype):
-    at = i.to(dtype)
-    return (at[:, None] - at) > 256
-
-
-def halves(i, dtype):
-    at = i.to(dtype)
-    return (at[:, None] + 1) * 0.5 > at
-
-
-def attend(mask, given):
+def attend(mask, is_operand):
     def attention(q, k, v, i):
-        return torch.sigmoid(q @ k.mT) * mask(i if given else torch.arange(N), q.dtype) @ v
+        return torch.sigmoid(q @ k.mT) * mask(i if is_operand else torch.arange(N), q.dtype) @ v
 
     return attention
 
@@ -81,22 +69,22 @@ def is_eagers(mask, function):
     return (function(q, k, v, i).double() - exact).norm() <= 0.01 * exact.norm()
 
 
-@pytest.mark.parametrize("given", [False, True], ids=["made", "given"])
-@pytest.mark.parametrize("mask", [later, as_far, beside_integers])
-def test_positions_in_16_bits_tie_as_they_do_in_eager(mask, given):
+@pytest.mark.parametrize("is_operand", [False, True], ids=["made", "given"])
+@pytest.mark.parametrize("mask", TIED.values(), ids=TIED)
+def test_positions_in_16_bits_tie_as_they_do_in_eager(mask, is_operand):
     torch._dynamo.reset()
     recorder = Recorder()
-    assert is_eagers(mask, torch.compile(attend(mask, given), backend=recorder))
+    assert is_eagers(mask, torch.compile(attend(mask, is_operand), backend=recorder))
     (match,) = recorder.matches
     if "q_idx,kv_idx" in str(match.score_mod):  # torch 2.11: it is Inductor's to compute
         return
     torch._dynamo.reset()
     options = {"gdpa.profit": False, "gdpa.expect": 1}
-    compiled = torch.compile(attend(mask, given), backend="gdpa", options=options)
+    compiled = torch.compile(attend(mask, is_operand), backend="gdpa", options=options)
     assert is_eagers(mask, compiled)
 
 
-@pytest.mark.parametrize("mask", [far_apart, halves])
+@pytest.mark.parametrize("mask", COMPUTED.values(), ids=COMPUTED)
 def test_arithmetic_of_positions_in_16_bits_stays_the_models(mask):
     """The rewritten graph is run eagerly: Inductor itself drops such roundings."""
     torch._dynamo.reset()
@@ -113,8 +101,4 @@ def test_large_integers_round_to_fp32_beside_fp64_scores():
 
     q, k, v = (torch.randn(2, 2, 40, 16, dtype=torch.float64) for _ in range(3))
     at = 1_700_000_000 + torch.randint(0, 60, (2, 40)).cumsum(1)
-    torch._dynamo.reset()
-    recorder = Recorder()
-    actual = torch.compile(attention, backend=recorder)(q, k, v, at)
-    assert recorder.matches
-    torch.testing.assert_close(actual, attention(q, k, v, at))
+    assert recorded(attention, q, k, v, at).matches

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.patterns.rows import judge
+from tests.patterns.rows import is_exact, judge
 
 SPECS = {"q": "b n 6", "k": "b m 6", "v": "b m 6"}
 
@@ -72,14 +72,12 @@ def test_other_joins_stay(folded) -> None:
     assert cats(recorder) == 1
 
 
-def test_what_is_written_afterwards_is_copied_before() -> None:
-    def function(q, k, v):
-        k = k * 1.5
-        folded = fold(k)
-        k.mul_(2)
-        return attend(fold(q), folded, fold(v)) + k.sum()
-
-    judge(function, SPECS)
+@is_exact(SPECS)
+def test_what_is_written_afterwards_is_copied_before(q, k, v):
+    k = k * 1.5
+    folded = fold(k)
+    k.mul_(2)
+    return attend(fold(q), folded, fold(v)) + k.sum()
 
 
 def test_a_residual_of_the_queries_keeps_their_copy() -> None:
@@ -94,9 +92,7 @@ def test_a_residual_of_the_queries_keeps_their_copy() -> None:
     assert cats(recorder) == 2
 
 
-def test_heads_of_keys_that_are_shared_by_the_batch() -> None:
-    def function(q, k, v):
-        folded = fold(k).reshape(3, 1, *k.shape[1:-1], 2).expand(3, q.shape[0], -1, 2)
-        return attend(fold(q), folded.reshape(-1, k.shape[1], 2), fold(v))
-
-    judge(function, SPECS | {"k": "1 m 6"})
+@is_exact(SPECS | {"k": "1 m 6"})
+def test_heads_of_keys_that_are_shared_by_the_batch(q, k, v):
+    folded = fold(k).reshape(3, 1, *k.shape[1:-1], 2).expand(3, q.shape[0], -1, 2)
+    return attend(fold(q), folded.reshape(-1, k.shape[1], 2), fold(v))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from tests._recorder import Recorder
 from tests.operands import make_operands
-from tests.patterns.rows import HEADS, SIZES, fused, judge, refused
+from tests.patterns.rows import HEADS, SIZES, fused, is_exact, is_fused, is_refused, judge, refused
 from tests.tolerances import FP64_RELATIVE
 
 # 1. In-place calls look pure to FX; dead code elimination on a Dynamo graph would lose them.
@@ -28,54 +28,44 @@ def test_in_place_calls_elsewhere_survive():
     assert calls["mul_"] == calls["add_"] == 1
 
 
-def test_in_place_call_on_an_argument_survives():
-    def attention(q, k, v, cache):
-        cache.copy_(v)
-        cache[..., 0] = 7.0
-        return F.silu(q @ k.mT) @ v
-
-    fused(attention, {**HEADS, "cache": "const: b h m e"})
+@is_fused({**HEADS, "cache": "const: b h m e"})
+def test_in_place_call_on_an_argument_survives(q, k, v, cache):
+    cache.copy_(v)
+    cache[..., 0] = 7.0
+    return F.silu(q @ k.mT) @ v
 
 
 # 4. Gradient mode and detach.
 
 
-def test_no_grad_around_the_activation():
-    def attention(q, k, v):
+@is_exact()
+def test_no_grad_around_the_activation(q, k, v):
+    s = q @ k.mT
+    with torch.no_grad():
+        p = F.silu(s)
+    return p @ v
+
+
+@is_refused({"GRAD_MODE"})
+def test_no_grad_around_the_first_product(q, k, v):
+    with torch.no_grad():
         s = q @ k.mT
-        with torch.no_grad():
-            p = F.silu(s)
-        return p @ v
-
-    judge(attention)
+    return F.silu(s) @ v
 
 
-def test_no_grad_around_the_first_product():
-    def attention(q, k, v):
-        with torch.no_grad():
-            s = q @ k.mT
-        return F.silu(s) @ v
-
-    judge(attention)
+@is_exact()
+def test_no_grad_around_everything(q, k, v):
+    with torch.no_grad():
+        p = F.silu(q @ k.mT) @ v
+    return p + v.sum()
 
 
-def test_no_grad_around_everything():
-    def attention(q, k, v):
-        with torch.no_grad():
-            p = F.silu(q @ k.mT) @ v
-        return p + v.sum()
-
-    judge(attention)
-
-
-def test_grad_enabled_inside_no_grad():
-    def attention(q, k, v):
-        with torch.no_grad():
-            s = q @ k.mT
-            with torch.enable_grad():
-                return F.silu(s) @ v
-
-    judge(attention)
+@is_exact()
+def test_grad_enabled_inside_no_grad(q, k, v):
+    with torch.no_grad():
+        s = q @ k.mT
+        with torch.enable_grad():
+            return F.silu(s) @ v
 
 
 DETACHED = {
@@ -110,15 +100,14 @@ class Straight(torch.autograd.Function):
         return grad * 0.5
 
 
-def test_custom_function_before_the_region():
-    fused(lambda q, k, v: F.silu(Straight.apply(q) @ k.mT) @ Straight.apply(v))
+@is_fused()
+def test_custom_function_before_the_region(q, k, v):
+    return F.silu(Straight.apply(q) @ k.mT) @ Straight.apply(v)
 
 
-def test_custom_function_in_the_region():
-    def attention(q, k, v):
-        return Straight.apply(q @ k.mT) @ v
-
-    refused({"OPAQUE_CALL", "POINTWISE_OP"}, attention)
+@is_refused({"OPAQUE_CALL", "POINTWISE_OP"})
+def test_custom_function_in_the_region(q, k, v):
+    return Straight.apply(q @ k.mT) @ v
 
 
 def test_a_body_that_acts_on_the_scores_is_named():
@@ -134,50 +123,33 @@ def test_a_body_that_acts_on_the_scores_is_named():
     refused({"OPAQUE_CALL"}, branches)
 
 
-def test_custom_function_makes_the_bias():
-    def attention(q, k, v, bias):
-        return F.silu(q @ k.mT + Straight.apply(bias)) @ v
-
-    fused(attention, {**HEADS, "bias": "h n m"})
+@is_fused({**HEADS, "bias": "h n m"})
+def test_custom_function_makes_the_bias(q, k, v, bias):
+    return F.silu(q @ k.mT + Straight.apply(bias)) @ v
 
 
-def test_random_mask_is_drawn_once():
+@is_exact()
+def test_random_mask_is_drawn_once(q, k, v):
     """A random tensor that does not depend on the scores is a leaf like any other."""
-
-    def attention(q, k, v):
-        keep = torch.rand(5, 7, dtype=q.dtype) < 0.5
-        return F.silu(q @ k.mT) * keep @ v
-
-    judge(attention)
+    keep = torch.rand(5, 7, dtype=q.dtype) < 0.5
+    return F.silu(q @ k.mT) * keep @ v
 
 
-def test_item_as_scale():
-    def attention(q, k, v, length):
-        return F.silu(q @ k.mT) / length.item() @ v
-
-    with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        judge(attention, {**HEADS, "length": "count: "})
-
-
-def test_cond_makes_the_query():
-    def attention(q, k, v):
-        q = torch.cond(q.sum() > 0, lambda x: x * 2.0, lambda x: x.sin(), (q,))
-        return F.silu(q @ k.mT) @ v
-
-    fused(attention, training=False)
+@is_fused(training=False)
+def test_cond_makes_the_query(q, k, v):
+    q = torch.cond(q.sum() > 0, lambda x: x * 2.0, lambda x: x.sin(), (q,))
+    return F.silu(q @ k.mT) @ v
 
 
 # 6. Escapes: the table has them; here what is not one.
 
 
-def test_pure_unused_branches_are_no_escape():
-    def attention(q, k, v):
-        s = q @ k.mT
-        seen = s.detach().abs().mean()
-        seen = seen * 2.0
-        return F.silu(s) @ v
-
-    fused(attention)
+@is_fused()
+def test_pure_unused_branches_are_no_escape(q, k, v):
+    s = q @ k.mT
+    seen = s.detach().abs().mean()
+    seen = seen * 2.0
+    return F.silu(s) @ v
 
 
 FACTORIES = {
@@ -205,14 +177,12 @@ def test_a_new_tensor_of_the_scores_dtype_is_no_escape(how, dynamic):
     assert recorder.graphs[0].products_left == 0
 
 
-def test_a_new_tensor_between_the_products_may_be_used_elsewhere():
-    def attention(q, k, v):
-        s = q @ k.mT
-        zero = s.new_zeros(())
-        out = torch.where(s > 0.1, s, zero) @ v
-        return out, zero.add_(out.mean())
-
-    fused(attention)
+@is_fused()
+def test_a_new_tensor_between_the_products_may_be_used_elsewhere(q, k, v):
+    s = q @ k.mT
+    zero = s.new_zeros(())
+    out = torch.where(s > 0.1, s, zero) @ v
+    return out, zero.add_(out.mean())
 
 
 def test_a_new_tensor_has_the_dtype_that_autocast_gave_the_scores():
@@ -257,13 +227,11 @@ def test_a_new_tensor_that_scores_enter_is_an_escape(how):
     refused({"SCORES_ESCAPE"}, attention, training=False)
 
 
-def test_use_by_a_mutation_is_an_escape():
-    def attention(q, k, v, log):
-        s = q @ k.mT
-        log.copy_(s.detach().abs().mean())
-        return F.silu(s) @ v
-
-    refused({"SCORES_ESCAPE"}, attention, {**HEADS, "log": "const: "}, training=False)
+@is_refused({"SCORES_ESCAPE"}, {**HEADS, "log": "const: "}, training=False)
+def test_use_by_a_mutation_is_an_escape(q, k, v, log):
+    s = q @ k.mT
+    log.copy_(s.detach().abs().mean())
+    return F.silu(s) @ v
 
 
 # 8. Types between the products.
@@ -306,11 +274,9 @@ def test_single_precision_bias_on_bfloat16_scores():
     fused(attention, dtype=torch.bfloat16)
 
 
-def test_scores_in_single_precision():
-    def attention(q, k, v):
-        return F.silu((q @ k.mT).float() * 0.5).to(v.dtype) @ v
-
-    fused(attention, dtype=torch.bfloat16)
+@is_fused(dtype=torch.bfloat16)
+def test_scores_in_single_precision(q, k, v):
+    return F.silu((q @ k.mT).float() * 0.5).to(v.dtype) @ v
 
 
 # 12. Infinite fills: NaN where eager has NaN, and nowhere else.
@@ -330,14 +296,11 @@ def test_infinite_fill(act, fill):
 # 14. Identical operands, strides.
 
 
-def test_layout_of_the_output_is_eagers():
+@is_fused({"q": "b n h d", "k": "b m h d", "v": "b*h m e"})
+def test_layout_of_the_output_is_eagers(q, k, v):
     """A `view` that works in eager works afterwards: strides are promised by the first trace."""
-
-    def attention(q, k, v):
-        p = F.silu(torch.einsum("bnhd,bmhd->bhnm", q, k))
-        return torch.bmm(p.view(6, 5, 7), v).view(2, 3, 5, 6).transpose(1, 2).flatten(2)
-
-    fused(attention, {"q": "b n h d", "k": "b m h d", "v": "b*h m e"})
+    p = F.silu(torch.einsum("bnhd,bmhd->bhnm", q, k))
+    return torch.bmm(p.view(6, 5, 7), v).view(2, 3, 5, 6).transpose(1, 2).flatten(2)
 
 
 @pytest.mark.parametrize("result", ["bhne", "bnhe", "nbhe", "hben", "enhb"])

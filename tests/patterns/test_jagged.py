@@ -17,7 +17,7 @@ from tests.patterns.rows import fused
 SIZES = {"h": 2, "d": 4, "e": 6, "n": 6, "m": 5, "s": 3}
 LENGTHS = [(3, 0, 6, 1), (1, 5, 2)]
 # An operand between the products is padded there, as the model has it.
-KEPT = [
+PADDED_BETWEEN = [
     "times_padded_by_other_offsets",
     "a_padded_operand_that_is_looked_up",
     "divided_by_tokens_above_zero",
@@ -93,7 +93,7 @@ def test_row(row: Row, mode: Mode, request: pytest.FixtureRequest):
     if mode.training and mode.offsets == torch.int64 and row.sides == "qk":
         for graph in recorder.graphs:
             padding = [name for name in graph.calls_after if "jagged" in name]
-            assert bool(padding) == (row.name in KEPT), graph.after
+            assert bool(padding) == (row.name in PADDED_BETWEEN), graph.after
 
 
 def test_the_report_says_what_is_jagged_and_why_a_side_is_not():
@@ -158,6 +158,18 @@ def test_nothing_leaks_from_neighbours_or_past_the_end():
     assert match.problem.jagged_query and match.problem.jagged_key
 
 
+def trained(attend, offsets, rows: int) -> Recorder:
+    """Results and gradients are those of eager."""
+    recorder, cotangent = Recorder(), torch.randn(rows, 6)
+    leaves = [torch.randn(rows, 2, 3, requires_grad=True) for _ in range(3)]
+    results = []
+    for function in (attend, torch.compile(attend, backend=recorder)):
+        out = function(*leaves, torch.tensor(offsets))
+        results.append([out, *torch.autograd.grad(out, leaves, cotangent)])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5, equal_nan=True)
+    return recorder
+
+
 @pytest.mark.parametrize("offsets", [(2, 3, 1, 6), (0, 5, 2, 7), (3, 3, 1, 1), (2, 4, 4, 6)])
 def test_offsets_that_fbgemm_takes_do_not_raise(offsets):
     """They decrease, or do not begin at 0: empty sequences, rows of nobody, rows of two."""
@@ -172,16 +184,7 @@ def test_offsets_that_fbgemm_takes_do_not_raise(offsets):
         out = torch.sigmoid(q @ k.mT) @ v
         return unpad(out.transpose(1, 2).flatten(2), [offsets], 8)[0]
 
-    recorder, cu = Recorder(), torch.tensor(offsets)
-    compiled = torch.compile(attend, backend=recorder)
-    leaves = [torch.randn(8, 2, 3, requires_grad=True) for _ in range(3)]
-    cotangent = torch.randn(8, 6)
-    actual = []
-    for function in (attend, compiled):
-        out = function(*leaves, cu)
-        actual.append([out, *torch.autograd.grad(out, leaves, cotangent)])
-    torch.testing.assert_close(actual[1], actual[0], rtol=1e-4, atol=1e-5)
-    (match,) = recorder.matches
+    (match,) = trained(attend, offsets, rows=8).matches
     assert match.problem.jagged_query and match.problem.jagged_key
 
 
@@ -201,15 +204,7 @@ def test_zeros_times_padding_that_is_not_finite_are_no_zeros(name, fill):
         out = F.silu(q @ k.mT) @ v
         return unpad(out.transpose(1, 2).flatten(2), [offsets], 5)[0]
 
-    recorder, cu = Recorder(), torch.tensor([0, 2, 5])
-    compiled = torch.compile(attend, backend=recorder)
-    leaves = [torch.randn(5, 2, 3, requires_grad=True) for _ in range(3)]
-    actual = []
-    for function in (attend, compiled):
-        out = function(*leaves, cu)
-        actual.append([out, *torch.autograd.grad(out.sum(), leaves)])
-    torch.testing.assert_close(actual[1], actual[0], rtol=1e-4, atol=1e-5, equal_nan=True)
-    (match,) = recorder.matches
+    (match,) = trained(attend, (0, 2, 5), rows=5).matches
     assert not getattr(match.problem, "jagged_" + name)
     assert "JAGGED_FILL" in "\n".join(match_lines(match))
 

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gdpa_inductor
 from gdpa_inductor.options import Options
 from gdpa_inductor.rejection import Code, Rejection
+from tests import _recorder
 from tests._recorder import ALWAYS, Recorder
 
 B, H, M, N, D, E = 2, 3, 5, 7, 4, 6
@@ -18,14 +19,11 @@ HEADS = {"q": (B, H, M, D), "k": (B, H, N, D), "v": (B, H, N, E)}
 
 
 def recorded(function, dtype=torch.float64, dynamic=False, **shapes) -> Recorder:
-    recorder = Recorder()
-    operands = {
-        name: shape if isinstance(shape, torch.Tensor) else torch.randn(shape, dtype=dtype)
-        for name, shape in (shapes or HEADS).items()
-    }
-    got = torch.compile(function, backend=recorder, fullgraph=True, dynamic=dynamic)(**operands)
-    torch.testing.assert_close(got, function(**operands))
-    return recorder
+    operands = (
+        shape if isinstance(shape, torch.Tensor) else torch.randn(shape, dtype=dtype)
+        for shape in (shapes or HEADS).values()
+    )
+    return _recorder.recorded(function, *operands, dynamic=dynamic)
 
 
 def program(function, **how) -> str:
@@ -129,10 +127,9 @@ def test_exact_upcasts_of_query_and_key_are_read_through():
 
 def test_the_public_function_becomes_one_op():
     def attention(q, k, v):
-        return gdpa_inductor.attention(
-            q, k, v, score_mod=lambda s, b, h, n, m: F.silu(s) + h, scale=0.5, enable_gqa=True,
-            mask_mod=lambda b, h, n, m: n >= m,
-        )  # fmt: skip
+        score_mod, mask_mod = lambda s, b, h, n, m: F.silu(s) + h, lambda b, h, n, m: n >= m
+        how = {"score_mod": score_mod, "mask_mod": mask_mod, "scale": 0.5, "enable_gqa": True}
+        return gdpa_inductor.attention(q, k, v, **how)
 
     shapes = {"q": (B, 6, M, 16), "k": (B, H, N, 16), "v": (B, H, N, 16)}
     (match,) = recorded(attention, dtype=torch.float32, **shapes).matches

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tests._judge import compare, results
-from tests._recorder import Recorder
+from tests._recorder import Recorder, recorded
 from tests.operands import make_operands, recast
-from tests.patterns.rows import HEADS, SIZES, fused, judge
+from tests.patterns.rows import HEADS, SIZES, fused, is_fused, judge
 
 
 def attention(q, k, v):
@@ -25,22 +25,18 @@ def test_checkpoint():
     assert "attention" in recorder.graphs[0].after
 
 
-def test_checkpoint_with_more_around_it():
-    def model(q, k, v, w):
-        def block(q, k, v):
-            return F.layer_norm(attention(q.tanh(), k, v) @ w, (6,))
+@is_fused({**HEADS, "w": "e e"})
+def test_checkpoint_with_more_around_it(q, k, v, w):
+    def block(q, k, v):
+        return F.layer_norm(attention(q.tanh(), k, v) @ w, (6,))
 
-        return checkpoint(block, q, k, v, use_reentrant=False).sum(1)
-
-    fused(model, {**HEADS, "w": "e e"})
+    return checkpoint(block, q, k, v, use_reentrant=False).sum(1)
 
 
-def test_two_checkpoints_of_one_block():
-    def model(q, k, v, q2):
-        first = checkpoint(attention, q, k, v, use_reentrant=False)
-        return first + checkpoint(attention, q2, k, v, use_reentrant=False)
-
-    fused(model, {**HEADS, "q2": "b h n d"}, regions=2)
+@is_fused({**HEADS, "q2": "b h n d"}, regions=2)
+def test_two_checkpoints_of_one_block(q, k, v, q2):
+    first = checkpoint(attention, q, k, v, use_reentrant=False)
+    return first + checkpoint(attention, q2, k, v, use_reentrant=False)
 
 
 def test_checkpoint_inside_a_checkpoint():
@@ -66,10 +62,10 @@ def test_a_fused_result_is_handed_to_a_checkpoint():
     assert {match.body for match in recorder.matches} == {"", "wrap_body_0"}
 
 
-@pytest.mark.parametrize("kept", ["none", "second", "all"])
-def test_three_layers_some_of_them_checkpointed(kept: str):
+@pytest.mark.parametrize("which", ["none", "second", "all"])
+def test_three_layers_some_of_them_checkpointed(which: str):
     def stays(number: int) -> bool:
-        return kept == "all" or (kept == "second" and number == 1)
+        return which == "all" or (which == "second" and number == 1)
 
     def model(q, k, v):
         for number in range(3):
@@ -83,7 +79,7 @@ def test_three_layers_some_of_them_checkpointed(kept: str):
     around = lambda q, k, v: checkpoint(model, q, k, v, use_reentrant=False)
     matches = fused(around, SQUARE, regions=3).matches
     depths = sorted(len(match.body.split(".")) for match in matches)
-    assert depths == {"none": [1, 1, 1], "second": [1, 1, 2], "all": [2, 2, 2]}[kept]
+    assert depths == {"none": [1, 1, 1], "second": [1, 1, 2], "all": [2, 2, 2]}[which]
 
 
 def test_softmax_in_a_checkpoint_is_left():
@@ -194,12 +190,10 @@ def test_autocast_outside_of_the_compiled_function(training):
     assert len(recorder.matches) == 1, recorder.why()
 
 
-def test_autocast_with_single_precision_bias():
-    def model(q, k, v, bias):
-        with lower():
-            return F.silu(q @ k.mT + bias) @ v
-
-    fused(model, {**HEADS, "bias": "h n m"}, dtype=torch.float32)
+@is_fused({**HEADS, "bias": "h n m"}, dtype=torch.float32)
+def test_autocast_with_single_precision_bias(q, k, v, bias):
+    with lower():
+        return F.silu(q @ k.mT + bias) @ v
 
 
 def test_autocast_result_has_eagers_dtype():
@@ -250,12 +244,8 @@ def test_module_trains_as_in_eager(layers):
 
 
 def test_inference_mode():
-    recorder = Recorder()
-    compiled = torch.compile(attention, backend=recorder, fullgraph=True)
-    operands = recast(make_operands(HEADS, SIZES), torch.float64)
     with torch.inference_mode():
-        torch.testing.assert_close(compiled(**operands), attention(**operands))
-    assert len(recorder.matches) == 1
+        assert len(recorded(attention, *make_operands(HEADS, SIZES).values()).matches) == 1
 
 
 def test_einsum_in_inference_mode_is_cast():
@@ -289,23 +279,23 @@ def test_one_gradient_only(wanted):
     compiled = torch.compile(model, backend=recorder, fullgraph=True)
     assert not compare(model, compiled, operands)
     assert len(recorder.matches) == 1
-    asked: list[list[bool]] = []
+    needs: list[list[bool]] = []
     output = compiled(**operands).sum()
-    with _Spy(asked):
+    with _Spy(needs):
         output.backward()
-    assert [sum(needs) for needs in asked] == [1]
+    assert [sum(each) for each in needs] == [1]
 
 
 class _Spy(torch.utils._python_dispatch.TorchDispatchMode):
     """Notes the `needs` of every call of the backward op."""
 
-    def __init__(self, asked: list) -> None:
+    def __init__(self, needs: list) -> None:
         super().__init__()
-        self.asked = asked
+        self.needs = needs
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function is torch.ops.gdpa.attention_backward.default:
-            self.asked.append(
+            self.needs.append(
                 next(x for x in args if isinstance(x, list) and x and isinstance(x[0], bool))
             )
         return function(*args, **(kwargs or {}))
@@ -318,14 +308,14 @@ def test_nothing_is_kept_but_the_operands():
     def model(q, k, v, bias):
         return F.silu(q @ k.mT + bias) @ v
 
-    kept: list[torch.Tensor] = []
+    saved: list[torch.Tensor] = []
     compiled = torch.compile(model, backend=Recorder(), fullgraph=True)
     operands = make_operands(specs, {**SIZES, "n": 40, "m": 50})
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         compiled(**operands)
-    assert kept
+    assert saved
     assert (
-        max(tensor.numel() for tensor in kept) == 40 * 50
+        max(tensor.numel() for tensor in saved) == 40 * 50
     )  # the bias; the scores have six times that
 
 

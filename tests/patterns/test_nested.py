@@ -52,8 +52,7 @@ def test_values_of_nested_tensors(function, sides, backend):
         torch.testing.assert_close(mine, eager, rtol=1e-4, atol=1e-4)
         weight = torch.randn_like(eager)
         grads = [torch.autograd.grad(x, leaves, weight) for x in (mine, eager)]
-        for got, wanted in zip(*grads):
-            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
     if backend == "recorder":
         for match in recorder.matches:
             problem = match.problem

@@ -12,34 +12,36 @@ import torch.nn.functional as F
 
 from tests._recorder import Recorder
 from tests.operands import make_operands
-from tests.patterns.rows import HEADS, SIZES, fused, refused
+from tests.patterns.rows import HEADS, SIZES, fused, is_fused, is_refused, proving, refused
 
 DAY = 86_400_000  # in milliseconds: 25 of them are more than 2^31
 NARROW = [torch.uint8, torch.int8, torch.int16, torch.int32]
 
 
-def long_rows(length: int = 300) -> list[torch.Tensor]:
+def long_rows(length: int) -> list[torch.Tensor]:
     seeded = torch.Generator().manual_seed(0)
     return [torch.randn(1, 1, length, 4, generator=seeded).requires_grad_() for _ in range(3)]
 
 
-def judged(attention, *operands, dynamic: bool | None = None) -> Recorder:
-    """Exact and fused."""
-    inputs = dict(zip(inspect.signature(attention).parameters, operands, strict=True))
-    return fused(attention, operands=inputs, dynamic=dynamic)
+def judged(attention, *operands, rows: int = 300, dynamic: bool | None = None) -> Recorder:
+    """Exact and fused, of so many rows."""
+    inputs = zip(
+        inspect.signature(attention).parameters, [*long_rows(rows), *operands], strict=True
+    )
+    return fused(attention, operands=dict(inputs), dynamic=dynamic)
+
+
+is_exact = proving(judged)
 
 
 def masked(q, k, v, mask):
     return torch.where(mask, F.silu(q @ k.mT), 0.0) @ v
 
 
-def test_a_difference_of_times_that_wraps() -> None:
-    def attention(q, k, v, times):
-        apart = (times[:, :, None] - times[:, None, :]).int()
-        return masked(q, k, v, (apart >= 0)[:, None])
-
-    times = (torch.arange(300) * DAY)[None]
-    judged(attention, *long_rows(), times)
+@is_exact((torch.arange(300) * DAY)[None])
+def test_a_difference_of_times_that_wraps(q, k, v, times):
+    apart = (times[:, :, None] - times[:, None, :]).int()
+    return masked(q, k, v, (apart >= 0)[:, None])
 
 
 def test_times_that_wrap_are_left_to_the_model() -> None:
@@ -49,8 +51,7 @@ def test_times_that_wrap_are_left_to_the_model() -> None:
         narrow = times.int()
         return masked(q, k, v, narrow[:, None] > narrow)
 
-    times = torch.arange(300) * DAY
-    (match,) = judged(attention, *long_rows(), times).matches
+    (match,) = judged(attention, torch.arange(300) * DAY).matches
     assert [spec.access for spec in match.score_mod.aux] == [("q_idx",), ("kv_idx",)]
 
 
@@ -59,10 +60,9 @@ def test_a_difference_of_places_does_not_wrap() -> None:
         i = torch.arange(q.shape[2])
         return masked(q, k, v, (i[:, None] - i).int() >= 3)
 
-    (match,) = judged(attention, *long_rows()).matches
-    assert not match.score_mod.aux
-    (match,) = judged(attention, *long_rows(), dynamic=True).matches
-    assert not match.score_mod.aux
+    for dynamic in (None, True):
+        (match,) = judged(attention, dynamic=dynamic).matches
+        assert not match.score_mod.aux
 
 
 @pytest.mark.parametrize("dtype", NARROW)
@@ -71,52 +71,45 @@ def test_places_counted_in_few_bits(dtype: torch.dtype) -> None:
         i = torch.arange(q.shape[2], dtype=dtype)
         return masked(q, k, v, i[:, None] >= i)
 
-    (match,) = judged(attention, *long_rows()).matches
+    (match,) = judged(attention).matches
     assert bool(match.score_mod.aux) == (dtype in (torch.uint8, torch.int8))
 
 
+ARITHMETIC = {
+    "sum": lambda i, j: i + j > 100,
+    "difference": lambda i, j: i - j > 100,
+    "product": lambda i, j: i * j > 100,
+    "negative": lambda i, j: -i > j,
+    "shift": lambda i, j: (i << 3) > j,
+    "quotient": lambda i, j: i // 3 > j,
+    "square": lambda i, j: i.square() > j,
+    "cast first": lambda i, j: i.long() * 1000 > j.long(),
+    "cast one": lambda i, j: i.long() - 5 > j,
+    "cast last": lambda i, j: (i + 100).long() > j,
+}
+
+
 @pytest.mark.parametrize("dtype", NARROW)
-@pytest.mark.parametrize(
-    "arithmetic",
-    [
-        lambda i, j: i + j > 100,
-        lambda i, j: i - j > 100,
-        lambda i, j: i * j > 100,
-        lambda i, j: -i > j,
-        lambda i, j: (i << 3) > j,
-        lambda i, j: i // 3 > j,
-        lambda i, j: i.square() > j,
-        lambda i, j: i.long() * 1000 > j.long(),
-        lambda i, j: i.long() - 5 > j,
-        lambda i, j: (i + 100).long() > j,
-    ],
-    ids=["sum", "difference", "product", "negative", "shift", "quotient", "square", "cast first",
-         "cast one", "cast last"],
-)  # fmt: skip
-def test_arithmetic_of_operands_in_few_bits(dtype: torch.dtype, arithmetic) -> None:
+@pytest.mark.parametrize("name", ARITHMETIC)
+def test_arithmetic_of_operands_in_few_bits(dtype: torch.dtype, name: str) -> None:
     """The op reads the operands in their own dtype, and computes with them in 64 bits."""
 
     def attention(q, k, v, inputs):
-        return masked(q, k, v, arithmetic(inputs[:, None], inputs))
+        return masked(q, k, v, ARITHMETIC[name](inputs[:, None], inputs))
 
     inputs = torch.randint(-200, 200, (60,), generator=torch.Generator().manual_seed(1)).to(dtype)
-    judged(attention, *long_rows(60), inputs)
+    judged(attention, inputs, rows=60)
 
 
-def test_a_square_of_places_in_32_bits() -> None:
-    def attention(q, k, v):
-        i = torch.arange(q.shape[2], dtype=torch.int32) * 1000
-        return masked(q, k, v, i[:, None] * i > 5)
-
-    judged(attention, *long_rows())
+@is_exact()
+def test_a_square_of_places_in_32_bits(q, k, v):
+    i = torch.arange(q.shape[2], dtype=torch.int32) * 1000
+    return masked(q, k, v, i[:, None] * i > 5)
 
 
-def test_a_number_past_the_dtype_that_it_is_compared_in() -> None:
-    def attention(q, k, v, inputs, one):
-        return masked(q, k, v, (inputs > one)[:, None])
-
-    inputs = torch.arange(60, dtype=torch.int32) - 30
-    judged(attention, *long_rows(60), inputs, torch.tensor(1 << 32))
+@is_exact(torch.arange(60, dtype=torch.int32) - 30, torch.tensor(1 << 32), rows=60)
+def test_a_number_past_the_dtype_that_it_is_compared_in(q, k, v, inputs, one):
+    return masked(q, k, v, (inputs > one)[:, None])
 
 
 def test_lengths_cast_to_32_bits_are_an_operand() -> None:
@@ -124,12 +117,13 @@ def test_lengths_cast_to_32_bits_are_an_operand() -> None:
         valid = torch.arange(k.shape[2]) < lengths.int()[:, None]
         return masked(q, k, v, valid[:, None, None])
 
-    (match,) = judged(attention, *long_rows(60), torch.tensor([17])).matches
+    (match,) = judged(attention, torch.tensor([17]), rows=60).matches
     assert "a0" in match.score_mod.formula
 
 
-def test_scores_cast_to_integers_are_refused_by_name() -> None:
-    refused({"DTYPE"}, lambda q, k, v: (q @ k.mT * 3).int() * (q @ k.mT) @ v)
+@is_refused({"DTYPE"})
+def test_scores_cast_to_integers_are_refused_by_name(q, k, v):
+    return (q @ k.mT * 3).int() * (q @ k.mT) @ v
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf"), 1e300])
@@ -142,22 +136,17 @@ def test_a_number_that_no_integer_is_near_is_refused_by_name(number: float) -> N
     assert rejection.reason == f"{number} becomes an integer, and none of 64 bits is near"
 
 
-def test_a_scale_in_fp32_beside_scores_in_fp64() -> None:
+@is_fused()
+def test_a_scale_in_fp32_beside_scores_in_fp64(q, k, v):
     """The model rounds it to fp32, the program would not."""
-
-    def attention(q, k, v):
-        i = torch.arange(q.shape[2], dtype=torch.float32) * 0.1
-        return F.silu(q @ k.mT + i[:, None]) @ v
-
-    fused(attention)
+    i = torch.arange(q.shape[2], dtype=torch.float32) * 0.1
+    return F.silu(q @ k.mT + i[:, None]) @ v
 
 
-def test_places_past_the_whole_numbers_of_fp32() -> None:
-    def attention(q, k, v):
-        i = (torch.arange(q.shape[2]) + (1 << 24)).float()
-        return F.silu(q @ k.mT + (i[:, None] - (1 << 24))) @ v
-
-    fused(attention)
+@is_fused()
+def test_places_past_the_whole_numbers_of_fp32(q, k, v):
+    i = (torch.arange(q.shape[2]) + (1 << 24)).float()
+    return F.silu(q @ k.mT + (i[:, None] - (1 << 24))) @ v
 
 
 def test_scales_beyond_the_range_of_fp32() -> None:

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from gdpa_inductor import gdpa_backend
-from tests._recorder import Recorder
+from tests._recorder import Recorder, recorded
 from tests.operands import make_operands
 from tests.patterns.activations_table import ACTIVATIONS
-from tests.patterns.rows import HEADS, SIZES, fused, judge, refused
+from tests.patterns.rows import HEADS, SIZES, is_exact, is_fused, judge, refused
 
 
 def on_a_grid(specs: dict[str, str], seed: int = 0) -> dict:
@@ -38,45 +38,41 @@ def test_ties_and_thresholds(name, scale):
 
 def biased(name):
     """An attention with a bias that sets its scores, from -4 to 4, and its operands."""
-    act = ACTIVATIONS[name]
-
-    def attention(q, k, v, bias):
-        return act(q @ k.mT + bias) @ v
-
+    attention = lambda q, k, v, bias: ACTIVATIONS[name](q @ k.mT + bias) @ v
     matrices = (torch.full((1, 1, 9, 9), 0.1, dtype=torch.float64) for _ in range(3))
     bias = torch.linspace(-4, 4, 81, dtype=torch.float64).view(9, 9)
     return attention, [x.requires_grad_() for x in (*matrices, bias)]
 
 
-def gradients(function, given, coming):
+def gradients(function, operands, coming):
     """What a gradient of the output that is `coming` everywhere leaves in the operands."""
-    out = function(*given)
-    return torch.autograd.grad(out, given, torch.full_like(out, coming))
+    out = function(*operands)
+    return torch.autograd.grad(out, operands, torch.full_like(out, coming))
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_gradients_that_are_not_finite(name):
     """Where the slope of an activation is 0 because it is flat there, nothing comes through."""
-    attention, given = biased(name)
+    attention, operands = biased(name)
     recorder = Recorder()
     compiled = torch.compile(attention, backend=recorder, fullgraph=True)
     for coming in (torch.inf, torch.nan):
-        wanted, actual = (gradients(function, given, coming) for function in (attention, compiled))
-        for want, got in zip(wanted, actual, strict=True):
-            assert torch.equal(want.isfinite(), got.isfinite()), (coming, want, got)
+        eager, actual = (gradients(f, operands, coming) for f in (attention, compiled))
+        for theirs, mine in zip(eager, actual, strict=True):
+            assert torch.equal(theirs.isfinite(), mine.isfinite()), (coming, theirs, mine)
     assert recorder.matches
 
 
 @pytest.mark.parametrize("name", [name for name in ACTIVATIONS if "relu" in name])
 def test_the_slope_of_relu_at_a_score_that_is_no_number(name):
     """It is 1, so that what is squared behind it stays NaN."""
-    attention, given = biased(name)
+    attention, operands = biased(name)
     with torch.no_grad():
-        given[-1][4, 2] = torch.nan
+        operands[-1][4, 2] = torch.nan
     recorder = Recorder()
     compiled = torch.compile(attention, backend=recorder, fullgraph=True)
-    wanted, actual = (gradients(function, given, 1.0) for function in (attention, compiled))
-    torch.testing.assert_close(actual, wanted, equal_nan=True)
+    eager, actual = (gradients(f, operands, 1.0) for f in (attention, compiled))
+    torch.testing.assert_close(actual, eager, equal_nan=True)
     assert recorder.matches
 
 
@@ -187,51 +183,19 @@ def test_rare_functions(name, training):
     judge(attention, {**HEADS, "t": "positive: h n m"}, training=training)
 
 
-WRITES = {
-    "copy into a column": lambda s: s[..., 0].copy_(s[..., 1]),
-    "copy of itself": lambda s: s.copy_(s * 2),
-    "every row": lambda s: [row.mul_(2.0) for row in s.unbind(-2)],
-    "two aliases": lambda s: (s.view(-1).mul_(2.0), s.transpose(1, 2).add_(1.0)),
-    "boolean index": lambda s: s.masked_fill_(s > 1, 1.0),
-    "index put": lambda s: s.index_put_((torch.tensor([0]),), torch.tensor(0.5, dtype=s.dtype)),
-    "index add": lambda s: s.index_add_(-1, torch.tensor([1]), s[..., :1].clone()),
-    "foreach": lambda s: torch._foreach_mul_([s], 2.0),
-    "swap of halves": lambda s: s[..., :3].copy_(s[..., 3:6].clone()),
-    "zero_": lambda s: s.zero_(),
-    "uniform_": lambda s: s.uniform_(),
-    "iadd of itself": lambda s: s.__iadd__(s),
-}
-
-
-@pytest.mark.parametrize("name", WRITES)
-def test_writes_into_the_scores(name):
-    def attention(q, k, v):
-        s = q @ k.mT
-        WRITES[name](s)
-        return F.silu(s) @ v
-
-    judge(attention, training=False)
-
-
 @pytest.mark.parametrize("dtype", [torch.int64, torch.complex64, torch.complex128], ids=str)
 def test_other_number_fields(dtype):
     """Integer and complex products are another matter."""
     q, k, v = (torch.randint(-3, 4, (2, 3, n, 4)).to(dtype) for n in (5, 7, 7))
-    attention = lambda q, k, v: ((q @ k.mT) * 2) @ v
-    recorder = Recorder()
-    got = torch.compile(attention, backend=recorder, fullgraph=True)(q, k, v)
-    assert torch.equal(got, attention(q, k, v))
+    recorder = recorded(lambda q, k, v: ((q @ k.mT) * 2) @ v, q, k, v)
     assert not recorder.matches and recorder.untouched
 
 
 def test_sparse_operand():
     adjacency = torch.eye(5, dtype=torch.float64).to_sparse()
     attention = lambda q, k: F.silu(torch.sparse.mm(adjacency, q @ k.mT)) @ k
-    recorder = Recorder()
     q, k = torch.randn(5, 4, dtype=torch.float64), torch.randn(7, 4, dtype=torch.float64)
-    got = torch.compile(attention, backend=recorder)(q, k)
-    torch.testing.assert_close(got, attention(q, k))
-    assert not recorder.matches
+    assert not recorded(attention, q, k, fullgraph=False).matches
 
 
 class OfUser(torch.Tensor):
@@ -239,8 +203,8 @@ class OfUser(torch.Tensor):
 
 
 @pytest.mark.parametrize("view", ["itself", "view"])
-@pytest.mark.parametrize("given", [0, 2, 3])
-def test_operand_of_a_class_of_the_user(given, view):
+@pytest.mark.parametrize("position", [0, 2, 3])
+def test_operand_of_a_class_of_the_user(position, view):
     """torch's check of custom operators takes no such tensor, so one would fail at the first call;
     stock gives its products views, which are plain.
     """
@@ -251,16 +215,12 @@ def test_operand_of_a_class_of_the_user(given, view):
 
     torch._dynamo.reset()
     operands = [torch.randn(2, 3, n, 4) for n in (5, 7, 7)] + [torch.randn(5, 7)]
-    operands[given] = operands[given].as_subclass(OfUser)
-    expected = attention(*operands)
+    operands[position] = operands[position].as_subclass(OfUser)
     compiled = torch.compile(attention, backend=gdpa_backend, options={"gdpa.profit": False})
-    got = compiled(*operands)
-    assert type(got) is OfUser
-    torch.testing.assert_close(got, expected)
-
-    recorder = Recorder()
-    torch._dynamo.reset()
-    torch.compile(attention, backend=recorder)(*operands)
+    result = compiled(*operands)
+    assert type(result) is OfUser
+    torch.testing.assert_close(result, attention(*operands))
+    recorder = recorded(attention, *operands)
     assert not recorder.matches
     (refusal,) = recorder.rejections
     assert refusal.code.name == "TENSOR_KIND" and refusal.reason.endswith("OfUser")
@@ -268,14 +228,8 @@ def test_operand_of_a_class_of_the_user(given, view):
 
 @pytest.mark.parametrize("kind", [torch.nn.Parameter, torch.nn.Buffer])
 def test_operands_of_classes_of_torch(kind):
-    recorder = Recorder()
     operands = [kind(torch.randn(2, 3, n, 4, dtype=torch.float64)) for n in (5, 7, 7)]
-    attention = lambda q, k, v: F.silu(q @ k.mT) @ v
-    torch._dynamo.reset()
-    torch.testing.assert_close(
-        torch.compile(attention, backend=recorder)(*operands), attention(*operands)
-    )
-    assert len(recorder.matches) == 1
+    assert len(recorded(lambda q, k, v: F.silu(q @ k.mT) @ v, *operands).matches) == 1
 
 
 def test_fp16_scores_past_the_range_are_finite():
@@ -283,13 +237,11 @@ def test_fp16_scores_past_the_range_are_finite():
     attention = lambda q, k, v: F.silu(q @ k.mT) @ v
     operands = [torch.full((1, 2, n, 4), x).half() for n, x in ((5, 300.0), (7, 300.0), (7, 1e-3))]
     recorder = Recorder()
-    torch._dynamo.reset()
-    got = torch.compile(attention, backend=recorder)(*operands)
+    result = torch.compile(attention, backend=recorder)(*operands).double()
     assert len(recorder.matches) == 1
     assert attention(*operands).isinf().all()
-    torch.testing.assert_close(
-        got.double(), attention(*[x.double() for x in operands]), rtol=1e-2, atol=0
-    )
+    exact = attention(*(x.double() for x in operands))
+    torch.testing.assert_close(result, exact, rtol=1e-2, atol=0)
 
 
 def test_attention_under_vmap_names_the_transform():
@@ -311,21 +263,16 @@ def test_einsum_with_other_letters(equation):
     judge(attention)
 
 
-def test_region_after_a_mutated_argument():
-    def attention(q, k, v, cache):
-        cache[:, :, :7] = k
-        return F.silu(q @ cache.mT) @ torch.cat([v, v], 2)
-
-    fused(attention, {**HEADS, "cache": "const: b h 2*m d"}, training=False)
+@is_fused({**HEADS, "cache": "const: b h 2*m d"}, training=False)
+def test_region_after_a_mutated_argument(q, k, v, cache):
+    cache[:, :, :7] = k
+    return F.silu(q @ cache.mT) @ torch.cat([v, v], 2)
 
 
-def test_deep_program():
+@is_exact()
+def test_deep_program(q, k, v):
     """A hundred steps between the products."""
-
-    def attention(q, k, v):
-        s = q @ k.mT
-        for i in range(50):
-            s = torch.tanh(s) * (1.0 + i * 1e-3)
-        return s @ v
-
-    judge(attention)
+    s = q @ k.mT
+    for i in range(50):
+        s = torch.tanh(s) * (1.0 + i * 1e-3)
+    return s @ v

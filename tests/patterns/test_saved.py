@@ -9,7 +9,7 @@ import gdpa_inductor
 from tests._recorder import Recorder
 from tests.patterns.effects import H, M, N, drawn, heads
 
-HELD = {
+OF_THE_CALLER = {
     "a frozen bias": (lambda s, c: F.silu(s + c), torch.randn(H, N, M), True, 1),
     "in inference": (lambda s, c: F.silu(s + c), torch.randn(H, N, M), False, 0),
     "a mask that eager saves": (lambda s, c: F.silu(s) * c, torch.rand(N, M), True, 0),
@@ -24,9 +24,9 @@ HELD = {
 }
 
 
-@pytest.mark.parametrize("name", HELD)
+@pytest.mark.parametrize("name", OF_THE_CALLER)
 def test_copies_of_what_the_caller_holds(name):
-    weight, operand, training, copies = HELD[name]
+    weight, operand, training, copies = OF_THE_CALLER[name]
 
     class Layer(torch.nn.Module):
         def __init__(self):
@@ -79,8 +79,8 @@ def test_what_exports_keep_and_eager_does_not(model, copies):
     program, report = gdpa_inductor.rewrite(torch.export.export(model, operands), profit=False)
     assert len(report.matches) == 1 and not report.rejections
     graphs = [g.graph for g in program.graph_module.modules() if hasattr(g, "graph")]
-    kept = [n for graph in graphs for n in graph.nodes if "kept" in str(n.target)]
-    assert len(kept) == copies, program
+    copied = [n for graph in graphs for n in graph.nodes if "kept" in str(n.target)]
+    assert len(copied) == copies, program
 
 
 def test_a_query_that_learns_only_later():

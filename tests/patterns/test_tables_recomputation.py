@@ -51,18 +51,23 @@ def run(function, leaves, times):
     """The output, and what was kept for the backward, once everything is compiled."""
     function(*leaves, times)
     saved = []
-
-    def pack(tensor):
-        saved.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         return function(*leaves, times), saved
 
 
 def gradients(output, leaves):
     weights = torch.randn(output.shape, generator=generator_of(7), dtype=output.dtype)
     return torch.autograd.grad(output, leaves, weights)
+
+
+def same(output, eager, leaves) -> None:
+    """Results and gradients."""
+    torch.testing.assert_close(output, eager)
+    torch.testing.assert_close(gradients(output, leaves), gradients(eager, leaves))
+
+
+def assert_alike(mine, function, leaves, *rest) -> None:
+    same(mine(*leaves, *rest), function(*leaves, *rest), leaves)
 
 
 def integers(saved) -> int:
@@ -82,9 +87,7 @@ def test_no_index_is_kept():
     output, saved = run(compiled(attention(minutes)), leaves, times)
     assert integers(saved) == B * N
     assert sum(x.numel() >= B * N * N for x in saved) == 1
-    wanted = attention(minutes)(*leaves, times)
-    torch.testing.assert_close(output, wanted)
-    torch.testing.assert_close(gradients(output, leaves), gradients(wanted, leaves))
+    same(output, attention(minutes)(*leaves, times), leaves)
 
 
 def test_a_bias_in_16_bits_is_kept_in_16_bits():
@@ -112,8 +115,7 @@ def test_an_index_that_is_an_input_is_not_kept_again():
     places = minutes(times)[0].contiguous()
     output, saved = run(compiled(function), leaves, places)
     assert [x.data_ptr() for x in saved if not x.is_floating_point()] == [places.data_ptr()]
-    wanted = function(*leaves, places)
-    torch.testing.assert_close(gradients(output, leaves), gradients(wanted, leaves))
+    same(output, function(*leaves, places), leaves)
 
 
 def test_in_a_checkpoint():
@@ -121,9 +123,7 @@ def test_in_a_checkpoint():
         return checkpoint(attention(minutes), q, k, v, table, times, use_reentrant=False)
 
     leaves, times = operands()
-    output, wanted = (f(*leaves, times) for f in (compiled(function), function))
-    torch.testing.assert_close(output, wanted)
-    torch.testing.assert_close(gradients(output, leaves), gradients(wanted, leaves))
+    assert_alike(compiled(function), function, leaves, times)
 
 
 def test_a_bias_that_is_made_outside_of_a_checkpoint():
@@ -139,9 +139,7 @@ def test_a_bias_that_is_made_outside_of_a_checkpoint():
 
     leaves, times = operands()
     recorder = Recorder()
-    output, wanted = (f(*leaves, times) for f in (compiled(function, recorder), function))
-    torch.testing.assert_close(output, wanted)
-    torch.testing.assert_close(gradients(output, leaves), gradients(wanted, leaves))
+    assert_alike(compiled(function, recorder), function, leaves, times)
     assert len(recorder.matches) == 1, recorder.why()
     assert recorder.graphs[0].calls_after["look_up"] == 1
 
@@ -232,9 +230,8 @@ def test_writes_and_other_uses(function, backend):
     mine = compiled(function, recorder if backend == "rewritten" else partitioned)
     arguments = [times.clone() for _ in range(2)]
     output, wanted = mine(*leaves, arguments[0]), function(*leaves, arguments[1])
-    torch.testing.assert_close(output, wanted)
+    same(output, wanted, leaves)
     assert torch.equal(*arguments)
-    torch.testing.assert_close(gradients(output, leaves), gradients(wanted, leaves))
     assert recorder.matches, recorder.why()
 
 
@@ -278,10 +275,8 @@ def test_places_that_wrap_in_eager_wrap_as_far(judge):
     places = torch.arange(N * N).view(N, N) - N * N // 2
     places[0, :4] = torch.tensor([T, -T - 1, torch.iinfo(torch.int64).max, -(2**63)])
     recorder = Recorder(dataclasses.replace(ALWAYS, judge=judge))
-    output, wanted = compiled(function, recorder)(*leaves, places), function(*leaves, places)
+    assert_alike(compiled(function, recorder), function, leaves, places)
     assert recorder.graphs[-1].calls_after["look_up"] == 1, recorder.why()
-    torch.testing.assert_close(output, wanted)
-    torch.testing.assert_close(gradients(output, leaves), gradients(wanted, leaves))
 
 
 BUCKETS = {
@@ -296,10 +291,8 @@ BUCKETS = {
 def test_the_judge_follows_what_is_made_again(name):
     leaves, times = operands()
     function, recorder = attention(BUCKETS[name]), Recorder()
-    output, wanted = (f(*leaves, times) for f in (compiled(function, recorder), function))
+    assert_alike(compiled(function, recorder), function, leaves, times)
     assert recorder.matches and recorder.graphs[-1].calls_after["kept"], recorder.why()
-    torch.testing.assert_close(output, wanted)
-    torch.testing.assert_close(gradients(output, leaves), gradients(wanted, leaves))
 
 
 def test_a_table_of_a_size_that_varies():
@@ -341,60 +334,41 @@ def remade(bucket, device: str, dtype=torch.int64) -> bool:
             else:
                 args, kwargs = torch.fx.map_arg((node.args, node.kwargs), environment.get)
                 method = node.op == "call_method"
-                value = getattr(args[0], node.target)(*args[1:], **kwargs) if method else (
-                    node.target(*args, **kwargs)
-                )  # fmt: skip
+                call = getattr(type(args[0]), node.target) if method else node.target
+                value = call(*args, **kwargs)
             environment[node] = node.meta["example_value"] = value
     return recomputation.is_reproducible([node for node in graph.nodes if node.op != "placeholder"])
 
 
-def logarithms(times):
-    return (torch.log(apart(times).clamp(min=1).float()) / 0.301).long()
+def logarithm(times):
+    return torch.log(apart(times).clamp(min=1).float()) / 0.301
 
 
-def shifted_logarithms(times):
-    return (torch.log(apart(times).clamp(min=1).float()) / 0.301 + 0.5).long()
+def stamps(times):
+    """Each as a row and as a column."""
+    return apart(times).double(), times.double()[:, None]
 
 
-def scaled_then_added(times):
-    return (apart(times).double() * 0.1 + 3.0).long()
+REMADE = {
+    "minutes": (minutes, "cpu", True),
+    "logarithms": (lambda x: logarithm(x).long(), "meta", True),
+    "logarithms on a CPU": (lambda x: logarithm(x).long(), "cpu", False),
+    "shifted logarithms": (lambda x: (logarithm(x) + 0.5).long(), "meta", False),
+    "scaled, then added": (lambda x: (apart(x).double() * 0.1 + 3.0).long(), "cpu", False),
+    "added, then scaled": (lambda x: ((apart(x).double() + 3.0) * 0.1).long(), "cpu", True),
+    "added, then scaled elsewhere": (
+        lambda x: ((apart(x).double() + 3.0) * 0.1).long(), "meta", True,
+    ),
+    "halves": (lambda x: (apart(x).bfloat16() * 0.125).long(), "meta", False),
+    "by a sum": (lambda x: torch.add(*stamps(x), alpha=0.1).long(), "meta", False),
+    "by a difference": (lambda x: torch.sub(*stamps(x), alpha=0.1).long(), "meta", False),
+    "sum of products": (
+        lambda x: torch.addcmul(*[x.double()] * 3, value=0.1).long(), "meta", False,
+    ),
+}  # fmt: skip
 
 
-def added_then_scaled(times):
-    return ((apart(times).double() + 3.0) * 0.1).long()
-
-
-def scaled_by_a_sum(times):
-    return torch.add(apart(times).double(), times.double()[:, None], alpha=0.1).long()
-
-
-def scaled_by_a_difference(times):
-    return apart(times).double().sub(times.double()[:, None], alpha=0.1).long()
-
-
-def sum_of_products(times):
-    return torch.addcmul(times.double(), times.double(), times.double(), value=0.1).long()
-
-
-def halves(times):
-    return (apart(times).bfloat16() * 0.125).long()
-
-
-@pytest.mark.parametrize(
-    ("bucket", "device", "expected"),
-    [
-        (minutes, "cpu", True),
-        (logarithms, "meta", True),
-        (logarithms, "cpu", False),
-        (shifted_logarithms, "meta", False),
-        (scaled_then_added, "cpu", False),
-        (added_then_scaled, "cpu", True),
-        (added_then_scaled, "meta", True),
-        (halves, "meta", False),
-        (scaled_by_a_sum, "meta", False),
-        (scaled_by_a_difference, "meta", False),
-        (sum_of_products, "meta", False),
-    ],
-)
-def test_an_index_is_made_again_where_it_has_the_same_bits(bucket, device, expected):
+@pytest.mark.parametrize("name", REMADE)
+def test_an_index_is_made_again_where_it_has_the_same_bits(name):
+    bucket, device, expected = REMADE[name]
     assert remade(bucket, device) is expected

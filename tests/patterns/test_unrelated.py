@@ -12,7 +12,7 @@ from gdpa_inductor.options import Options
 from tests._judge import compare
 from tests._recorder import Recorder
 from tests.operands import make_operands
-from tests.patterns.rows import HEADS, SINGLE
+from tests.patterns.rows import HEADS, SINGLE, rows
 
 # Large enough that nothing is left alone for its size.
 LARGE = {"b": 2, "h": 3, "n": 64, "m": 96, "d": 16, "e": 24}
@@ -27,24 +27,31 @@ def candidate(**specs: str):
     return lambda function: ROWS.append((function, specs, False)) or function
 
 
-@quiet(x="b n d", up="d 8", down="8 d")
-def perceptron(x, up, down):
-    return F.relu(x @ up) @ down
-
-
-@quiet(x="b n d", a="8 d", b="d 8")
-def linear_layers(x, a, b):
-    return F.linear(F.gelu(F.linear(x, a)), b)
-
-
-@quiet(x="n d", w="d e", a="d 2", b="2 e")
-def low_rank_adapter(x, w, a, b):
-    return x @ w + (x @ a) @ b * 0.5
-
-
-@quiet(x="b d n n", kernel="e d 3 3")
-def convolution(x, kernel):
-    return F.relu(F.conv2d(x, kernel, padding=1)).mean((2, 3))
+SEQUENCE = {"x": "b n d", "up": "d 8", "down": "8 d", "w": "h d e", "router": "d h"}
+rows(
+    quiet,
+    {**HEADS, **SEQUENCE, "weight": "8 d", "other": "d 8"},
+    perceptron=lambda x, up, down: F.relu(x @ up) @ down,
+    linear_layers=lambda x, weight, other: F.linear(F.gelu(F.linear(x, weight)), other),
+    library_attention=lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
+    gram_matrix=lambda x: (x.mT @ x / x.shape[1]).square().mean(),
+    mixture_by_einsum=lambda x, w, router: torch.einsum(
+        "bnd,hde,bnh->bne", x, w, (x @ router).softmax(-1)
+    ),
+)
+rows(
+    quiet,
+    {"x": "b d n n", "kernel": "e d 3 3", "y": "b n d", "w": "h d d"},
+    convolution=lambda x, kernel: F.relu(F.conv2d(x, kernel, padding=1)).mean((2, 3)),
+    bilinear=lambda y, w: torch.einsum("bnd,hde,bme->bhnm", y, w, y),
+)
+rows(
+    candidate,
+    {**HEADS, "x": "b n n"},
+    softmax_attention=lambda q, k, v: (q @ k.mT / 2).softmax(-1) @ v,
+    hard_attention=lambda q, k, v: F.one_hot((q @ k.mT).argmax(-1), k.shape[2]).to(v.dtype) @ v,
+    matrix_power=lambda x: x @ x @ x,
+)
 
 
 @quiet(x="b n d", w="d d", u="d d")
@@ -55,20 +62,10 @@ def recurrence(x, w, u):
     return state
 
 
-@quiet(**HEADS)
-def library_attention(q, k, v):
-    return F.scaled_dot_product_attention(q, k, v)
-
-
 @quiet(x="b d", y="b d")
 def contrastive_loss(x, y):
     logits = F.normalize(x, dim=-1) @ F.normalize(y, dim=-1).t() / 0.07
     return F.cross_entropy(logits, torch.arange(2))
-
-
-@quiet(x="b n d")
-def gram_matrix(x):
-    return (x.mT @ x / x.shape[1]).square().mean()
 
 
 @quiet(x="b n d")
@@ -99,40 +96,10 @@ def vector_quantisation(x, codes):
     return codes[distance.argmin(-1)]
 
 
-@quiet(x="b n d", w="h d d")
-def bilinear(x, w):
-    return torch.einsum("bnd,hde,bme->bhnm", x, w, x)
-
-
 @quiet(x="b n d", w="d 1")
 def attention_pooling(x, w):
     weights = (x @ w).softmax(1)
     return (weights * x).sum(1)
-
-
-@quiet(x="b n d", rotation="d d")
-def rotation_there_and_back(x, rotation):
-    return F.relu(x @ rotation) @ rotation.t()
-
-
-@quiet(x="b n d", w="n n", u="d d")
-def mixer(x, w, u):
-    return F.gelu((x.mT @ w).mT @ u)
-
-
-@quiet(x="b n d")
-def spectrum(x):
-    return torch.fft.rfft(x, dim=1).abs()
-
-
-@quiet(x="b n d", w="h d e", router="d h")
-def mixture_by_einsum(x, w, router):
-    return torch.einsum("bnd,hde,bnh->bne", x, w, (x @ router).softmax(-1))
-
-
-@candidate(**HEADS)
-def softmax_attention(q, k, v):
-    return (q @ k.mT / 2).softmax(-1) @ v
 
 
 @candidate(**HEADS)
@@ -142,12 +109,6 @@ def linear_attention_normalised(q, k, v):
     return (
         torch.einsum("bhnd,bhde->bhne", q, torch.einsum("bhmd,bhme->bhde", k, v)) / total[..., None]
     )
-
-
-@candidate(**HEADS, features="d 8")
-def random_features(q, k, v, features):
-    q, k = torch.exp(q @ features * 0.1), torch.exp(k @ features * 0.1)
-    return q @ (k.mT @ v)
 
 
 @candidate(q="b h n d", k="b h n d", v="b h n e")
@@ -176,21 +137,11 @@ def linear_attention_between_convolutions(x, there, back, mean, variance):
     return x
 
 
-@candidate(x="b n n")
-def matrix_power(x):
-    return x @ x @ x
-
-
 @candidate(**SINGLE)
 def nystrom(q, k, v):
     few_q, few_k = q[:, :2], k[:, :2]
     left, right = (q @ few_k.mT).softmax(-1), (few_q @ k.mT).softmax(-1)
     return left @ (right @ v)
-
-
-@candidate(**HEADS)
-def cosine_softmax_attention(q, k, v):
-    return (10 * F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT).softmax(-1) @ v
 
 
 @candidate(**HEADS)
@@ -207,11 +158,6 @@ def attention_with_a_sink(q, k, v, sink):
     s = q @ k.mT
     s = torch.cat([s, sink.expand(2, 3, q.shape[2], 1)], dim=-1)
     return s.softmax(-1)[..., :-1] @ v
-
-
-@candidate(q="b n d", k="b m d", v="b m e")
-def hard_attention(q, k, v):
-    return F.one_hot((q @ k.mT).argmax(-1), k.shape[1]).to(v.dtype) @ v
 
 
 @candidate(x="b n d", w="d d")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gdpa_inductor.program.expr import INDEX, Expr, aux, call, const, fold, scalar, torch_apply
-from gdpa_inductor.program.integers import ANY, INT32, inside, ranges, wide
+from gdpa_inductor.program.integers import ANY, INT32, inside, ranges, sums, wide
 from gdpa_inductor.program.score_mod import ScoreMod
 
 LEAVES = [aux(0, "i"), aux(1, "i"), aux(2, "i")]
@@ -74,3 +74,10 @@ def test_programs_that_need_64_bits(text: str, expected: bool) -> None:
 
 def test_positions_fit_together() -> None:
     assert not wide([call("add", call("add", INDEX["q_idx"], INDEX["kv_idx"]), scalar(0))])
+
+
+def test_leaves_of_sums_have_one_order() -> None:
+    """A kernel's text follows it: in another order, caches of a later process miss."""
+    one, two = ([aux(i, "i") for i in order] for order in ((0, 1, 2), (2, 0, 1)))
+    terms = [call("add", call("add", x, y), z) for x, y, z in (one, two)]
+    assert sums(terms[:1]) == sums(terms[1:]) == LEAVES

@@ -66,11 +66,11 @@ def check(classes: TileClasses, roots: list[Expr], at: Grid) -> tuple[torch.Tens
         same = at.tiles((left == value) | (left.isnan() & value.isnan()), "all")
         assert not (full & ~same).any(), f"full is wrong: {formula(classes.full)}: {term}"
     if classes.keep is not None:
-        check_kept(classes.keep, classes.full_terms, roots, at)
+        check_keep(classes.keep, classes.full_terms, roots, at)
     return zero, full
 
 
-def check_kept(keep: Expr, full_terms: Sequence[Expr], roots: list[Expr], at: Grid) -> None:
+def check_keep(keep: Expr, full_terms: Sequence[Expr], roots: list[Expr], at: Grid) -> None:
     """Raise where a term is not its full term, or 0 where `keep` fails."""
     (condition,) = at.elements([keep])
     for left, value in zip(at.elements(full_terms), at.elements(roots), strict=True):
@@ -185,75 +185,40 @@ def vanishes(name: str, fill: float, *params: float) -> bool:
     return bool(zero)
 
 
-@pytest.mark.parametrize(
-    "text, zero, full, left, keep",
-    [
-        ("silu(s)", "false", "true", "silu(s)", "true"),
-        (
-            "where(ge(q_idx,kv_idx),silu(s),0.0)",
-            "q_idx_hi < kv_idx_lo",
-            "kv_idx_hi <= q_idx_lo",
-            "silu(s)",
-            "q_idx >= kv_idx",
-        ),
-        (
-            "mul(silu(s),sub(1.0,float(lt(q_idx,kv_idx))))",
-            "q_idx_hi < kv_idx_lo",
-            "kv_idx_hi <= q_idx_lo",
-            "silu(s)",
-            "kv_idx <= q_idx",
-        ),
-        (
-            "sigmoid(add(s,where(lt(q_idx,kv_idx),-inf,0.0)))",
-            "q_idx_hi < kv_idx_lo",
-            "kv_idx_hi <= q_idx_lo",
-            "sigmoid(s)",
-            "kv_idx <= q_idx",
-        ),
-        # Two masks, each of which is enough.
-        (
-            "a0:i[b]; where(ge(q_idx,kv_idx),mul(silu(s),float(lt(kv_idx,a0))),0.0)",
-            "(q_idx_hi < kv_idx_lo) | (a0 <= kv_idx_lo)",
-            "(kv_idx_hi < a0) & (kv_idx_hi <= q_idx_lo)",
-            "silu(s)",
-            "(kv_idx < a0) & (q_idx >= kv_idx)",
-        ),
-        (
-            "a0:i[b]; div(mul(silu(s),float(lt(kv_idx,a0))),float(i0))",
-            "(a0 <= kv_idx_lo) & (float(i0) != 0.0)",
-            "kv_idx_hi < a0",
-            "silu(s)/float(i0)",
-            "kv_idx < a0",
-        ),
-        # A mask of one operand is its own bound where the operand has one element a tile.
-        ("a0:b[b]; where(a0,relu(s),0.0)", "not(a0)", "a0", "relu(s)", "a0"),
-        # An operand that varies in the tile stays; the condition beside it is still dropped.
-        (
-            "a0:b[b,kv_idx]; where(and(a0,ge(q_idx,kv_idx)),relu(s),0.0)",
-            "q_idx_hi < kv_idx_lo",
-            "kv_idx_hi <= q_idx_lo",
-            "where(a0, relu(s), 0.0)",
-            "q_idx >= kv_idx",
-        ),
-        # A choice between two functions masks nothing, a scale of exactly 0 is no mask.
-        (
-            "where(lt(h,2),silu(s),relu(s))",
-            "false",
-            "true",
-            "where(h < 2, silu(s), relu(s))",
-            "true",
-        ),
-        ("a0:f[h]; mul(silu(s),a0)", "false", "true", "silu(s)*a0", "true"),
-        (
-            "mul(silu(s),float(sub(q_idx,kv_idx)))",
-            "false",
-            "true",
-            "silu(s)*float(q_idx - kv_idx)",
-            "true",
-        ),
-    ],
-)
-def test_classes_read_as_written_by_hand(text: str, zero: str, full: str, left: str, keep: str):
+CAUSAL = "q_idx_hi < kv_idx_lo", "kv_idx_hi <= q_idx_lo"
+OPEN = "false", "true"
+BY_HAND = {
+    "silu(s)": (*OPEN, "silu(s)", "true"),
+    "where(ge(q_idx,kv_idx),silu(s),0.0)": (*CAUSAL, "silu(s)", "q_idx >= kv_idx"),
+    "mul(silu(s),sub(1.0,float(lt(q_idx,kv_idx))))": (*CAUSAL, "silu(s)", "kv_idx <= q_idx"),
+    "sigmoid(add(s,where(lt(q_idx,kv_idx),-inf,0.0)))": (
+        *CAUSAL, "sigmoid(s)", "kv_idx <= q_idx",
+    ),
+    # Two masks, each of which is enough.
+    "a0:i[b]; where(ge(q_idx,kv_idx),mul(silu(s),float(lt(kv_idx,a0))),0.0)": (
+        "(q_idx_hi < kv_idx_lo) | (a0 <= kv_idx_lo)", "(kv_idx_hi < a0) & (kv_idx_hi <= q_idx_lo)",
+        "silu(s)", "(kv_idx < a0) & (q_idx >= kv_idx)",
+    ),
+    "a0:i[b]; div(mul(silu(s),float(lt(kv_idx,a0))),float(i0))": (
+        "(a0 <= kv_idx_lo) & (float(i0) != 0.0)", "kv_idx_hi < a0", "silu(s)/float(i0)",
+        "kv_idx < a0",
+    ),
+    # A mask of one operand is its own bound where the operand has one element a tile.
+    "a0:b[b]; where(a0,relu(s),0.0)": ("not(a0)", "a0", "relu(s)", "a0"),
+    # An operand that varies in the tile stays; the condition beside it is still dropped.
+    "a0:b[b,kv_idx]; where(and(a0,ge(q_idx,kv_idx)),relu(s),0.0)": (
+        *CAUSAL, "where(a0, relu(s), 0.0)", "q_idx >= kv_idx",
+    ),
+    # A choice between two functions masks nothing, a scale of exactly 0 is no mask.
+    "where(lt(h,2),silu(s),relu(s))": (*OPEN, "where(h < 2, silu(s), relu(s))", "true"),
+    "a0:f[h]; mul(silu(s),a0)": (*OPEN, "silu(s)*a0", "true"),
+    "mul(silu(s),float(sub(q_idx,kv_idx)))": (*OPEN, "silu(s)*float(q_idx - kv_idx)", "true"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", BY_HAND)
+def test_classes_read_as_written_by_hand(text: str):
+    zero, full, left, keep = BY_HAND[text]
     program = ScoreMod.parse(text)
     classes = classify([program.weight], program.aux)
     assert [formula(classes.zero), formula(classes.full)] == [zero, full]
@@ -331,14 +296,9 @@ def test_a_function_per_head_keeps_the_mask_readable():
     weight, head = grammar.S, grammar.INDEX["h"]
     for number in range(64):
         weight = call("where", call("eq", head, number), grammar.S * float(number + 2), weight)
-    program = ScoreMod(
-        call("where", call("ge", grammar.INDEX["q_idx"], grammar.INDEX["kv_idx"]), weight, 0.0)
-    )
+    causal = call("ge", grammar.INDEX["q_idx"], grammar.INDEX["kv_idx"])
+    program = ScoreMod(call("where", causal, weight, 0.0))
     classes = classify([program.weight, program.gradients.score], ())
-    assert [formula(classes.zero), formula(classes.full)] == [
-        "q_idx_hi < kv_idx_lo",
-        "kv_idx_hi <= q_idx_lo",
-    ]
-    assert len(list(postorder(classes.full_terms))) < len(
-        list(postorder([program.weight, program.gradients.score]))
-    )
+    assert (formula(classes.zero), formula(classes.full)) == CAUSAL
+    terms = [program.weight, program.gradients.score]
+    assert len(list(postorder(classes.full_terms))) < len(list(postorder(terms)))

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ..._compat import dynamo, inductor
+from ...operands import dtype_of
 from ...program.expr import AXES, GRAD, SCORE, Expr, fold, postorder, torch_apply
 
 log = logging.getLogger("gdpa_inductor")
@@ -91,7 +92,7 @@ class Pass:
                 assert grad is not None
                 return grad.to(dtype)
             if node.op == "const":
-                kind = {"f": dtype, "i": torch.int64, "b": torch.bool}[node.kind]
+                kind = dtype_of(node.kind, dtype)
                 return torch.full((), node.value, dtype=kind, device=score.device)  # type: ignore[arg-type]
             return _as_kind(tensors[node], node.kind, dtype)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -39,18 +39,18 @@ _AXES = {side: AXES.index(place) for side, place in JAGGED.items()}
 _SIDES = {"query": "q", "key": "k", "value": "k", "out": "q"}
 
 
-def standing(spec: Aux) -> Aux:
-    """The access map with q_idx and kv_idx in place of "q" and "k", as `run` takes operands."""
-    return replace(spec, access=tuple(JAGGED.get(entry, entry) for entry in spec.access))
+def standing(specs: Sequence[Aux]) -> list[Aux]:
+    """The access maps with q_idx and kv_idx in place of "q" and "k", as `run` takes operands."""
+    return [replace(x, access=tuple(JAGGED.get(entry, entry) for entry in x.access)) for x in specs]
 
 
 def run(o: Operands[Tensor], results: Results, grad_out: Tensor | None, skip: bool) -> None:
     """Fill `results`, which hold zeros: those of aux operands on four axes. As `loop.run`."""
     pool: dict[str, Tensor] = {}
-    dense = {"q": o.cu_seqlens_q is None, "k": o.cu_seqlens_k is None}
+    jagged = o.sides
 
     def place(name: str, values: Tensor) -> Tensor:
-        return values if dense[_SIDES[name]] else values.transpose(0, 1).unsqueeze(0)
+        return values.transpose(0, 1).unsqueeze(0) if _SIDES[name] in jagged else values
 
     inputs = {"query": place("query", o.query), "key": place("key", o.key)}
     inputs["value"] = place("value", o.value)
@@ -204,13 +204,9 @@ def _parts(o: Operands[Tensor]) -> Iterator[JaggedPart]:
     batch, _, rows, cols = score_shape(o)
     starts: dict[str, list[int] | None] = {"q": None, "k": None}
     lengths = {"q": [rows] * batch, "k": [cols] * batch}
-    for side, cu, longest in (
-        ("q", o.cu_seqlens_q, o.max_seqlen_q),
-        ("k", o.cu_seqlens_k, o.max_seqlen_k),
-    ):
-        if cu is not None:
-            offsets = starts[side] = cu.tolist()
-            lengths[side] = [min(b - a, longest) for a, b in pairwise(offsets)]
+    for side, own in o.sides.items():
+        offsets = starts[side] = own.cu_seqlens.tolist()
+        lengths[side] = [min(b - a, own.longest) for a, b in pairwise(offsets)]
     alone = {b for b in range(batch) if lengths["q"][b] and lengths["k"][b]}
     for rounded, members in _groups(o, starts, lengths):
         alone.difference_update(members)

@@ -109,7 +109,7 @@ def _bases(
     grads = [] if grad_out is None else [grad_out]
     totals = [total for total in results.totals if total is not None]
     matrices = results.matrices.values()
-    return [o.query, o.key, o.value, *grads, *matrices, *totals, *o.leaves(leaves)]
+    return [o.query, o.key, o.value, *grads, *matrices, *totals, *map(o.leaf, leaves)]
 
 
 def _run_first(
@@ -348,5 +348,6 @@ class BlockProgram:
                 runner = fixed(self._work, tensors, source_hash())
             else:
                 runner = compiled(self._work, tensors, lengths_vary=self._vary)
-            self._runners[aligned] = runner
+            if runner is not self._work:  # which runs until compiling it, tried again, succeeds
+                self._runners[aligned] = runner
         return runner(*tensors)

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...operands import on_axis
 from ...program.expr import AXES, Expr
 from ...program.score_mod import ScoreMod
 from .block_pass import storable
@@ -212,18 +213,12 @@ class BlockOperands:
         return not sums and not self.lengths_vary and fuses(self.query, self.value)
 
     def index(self, name: str) -> Tensor:
-        axis = AXES.index(name)
         if name == "b" and self.numbers is not None:
-            values = self.numbers
-        else:
-            values = torch.arange(self.sizes[axis], device=self.device)
-        return values.view([-1 if d == axis else 1 for d in range(4)])
+            return on_axis(name, self.numbers)
+        return on_axis(name, torch.arange(self.sizes[AXES.index(name)], device=self.device))
 
-    def leaves(self, nodes: Iterable[Expr]) -> list[Tensor]:
-        """The tensors that leaves of the program stand for, for the whole problem."""
-        return [self._leaf(node) for node in nodes]
-
-    def _leaf(self, node: Expr) -> Tensor:
+    def leaf(self, node: Expr) -> Tensor:
+        """The tensor that a leaf of the program stands for, for the whole problem."""
         number = int(node.value or 0)
         if node.op == "aux":
             return storable(self.aux[number].to(self.device))

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...operands import dtype_of
 from ...program.expr import AXES, Expr, fold, torch_apply
 from ...program.score_mod import Aux
 from ...program.tile_classes import TILE, classify
@@ -171,7 +172,7 @@ def verdicts(
             return _per_block(index(axis), steps, end)
         if node.op in AXES:
             return index(node.op)
-        kind = {"f": dtype, "i": torch.int64, "b": torch.bool}[node.kind]
+        kind = dtype_of(node.kind, dtype)
         if node.op.startswith("aux"):
             operand = aux[int(node.value or 0)]
             operand = operand if node.kind == "b" else operand.to(kind)

@@ -12,23 +12,22 @@ There are two ways to name a place:
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import cutlass
 from cutlass import Constexpr, Int32, Uint32, cute
-from cutlass.cutlass_dsl import extract_mlir_values, new_from_mlir_values
 
-from .values import Carried, Fixed, select
+from .values import Fixed, select
 
 
-class Cursor(Carried):
+@dataclass(frozen=True)
+class Cursor:
     """A place in a ring: stage and parity. `next()` is the next place."""
 
-    def __init__(self, stages: int, index=None, phase=None) -> None:
-        self.stages = stages
-        self.index = Int32(0) if index is None else index
-        self.phase = Int32(0) if phase is None else phase
+    stages: Constexpr
+    index: Any = field(default_factory=lambda: Int32(0))
+    phase: Any = field(default_factory=lambda: Int32(0))
 
     def next(self) -> "Cursor":
         if self.stages == 1:
@@ -38,34 +37,10 @@ class Cursor(Carried):
         phase = select(wraps, self.phase ^ 1, self.phase)
         return Cursor(self.stages, select(wraps, 0, index), phase)
 
-    def __extract_mlir_values__(self) -> list[Any]:
-        return [self.index.ir_value(), self.phase.ir_value()]
 
-    def __new_from_mlir_values__(self, values: list[Any]) -> "Cursor":
-        return Cursor(self.stages, *map(Int32, values))
-
-
-class Each(Carried):
-    """A value for each query tile: cursors, or truth values. Immutable."""
-
-    def __init__(self, *items) -> None:
-        self.items = items
-
-    def __getitem__(self, t: int):
-        return self.items[t]
-
-    def but(self, t: int, item) -> "Each":
-        """The same with another item for t."""
-        return Each(*self.items[:t], item, *self.items[t + 1 :])
-
-    def __extract_mlir_values__(self) -> list[Any]:
-        return [value for item in self.items for value in extract_mlir_values(item)]
-
-    def __new_from_mlir_values__(self, values: list[Any]) -> "Each":
-        remaining = list(values)
-        counts = [len(extract_mlir_values(item)) for item in self.items]
-        parts = [[remaining.pop(0) for _ in range(count)] for count in counts]
-        return Each(*(new_from_mlir_values(*pair) for pair in zip(self.items, parts, strict=True)))
+def but(items: tuple[Any, ...], t: int, item) -> tuple[Any, ...]:
+    """The same with another item for query tile t."""
+    return (*items[:t], item, *items[t + 1 :])
 
 
 @dataclass(frozen=True)

@@ -193,25 +193,17 @@ def unsupported(
         return f"the CuTe kernel takes fp16 and bf16 operands, not {dtypes[0]} and {dtypes[1]}"
     if dtypes[0] != dtypes[1]:
         return f"query is {dtypes[0]}, value {dtypes[1]}; the CuTe kernel takes one"
-    if complaint := _unfit_dim(kind, *dims):
-        return complaint
-    strange = [dtype for dtype in aux if dtype not in AUX_DTYPES]
-    return f"an operand between the products is {strange[0]}" if strange else ""
-
-
-def _unfit_dim(kind: type[KernelConfig], head_dim: int, value_dim: int) -> str:
-    """Why the kernels do not take these head dims, or ""."""
-    # value_dim: The width of a slice. It is above `max_dim` only if no equal slices fit
-    # (`slice_of`).
     most = kind.max_dim
     takes = f"the CuTe kernel takes multiples of {VECTOR} up to {most}"
-    fits = [VECTOR <= size <= most and size % VECTOR == 0 for size in (head_dim, value_dim)]
+    fits = [VECTOR <= size <= most and size % VECTOR == 0 for size in dims]
     if not fits[0]:
-        return f"a head dim of {head_dim} for query and key; {takes}"
-    if fits[1]:
-        return ""
-    sliced = "; wider values run in equal slices of such a size"
-    return f"a head dim of {value_dim} for the value; {takes}{sliced if value_dim > most else ''}"
+        return f"a head dim of {dims[0]} for query and key; {takes}"
+    if not fits[1]:
+        # It is above `max_dim` only if no equal slices fit (`slice_of`).
+        sliced = "; wider values run in equal slices of such a size" if dims[1] > most else ""
+        return f"a head dim of {dims[1]} for the value; {takes}{sliced}"
+    strange = [dtype for dtype in aux if dtype not in AUX_DTYPES]
+    return f"an operand between the products is {strange[0]}" if strange else ""
 
 
 def slices_of(kind: type[KernelConfig], value_dim: int) -> int:

@@ -50,13 +50,6 @@ class Fixed:
         return []
 
 
-class Carried:
-    """A base for objects that loops and branches of a traced kernel carry and replace."""
-
-    def __get_mlir_types__(self):
-        return [x.type for x in self.__extract_mlir_values__()]
-
-
 class Pair:
     """Two lanes of one type: Float32, Int32, Int64 or Boolean."""
 

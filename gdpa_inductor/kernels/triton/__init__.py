@@ -1,6 +1,5 @@
 """The Triton kernels: templates and what decides how they are rendered.
 
 `templates/` has the jinja sources. `template` has the `Plan` of a kernel, which decides how its
-source is rendered. `configs` has the tile sizes. The device makes tables for the kernels:
-`tile_bounds` and `order`.
+source is rendered. `configs` has the tile sizes. `device_tables` are made before a kernel runs.
 """

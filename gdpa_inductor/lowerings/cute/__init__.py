@@ -1,7 +1,6 @@
 """The CuTe DSL backend: kernels for Hopper and Blackwell.
 
 - `rules` says which problems it takes, and which it leaves to Triton.
-- `slices` estimates when values that are too wide for one launch pay in slices.
 - `calls` puts calls of its kernels into the generated code, and runs them.
 """
 

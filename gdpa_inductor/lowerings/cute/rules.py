@@ -1,27 +1,40 @@
 """Rules of the CuTe backend: which problems its kernels cannot run, and which Triton runs better.
 
 Each function returns a reason, or "" if the rule does not apply. cutlass is not imported here.
+
+A value that is too wide for one launch runs in slices. Each launch computes some channels of V
+(`slice_of`), and computes all scores again. In exchange no score is stored, and tiles that a mask
+empties are skipped. An estimate of the time is compared with those of chunks and of the unfused
+form.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
+from dataclasses import replace
 
 import torch
 
 from ..._compat import shapes
 from ...kernels.cute.architectures import CONFIGS, config_of
 from ...kernels.cute.backward import roots
-from ...kernels.cute.config import PACKAGE, VERSIONS, KernelConfig, slice_of, unsupported
+from ...kernels.cute.config import (
+    PACKAGE,
+    VERSIONS,
+    KernelConfig,
+    slice_of,
+    slices_of,
+    unsupported,
+)
 from ...problem import Problem
 from ...program.expr import POSITIONS
 from ...program.tile_classes import classify
 from ...rejection import Code
 from ..backends import Rule, hint
+from ..chunked import LEAST, SLACK, estimate, long_functions, padded_to_all, sizes_vary
 from ..triton import one_tile
 from ..triton.rules import MAX_HEAD_DIM
-from . import slices
 
 # Where the kernels for Hopper begin to be faster than Triton's (docs/hopper.md):
 ENOUGH = 26  # log2 of the scores of a call
@@ -30,6 +43,12 @@ LONG = 256  # if a side is jagged: the longest sequence has at least so many que
 # The most padded scores for each existing score, if all sequences had the mean length. If queries
 # and keys have the same lengths there are more: a third more if lengths spread evenly from 0 on.
 PADDED = 6
+# Rates of a Hopper GPU, as fast as the H100 of `chunked.RATES`
+# (docs/lab/2026-11-26-slices.md). They serve Blackwell too, where nothing was measured.
+RATE = 560e12  # FLOP/s
+SINGLE = 1.15e-12  # seconds for a score, for each aux operand that TMA does not load
+DIAGONAL = 100  # under a mask a query is assumed to meet half of the keys and so many more
+LAUNCH = 30e-6  # seconds of the CPU for a launch
 
 
 def no_kernel(problem: Problem) -> str:
@@ -39,10 +58,6 @@ def no_kernel(problem: Problem) -> str:
     major, minor = torch.cuda.get_device_capability(problem.device)
     known = " or ".join(f"{number}.x" for number in sorted(CONFIGS))
     return f"the CuTe kernel needs compute capability {known}, this device has {major}.{minor}"
-
-
-def no_cutlass(_: Problem) -> str:
-    return unusable()
 
 
 def unusable() -> str:
@@ -112,7 +127,7 @@ def triton_is_faster(problem: Problem) -> str:
     # Gradients of biases need more launches by the CPU. At head dims up to 64 the forwards of both
     # backends are close.
     enough = ENOUGH + any(problem.needs[3:]) + 2 * (dense_forward and widest <= 64)
-    if slices.scores(problem) < 1 << enough:
+    if _scores(problem) < 1 << enough:
         return f"on {kind.gpu} Triton starts sooner, which counts below 2^{enough} scores"
     return "" if problem.jagged else _of_each_score(problem, kind.gpu)
 
@@ -145,14 +160,9 @@ def mostly_padded(problem: Problem) -> str:
 
 def padded(problem: Problem) -> float:
     """How many padded scores there are for each existing score, with sequences of mean length."""
-    sides = (
-        (problem.jagged_query, problem.rows, problem.total_rows),
-        (problem.jagged_key, problem.cols, problem.total_cols),
-    )
     ratio = 1.0
-    for jagged, most, total in sides:
-        if jagged:
-            ratio *= max(1.0, hint(problem.batch) * hint(most) / max(hint(total), 1))
+    for _, total, longest in problem.sides.values():
+        ratio *= max(1.0, hint(problem.batch) * hint(longest) / max(hint(total), 1))
     return ratio
 
 
@@ -189,9 +199,65 @@ def _no_rival(problem: Problem) -> bool:
 
 def fewer_channels(problem: Problem) -> str:
     """Why Triton is better for a value that would run in slices here, or ""."""
-    if slices.slices(problem) == 1 or _no_rival(problem):
+    if _slices(problem) == 1 or _no_rival(problem):
         return ""
     return "Triton's kernel has room for all channels of V"
+
+
+def _slices(problem: Problem) -> int:
+    """How many launches a forward needs: 1 if a launch has room for all channels of V."""
+    kind = config_of(problem.device)
+    return 1 if kind is None else slices_of(kind, hint(problem.value_dim))
+
+
+def _scores(problem: Problem) -> int:
+    """How many scores the problem has at most. A jagged side is bounded by its total rows too."""
+    dense = (problem.batch, problem.rows, problem.cols)
+    batch, rows, cols = (hint(size) for size in dense)
+    bounds = [batch * rows * cols]
+    others = {"q": cols, "k": rows}
+    bounds += [hint(side.total) * others[letter] for letter, side in problem.sides.items()]
+    return hint(problem.heads) * min(bounds)
+
+
+def slower_than_chunks(problem: Problem) -> str:
+    """Why chunks are faster for a forward, or ""."""
+    if _slices(problem) == 1 or sizes_vary(problem) or padded_to_all(problem):
+        return ""
+    forward = replace(problem, training=False)
+    return _complaint(problem, estimate(forward).chunked, 1.0, "chunks")
+
+
+def slices_are_slower(problem: Problem, allowed: float = LEAST) -> str:
+    """Why slices are slower than the unfused form, or ""."""
+    if _slices(problem) == 1:
+        return ""
+    return _complaint(problem, estimate(problem).stock, allowed, "the unfused form")
+
+
+def _complaint(problem: Problem, other: float, allowed: float, than: str) -> str:
+    count = _slices(problem)
+    ratio = max(_seconds(problem), count * LAUNCH) / other
+    if ratio <= allowed:
+        return ""
+    return f"values in {count} slices are estimated at {ratio:.2f} times the time of {than}"
+
+
+def _seconds(problem: Problem) -> float:
+    program, count = problem.program, _slices(problem)
+    masked = classify([program.weight], program.aux)
+    shown = 1.0
+    if masked.skips and not masked.bounds:
+        shown = min(1.0, 0.5 + DIAGONAL / max(hint(problem.cols), 1))
+    channels = count * hint(problem.head_dim) + hint(problem.value_dim)
+    return _scores(problem) * shown * (2 * channels / RATE + count * _slow_reads(problem))
+
+
+def _slow_reads(problem: Problem) -> float:
+    """Seconds for a score that slow reads and slow functions add to the products."""
+    operands = zip(problem.program.aux, problem.aux_dtypes, strict=True)
+    single = [x for x, dtype in operands if x.axes >= POSITIONS and dtype != problem.dtype]
+    return SINGLE * len(single) + long_functions(problem)
 
 
 def _kind(problem: Problem) -> type[KernelConfig]:
@@ -206,17 +272,17 @@ def _dims(problem: Problem) -> tuple[int, int]:
 
 REFUSES = (
     Rule(Code.DEVICE, no_kernel, quiet=True),
-    Rule(Code.DEVICE, no_cutlass),
+    Rule(Code.DEVICE, lambda problem: unusable()),
     Rule(Code.DTYPE, unsupported_operands),
     Rule(Code.LOWERING, no_such_gradients),
 )
 _TRAINING = Rule(Code.SLOWER, training_is_slower)
-PAYS = (_TRAINING, Rule(Code.SLOWER, slices.slower))
-FRUGAL = (_TRAINING, Rule(Code.SLOWER, slices.much_slower))
+PAYS = (_TRAINING, Rule(Code.SLOWER, slices_are_slower))
+FRUGAL = (_TRAINING, Rule(Code.SLOWER, lambda problem: slices_are_slower(problem, SLACK)))
 YIELDS = (
     Rule(Code.SLOWER, few_queries),
     Rule(Code.SLOWER, triton_is_faster),
     Rule(Code.SLOWER, mostly_padded),
     Rule(Code.SLOWER, fewer_channels),
-    Rule(Code.SLOWER, slices.slower_than_chunks),
+    Rule(Code.SLOWER, slower_than_chunks),
 )

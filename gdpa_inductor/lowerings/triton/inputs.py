@@ -69,10 +69,8 @@ class Inputs:
 
     def extent(self, side: str) -> tuple[list[Any], list[Any]]:
         """(offsets, total rows, longest) of a jagged side, for formulas: as IR, and as fakes."""
-        sizes = (self.total(side), self.longest(side))
-        node, fake = (
-            x.cu_seqlens_q if side == "q" else x.cu_seqlens_k for x in (self.nodes, self.fakes)
-        )
+        node = self.nodes.cu_seqlens_q if side == "q" else self.nodes.cu_seqlens_k
+        fake, *sizes = self.fakes.sides[side]
         return [node, *map(shapes.size_expr, sizes)], [fake, *sizes]
 
     @property
@@ -110,6 +108,5 @@ def block_dim(dim: Size) -> int:
 def empty(problem: Problem) -> bool:
     """Whether there are no scores, so that every result is zero."""
     sizes = [problem.batch, problem.heads, problem.rows, problem.cols]
-    sizes += [problem.total_rows] if problem.jagged_query else []
-    sizes += [problem.total_cols] if problem.jagged_key else []
+    sizes += [side.total for side in problem.sides.values()]
     return any(shapes.statically_known_true(size == 0) for size in sizes)

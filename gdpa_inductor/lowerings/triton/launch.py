@@ -1,36 +1,43 @@
 """Put one Triton kernel into the graph: `run` takes operands and terms, and returns buffers.
 
-`plan` says what the kernel reads and visits. Here are its operands, the size of its grid, and the
-configurations that are tried. `lower` decides which terms the kernel computes.
+`plan` says what the kernel reads and visits. Here are its operands, its template with the size of
+its grid, and the configurations that are tried, with the compile-time constants of each. `lower`
+decides which terms the kernel computes.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from ..._compat import inductor, lowering, shapes, templates
 from ...kernels.triton.configs import SHORT, Config, Shape, configs, settled
-from ...kernels.triton.order import WORK_TILE, likely_offsets, tile_order
+from ...kernels.triton.device_tables import (
+    BOUNDS_TILE,
+    WORK_TILE,
+    likely_offsets,
+    tile_bounds,
+    tile_order,
+)
 from ...kernels.triton.splits import FEW_ROWS, MOST_ROWS
 from ...kernels.triton.template import AuxRead, Plan
-from ...kernels.triton.tile_bounds import tile_bounds
+from ...operands import Size
 from ...problem import Problem
 from ...program.expr import POSITIONS
 from .. import gpu
 from ..backends import hint
-from . import one_tile
-from .constants import constants, template
-from .inputs import Inputs, block_dim
+from . import five_matmul, one_tile
+from .inputs import Inputs, block_dim, rounds
 from .plan import FEW, Output, few, plan_kernel
 
 # Makes another choice for autotuning, from the plan of a kernel and the body of its template.
 Rival = Callable[[Plan, dict[str, Any]], Any]
+LANES = 32  # tiles that are classified at once: one in each lane, so that no warp waits
 
 
 def run(
@@ -69,7 +76,7 @@ def run(
         "call_sizes": _call_sizes(plan, first, o),
     }
     choices = [
-        {"num_warps": c.warps, "num_stages": c.stages, **constants(plan, c, o, first)}
+        {"num_warps": c.warps, "num_stages": c.stages, **_constants(plan, c, o, first)}
         for c in _configs(plan, o.problem)
     ]
     examples = _examples(plan, body["input_nodes"], o)
@@ -77,7 +84,7 @@ def run(
     sizes = [*o.scalars, *(o.longest(side) for side in plan.measured)]
     name = f"gdpa_{kernel}"
     return [
-        templates.best_of(template(plan), name, choices, body, examples, sizes, rivals),
+        templates.best_of(_template(plan), name, choices, body, examples, sizes, rivals),
         *others,
     ]
 
@@ -129,15 +136,17 @@ def _examples(plan: Plan, nodes: list[Any], o: Inputs) -> dict[int, Callable[[],
     def order(side: str) -> torch.Tensor:
         return tile_order(offsets(side), likely(o.total(side)), likely(o.longest(side)), False)
 
-    examples = {f"CU_{side.upper()}": partial(offsets, side) for side in plan.measured}
+    examples = {f"CU_{side.upper()}": functools.partial(offsets, side) for side in plan.measured}
     if plan.ordered and plan.listed:
-        examples["ORDER"] = partial(order, plan.listed)
+        examples["ORDER"] = functools.partial(order, plan.listed)
     elif plan.ordered:
-        examples["ORDER"] = partial(torch.arange, batch, dtype=torch.int32, device=device)
+        examples["ORDER"] = functools.partial(torch.arange, batch, dtype=torch.int32, device=device)
     columns = max(1, likely(o.problem.cols))
     for a in plan.reads if plan.skips else ():
         if a.kind == "i" and not a.axes & POSITIONS:
-            examples[a.name] = partial(lowering.random_integers, nodes[numbers[a.name]], columns)
+            examples[a.name] = functools.partial(
+                lowering.random_integers, nodes[numbers[a.name]], columns
+            )
     return {numbers[name]: make for name, make in examples.items()}
 
 
@@ -200,3 +209,77 @@ def _cut(config: Config, problem: Problem, least: int) -> Config:
     # A symbolic size is a hint only. So a tile that has to hold all rows keeps at least `least`.
     rows = max(least, min(config.rows, limits[0]))
     return replace(config, rows=rows, keys=min(config.keys, limits[1]))
+
+
+def _constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[str, Any]:
+    """The value of each constant of the templates."""
+    problem = o.problem
+    head_dim, value_dim = int(problem.head_dim), int(problem.value_dim)
+    block_d, block_v = block_dim(head_dim), block_dim(value_dim)
+
+    def even(side: str, size: Size, block: int) -> bool:
+        return side not in plan.jagged and shapes.statically_known_true(size % block == 0)
+
+    single = all(shapes.statically_known_true(size == 1) for size in output.size)
+    if single and plan.jagged:  # several CTAs would write the element
+        raise NotImplementedError("an output of one element of a jagged side")
+    splits = int(output.size[0]) if plan.split or plan.kernel == "tiles" else 1
+    known: dict[str, Any] = {
+        "BLOCK_M": config.rows,
+        "BLOCK_N": config.keys,
+        "D": head_dim,
+        "DV": value_dim,
+        "BLOCK_D": block_d,
+        "BLOCK_V": block_v,
+        "EVEN_M": even("q", problem.rows, config.rows),
+        "EVEN_N": even("k", problem.cols, config.keys),
+        "EVEN_D": block_d == head_dim,
+        "EVEN_V": block_v == value_dim,
+        "SPLITS": one_tile.shares(problem) if plan.kernel == "one_tile" else splits,
+        "PRECISION": repr(gpu.float32_precision()),
+        "ROUND_TF32": rounds(problem),
+    }
+    if plan.listed:
+        known["WORK_TILE"] = WORK_TILE
+    if plan.kernel == "forward" and plan.jagged:
+        known |= _halves(plan, config)
+    if plan.tables:
+        known["BOUNDS_TILE"] = BOUNDS_TILE
+    if plan.kernel == "five_matmul":
+        known |= {"WARPS": config.warps, "ROWS": five_matmul.ROWS}
+    if plan.skips and plan.bounds is None:
+        known["LANES"] = LANES
+    if single:
+        known["SINGLE"] = True
+    return known
+
+
+def _halves(plan: Plan, config: Config) -> dict[str, int]:
+    """Smaller tiles for the end of a sequence, if half a tile holds what is left; 0 for none."""
+    # With uniform lengths they save a quarter of a tile on average. Where nearly all sequences have
+    # the greatest length, a copy of the loop is not worth it.
+    keys_alike = plan.direct and plan.alike
+    return {  # half of a smaller tile is too small for the tensor core
+        "HALF_M": 0 if plan.direct or config.rows < 128 else config.rows // 2,
+        "HALF_N": 0 if keys_alike or config.keys < 32 else config.keys // 2,
+    }
+
+
+@functools.cache
+def _template(plan: Plan) -> Any:
+    """Inductor's template for a plan, which is a global of the jinja source.
+
+    The plan says which axes are cut into tiles. For each configuration Inductor calls `grid` to get
+    the number of CTAs.
+    """
+    block_m = "BLOCK_M" if plan.kernel in ("forward", "rows", "tiles") else None
+    block_n = "BLOCK_N" if plan.kernel in ("keys", "tiles") else None
+
+    def grid(
+        m: Any, n: Any, units: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]
+    ) -> tuple[Any, int, int]:
+        tiles_m = cdiv(m, meta[block_m]) if block_m else 1
+        tiles_n = cdiv(n, meta[block_n]) if block_n else 1
+        return tiles_m * tiles_n * units, 1, 1
+
+    return templates.triton_template(plan.name, grid, plan.source, {"plan": plan})

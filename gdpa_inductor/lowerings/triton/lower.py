@@ -296,8 +296,7 @@ def _aux_gradient(kernel: str, number: int, o: Inputs) -> Any:
         placed = placed if axis is None else placed.unsqueeze(axis)
         left = [d for d, name in enumerate(AXES) if name not in spec.axes]
         summed = placed.sum(left, keepdim=True) if left else placed
-        padding = Padding(sides.get("q"), sides.get("k"))
-        return padding.unpad_aux(aux_from_axes(summed, padded), spec).to(like.dtype)
+        return Padding(sides).unpad_aux(aux_from_axes(summed, padded), spec).to(like.dtype)
 
     return formula
 

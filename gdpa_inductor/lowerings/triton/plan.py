@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..._compat import shapes
-from ...kernels.triton.order import WORK_TILE
+from ...kernels.triton.device_tables import WORK_TILE
 from ...kernels.triton.template import AuxRead, Plan, loop_axis
 from ...operands import Size
 from ...program.expr import POSITIONS, Expr, const, postorder

@@ -113,10 +113,6 @@ def _gain(problem: Problem) -> str:
     return f"{where} pays from {least} rows and keys on, this has {shorter}"
 
 
-def _one_trained(problem: Problem) -> str:
-    return one_query(problem) if problem.training else ""
-
-
 _PRECISIONS = {"half": "16 bits", "tf32": "TF32", "ieee": "fp32 without TF32"}
 
 REFUSES = (
@@ -129,4 +125,7 @@ REFUSES = (
 )
 # A forward of one query over a KV cache pays (docs/lab/2026-11-25-serving.md). Training of one
 # query was not measured.
-PAYS = (Rule(Code.TOO_SMALL, _one_trained), Rule(Code.SLOWER, _gain))
+PAYS = (
+    Rule(Code.TOO_SMALL, lambda problem: one_query(problem) if problem.training else ""),
+    Rule(Code.SLOWER, _gain),
+)

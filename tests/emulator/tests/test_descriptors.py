@@ -78,13 +78,10 @@ def test_products_of_shared_operands(dtype, span, m, a_mn, b_mn):
     n, generator = 64, np.random.default_rng(0)
     machine, product = prepared(m, n)
     a, b = (generator.integers(-8, 9, (rows, 16)).astype(np.float32) for rows in (m, n))
-    words = []
-    for address, matrix, mn in ((BASE, a, a_mn), (BASE + 32768, b, b_mn)):
-        place, leading, stride = layout(span, mn, len(matrix))
-        for (row, k), value in np.ndenumerate(matrix):
-            at = swizzled(address + place(row, k, span, len(matrix)), span)
-            machine.shared.bytes[at : at + 2] = half(value, dtype)
-        words.append(descriptor(address, leading, stride, span))
+    words = [
+        laid(machine, address, matrix, dtype, span, mn)
+        for address, matrix, mn in ((BASE, a, a_mn), (BASE + 32768, b, b_mn))
+    ]
     what = form(m, n, dtype, dtype, a_mn, b_mn)
     product(32, words[0], words[1], what, False, False)
     expected = a @ b.T
@@ -99,6 +96,15 @@ def half(value: float, dtype: str) -> np.ndarray:
     if dtype == "f16":
         return np.array([value], np.float16).view(np.uint8)
     return np.array([value], np.float32).view(np.uint8)[2:]
+
+
+def laid(machine, address: int, matrix: np.ndarray, dtype: str, span: int, mn: bool) -> int:
+    """Puts an operand into shared memory; its descriptor."""
+    place, leading, stride = layout(span, mn, len(matrix))
+    for (row, k), value in np.ndenumerate(matrix):
+        at = swizzled(address + place(row, k, span, len(matrix)), span)
+        machine.shared.bytes[at : at + 2] = half(value, dtype)
+    return descriptor(address, leading, stride, span)
 
 
 def prepared(m: int, n: int):
@@ -129,12 +135,8 @@ def test_a_product_of_an_operand_in_tensor_memory():
         keep = 0xFFFF << 16 * (1 - k % 2)
         old = int(machine.tensor.words[row, 64 + k // 2])
         machine.tensor.words[row, 64 + k // 2] = old & keep | word
-    place, leading, stride = layout(128, False, n)
-    for (row, k), value in np.ndenumerate(b):
-        at = swizzled(BASE + place(row, k, 128, n), 128)
-        machine.shared.bytes[at : at + 2] = half(value, "bf16")
-    what = form(128, n, "bf16", "bf16", False, False)
-    product(0, 64, descriptor(BASE, leading, stride, 128), what, False, True)
+    word = laid(machine, BASE, b, "bf16", 128, False)
+    product(0, 64, word, form(128, n, "bf16", "bf16", False, False), False, True)
     assert (accumulator(machine, 128, 0, n) == a @ b.T).all()
 
 

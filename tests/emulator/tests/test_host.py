@@ -111,9 +111,3 @@ def test_recording_leaves_nothing_behind():
 def test_paths_of_leaves():
     assert leaves((1, (2, (3,)))) == [1, 2, 3]
     assert paths((1, (2, (3,)))) == [(0,), (1, 0), (1, 1, 0)]
-
-
-def test_the_fixture(emulate, doubled):
-    x, y = matrices(8, 32, 32)
-    emulate(lambda: doubled(argument(x), argument(y)), (x, y), schedules=["eager"])
-    assert torch.equal(y, 2 * x)

@@ -8,7 +8,7 @@ import pytest
 from tests.emulator.faults import EmulatorError
 
 from .harness import cta, execute
-from .test_descriptors import BASE, descriptor, half, layout, swizzled
+from .test_descriptors import BASE, descriptor, half, laid
 
 N = 16
 SUMS = ", ".join(f"%r{100 + i}" for i in range(N // 2))
@@ -30,13 +30,9 @@ wgmma.wait_group.sync.aligned 0;
 """  # the first product overwrites, the second adds: twice A Bᵀ
 
 
-def laid(machine, address: int, matrix: np.ndarray, dtype: str, span: int, mn: bool) -> int:
+def laid_for_hopper(*operand) -> int:
     """Puts an operand into shared memory; its descriptor, of sm_90."""
-    place, leading, stride = layout(span, mn, len(matrix))
-    for (row, k), value in np.ndenumerate(matrix):
-        at = swizzled(address + place(row, k, span, len(matrix)), span)
-        machine.shared.bytes[at : at + 2] = half(value, dtype)
-    return descriptor(address, leading, stride, span) & ~(3 << 46)
+    return laid(*operand) & ~(3 << 46)
 
 
 def matrices(seed: int = 0) -> list[np.ndarray]:
@@ -77,7 +73,7 @@ def test_products_of_shared_operands(dtype, span, a_mn, b_mn, schedule):
     out, unused = np.zeros((128, N // 2), np.float32), np.zeros((128, 4), np.uint32)
     probe = cta("", shared_bytes=96 * 1024)
     words = [
-        laid(probe, address, matrix, dtype, span, mn)
+        laid_for_hopper(probe, address, matrix, dtype, span, mn)
         for address, matrix, mn in ((BASE, a, a_mn), (BASE + 32768, b, b_mn))
     ]
     text = PRODUCT.format(
@@ -98,7 +94,7 @@ def test_products_of_an_operand_in_registers(dtype):
     out = np.zeros((256, N // 2), np.float32)
     arguments = np.concatenate([fragments_of(a, dtype) for a in both])
     probe = cta("", shared_bytes=96 * 1024)
-    word = laid(probe, BASE, b, dtype, 128, False)
+    word = laid_for_hopper(probe, BASE, b, dtype, 128, False)
     text = PRODUCT.format(
         a=0, b=word, dtype=dtype, sums=SUMS, first="{%r80, %r81, %r82, %r83}", majors="0",
         store="\n".join(OWN),

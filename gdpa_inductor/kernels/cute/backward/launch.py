@@ -3,8 +3,6 @@
 The host reads no sequence length from the device.
 """
 
-import functools
-import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,10 +21,19 @@ from ..launcher import Launcher
 from ..plan import LaunchPlan, aligned, plan_of
 from ..replay import Record
 from ..runtime import cleared, for_gradient
+from ..sm90.config import HALF, Sm90Config
+from ..sm100.config import SIDES
 from . import biases
 from .biases import total
 from .jagged_biases import JaggedDivision, StoredScores
-from .roots import masked, no_such_biases, no_such_dims, no_such_heads
+from .roots import (
+    adds_all,
+    factor_of,
+    masked,
+    no_such_biases,
+    no_such_dims,
+    no_such_heads,
+)
 
 Rooms = dict[str, Tensor]
 
@@ -115,7 +122,7 @@ def _in_parts(
             shared_scratch=scratch,
             tables={},
         )
-        _kernels(plan.config.folder).gradients(part, letters)
+        GRADIENTS[plan.config.folder](part, letters)
 
     def fast_total(scores: Tensor, own: Tensor, factor: float) -> bool:
         return total(scores, own, factor, plan.config.arch, call.stream, record)
@@ -143,7 +150,7 @@ def _at_once(call: "BackwardCall", needs: Sequence[bool], letters: str) -> list[
         arch = plan.config.arch
         launches = division.launches(call.order, o.query.dtype, rooms, arch, call.stream)
         call = replace(call, stored=division.stored, launches=launches)
-    grads = _kernels(plan.config.folder).gradients(call, letters)
+    grads = GRADIENTS[plan.config.folder](call, letters)
     if division is not None:
         aux_grads = division.finished(rooms, o)
     return [biases.like(grads[x], call.operand(x)) for x in letters] + aux_grads
@@ -167,11 +174,6 @@ def _overwrites(plan: LaunchPlan, stored: int) -> bool:
 
 def _jagged_division(plan: LaunchPlan, *wanted: int) -> JaggedDivision:
     return JaggedDivision(plan.example, wanted, plan.config.tiling)
-
-
-@functools.cache
-def _kernels(folder: str) -> Any:
-    return importlib.import_module(f"..{folder}.backward.launch", __package__)
 
 
 def _complaint(plan: LaunchPlan, *needs: bool) -> str:
@@ -303,3 +305,60 @@ class BackwardCall:
         form = self.plan.form_words(matrices, count, tables)
         launcher(words, form)
         self.record.add_kernel(launcher, words, form, 3 + len(matrices), self.plan.scalars)
+
+
+def _counters(plan: LaunchPlan) -> tuple[int, ...]:
+    """The shape of Hopper's counters: one for each 64 columns of each query tile."""
+    assert isinstance(plan.config, Sm90Config)
+    tiles = -(-plan.sizes[4] // plan.config.query_rows)
+    return plan.batch, plan.sizes[1], tiles, -(-plan.config.head_dim // HALF)
+
+
+def _hopper_gradients(call: BackwardCall, letters: str) -> dict[str, Tensor]:
+    """One kernel computes dQ, dK and dV: always all of them, even if `letters` has fewer."""
+    form = call.plan.once(kernel_form, 0, call.stored, call.ordered, call.part)
+    grads = {letter: call.room(letter) for letter in "qkv"}
+    config, grad_query = form.config, grads["q"]
+    assert isinstance(config, Sm90Config)
+    # The kernel does not write dQ of query tiles that meet no key. It clears such rows of jagged
+    # queries itself, but not those that meet no key because of a mask.
+    if form.masked or (config.jagged_k and not config.jagged_q):
+        call.zero(grad_query)
+    if form.launcher is None:
+        call.run(form, (), call.launches)
+        return {letter: x.zero_() for letter, x in grads.items()}
+    # The sums of a shared query are its gradient in fp32: the kernel does not convert them.
+    sums = grad_query
+    if "q" not in config.shared:
+        sums = call.scratch("sums", grad_query.shape, torch.float32, 0)
+    if adds_all(config) and not config.continues:
+        call.clear(sums)
+    counters = call.scratch("counters", call.plan.once(_counters), torch.int32)
+    call.clear(counters)
+    matrices = (call.grad_out, sums, grads["k"], grads["v"], grad_query, counters)
+    call.run(form, matrices, call.launches)
+    # Usually the conversion applies the factor. The sums of a shared query are not converted.
+    if "q" in config.shared and (factor := factor_of(config.program, config.stored)) != 1.0:
+        sums.mul_(factor)
+    return grads
+
+
+def _blackwell_gradients(call: BackwardCall, letters: str) -> dict[str, Tensor]:
+    """One kernel for each side: the gradients in `letters`, and those of the same kernels."""
+    grads: dict[str, Tensor] = {}
+    for number, (side, own) in enumerate(SIDES.items()):
+        # The rows side stores dS as the gradient of a bias. So it runs too if that is wanted.
+        stores = side == "rows" and call.stored is not None
+        if set(letters) & set(own) or stores:
+            outputs = [call.room(letter) for letter in own]
+            form = call.plan.once(kernel_form, number, call.stored)
+            if form.launcher is None:
+                for x in outputs:
+                    x.zero_()
+            call.run(form, (call.grad_out, *outputs), call.launches if stores else (None,))
+            grads |= dict(zip(own, outputs, strict=True))
+    return grads
+
+
+# By the folder of the kernels: gradients by letter.
+GRADIENTS = {"sm90": _hopper_gradients, "sm100": _blackwell_gradients}

@@ -14,7 +14,7 @@ from typing import Any
 import cutlass
 from cutlass import Int32, cute, range_constexpr
 
-from ..barriers import Cursor, Each, Ring
+from ..barriers import Cursor, Ring, but
 from ..config import KernelConfig
 from ..operands import Tiles
 from ..values import Fixed
@@ -40,8 +40,8 @@ class ForwardLoads(Fixed):
     @cute.jit
     def run(self, scheduler):
         queries, keys = self.channels.queries, self.channels.keys
-        at, q_at, k_at = scheduler.start(), Each(*(x.start() for x in queries)), keys.start()
-        b_at = Each(*(x.start() for x in self.rings))
+        at, q_at, k_at = scheduler.start(), tuple(x.start() for x in queries), keys.start()
+        b_at = tuple(x.start() for x in self.rings)
         tile, at = scheduler.take_busy(at)
         while tile.valid == 1:
             if cutlass.const_expr(not self.config.overlaid):
@@ -64,7 +64,7 @@ class ForwardLoads(Fixed):
             self.rings[t].wait_all(b_at[t])
 
     @cute.jit
-    def fetch_queries(self, tile, q_at: Each):
+    def fetch_queries(self, tile, q_at):
         """Load the query tiles that meet keys. q_at: Their places; returns the next ones."""
         queries = self.channels.queries
         for t in range_constexpr(self.tiles):
@@ -72,11 +72,11 @@ class ForwardLoads(Fixed):
                 rows = (tile.q_start, tile.row + t * self.rows, tile.q_rows)
                 stage = q_at[t].index * self.tiles + t
                 self.fetch(self.q, rows, tile.head, tile.batch, queries[t], q_at[t], stage)
-                q_at = q_at.but(t, q_at[t].next())
+                q_at = but(q_at, t, q_at[t].next())
         return q_at
 
     @cute.jit
-    def fetch_bias(self, tile, block, b_at: Each):
+    def fetch_bias(self, tile, block, b_at):
         """Load the bias of a key block, for the query tiles that meet it. Returns next places."""
         for t in range_constexpr(len(self.rings)):
             if block < tile.last(t):
@@ -86,7 +86,7 @@ class ForwardLoads(Fixed):
                     place = (self.rings[t], at, stage, column)
                     self.fetch(self.bias, rows, tile.head, tile.batch, *place)
                     at = at.next()
-                b_at = b_at.but(t, at)
+                b_at = but(b_at, t, at)
         return b_at
 
     @cute.jit

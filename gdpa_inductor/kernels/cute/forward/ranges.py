@@ -5,11 +5,11 @@ The scheduler's warp computes the ranges and publishes them with the work tile.
 
 import functools
 import operator
+from typing import Any
 
 import cutlass
 from cutlass import Int32, cute
 
-from ..barriers import Each
 from ..config import KernelConfig, TileSize, classes
 from ..operands import KernelArguments
 from ..ranges import LANES, TileClass, both, ends_are_bare, lowest, past, span
@@ -45,17 +45,17 @@ class KeyRanges(Fixed):
         """(first, last(0), last(1), ...): query tile t meets the key blocks [first, last(t))."""
         # A whole warp calls it.
         count = (tile.k_rows + (self.cols - 1)) // self.cols
-        first, lasts = Int32(0), Each(count, *self.below(tile, count))
+        first, lasts = Int32(0), (count, *self.below(tile, count))
         if cutlass.const_expr(self.skips):
-            first, lasts = count, Each(*[Int32(0)] * self.tiles)
+            first, lasts = count, (Int32(0),) * self.tiles
             for base in cutlass.range(0, count, LANES, unroll=1):
                 votes = self.votes(tile, base, count)
                 either = functools.reduce(operator.or_, votes)
                 if either != 0:
                     first = smaller(first, base + lowest(either))
                 lasts = self.followed(lasts, votes, base)
-            first = smaller(first, functools.reduce(larger, lasts.items))
-        return first, *lasts.items
+            first = smaller(first, functools.reduce(larger, lasts))
+        return first, *lasts
 
     def below(self, tile, count):
         """Without a mask: the ends of the key blocks of query tiles 1, 2, ..."""
@@ -66,10 +66,10 @@ class KeyRanges(Fixed):
         rows = (tile.row + t * self.rows for t in range(self.tiles))
         return [self.live(tile, row, base, count) for row in rows]
 
-    def followed(self, lasts: Each, votes, base) -> Each:
+    def followed(self, lasts, votes, base) -> tuple[Any, ...]:
         """The ends of the ranges so far, moved past the blocks that were found."""
-        pairs = zip(votes, lasts.items, strict=True)
-        return Each(*(select(bits != 0, base + past(bits), last) for bits, last in pairs))
+        pairs = zip(votes, lasts, strict=True)
+        return tuple(select(bits != 0, base + past(bits), last) for bits, last in pairs)
 
     def live(self, tile, row, base, count):
         """A vote over 32 key blocks: which are not empty for the query tile at `row`."""

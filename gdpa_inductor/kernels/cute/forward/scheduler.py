@@ -10,19 +10,20 @@ other roles only read them. CTAs are persistent.
 """
 
 import functools
+from typing import Any, NamedTuple
 
 from cutlass import Boolean, Int32, const_expr, cute, range_constexpr
 
 from ..barriers import Cursor, Ring
 from ..ranges import LANES, lowest
-from ..values import Carried, Fixed, larger, select, smaller
+from ..values import Fixed, larger, select, smaller
 
 STAGES = 2
 RECORD = 16  # integers of a published tile, with padding
 
 
-class WorkTile(Carried):
-    """A work tile, as integers. Its fields are those of `NAMES`, then last(0), last(1), ...
+class WorkTile(NamedTuple):
+    """A work tile, as integers.
 
     valid:                  0 marks the end of the work.
     row:                    The first query, counted within the sequence.
@@ -34,31 +35,31 @@ class WorkTile(Carried):
                             has no rows or no keys, or if it is masked.
     """
 
-    NAMES = (
-        "valid",
-        "row",
-        "batch",
-        "head",
-        "key_head",
-        "value_head",
-        "q_start",
-        "q_rows",
-        "k_start",
-        "k_rows",
-        "first",
-    )
+    valid: Any
+    row: Any
+    batch: Any
+    head: Any
+    key_head: Any
+    value_head: Any
+    q_start: Any
+    q_rows: Any
+    k_start: Any
+    k_rows: Any
+    first: Any
+    lasts: Any
 
-    def __init__(self, *fields):
-        self.fields = fields
+    @staticmethod
+    def of(*fields) -> "WorkTile":
+        """From the integers one by one, as `fields` has them."""
+        return WorkTile(*fields[:ALONE], fields[ALONE:])  # type: ignore[call-arg]
 
-    def __getattr__(self, name: str):
-        if name not in WorkTile.NAMES:
-            raise AttributeError(name)
-        return self.fields[WorkTile.NAMES.index(name)]
+    @property
+    def fields(self):
+        return (*self[:-1], *self.lasts)
 
     def of_lane(self, lane) -> "WorkTile":
         """The tile that lane `lane` holds, in all lanes."""
-        return WorkTile(*(cute.arch.shuffle_sync(x, lane) for x in self.fields))
+        return WorkTile.of(*(cute.arch.shuffle_sync(x, lane) for x in self.fields))
 
     def last(self, t):
         """The end of the key blocks of query tile t. t is a Python number or a register."""
@@ -70,18 +71,11 @@ class WorkTile(Carried):
         return end
 
     @property
-    def lasts(self):
-        return self.fields[len(WorkTile.NAMES) :]
-
-    @property
     def end(self):
         return functools.reduce(larger, self.lasts)
 
-    def __extract_mlir_values__(self):
-        return [x.ir_value() for x in self.fields]
 
-    def __new_from_mlir_values__(self, values):
-        return WorkTile(*map(Int32, values))
+ALONE = len(WorkTile.__annotations__) - 1  # the fields of a tile before its `lasts`
 
 
 class Scheduler(Fixed):
@@ -90,7 +84,7 @@ class Scheduler(Fixed):
     def __init__(self, ring: Ring, memory, work, ranges):
         self.ring, self.work, self.ranges = ring, work, ranges
         self.records = memory.get_tensor(cute.make_layout((STAGES, RECORD), stride=(RECORD, 1)))
-        self.fields = len(WorkTile.NAMES) + work.config.tiles
+        self.fields = ALONE + work.config.tiles
 
     def start(self) -> Cursor:
         return self.ring.start()
@@ -168,7 +162,7 @@ class Scheduler(Fixed):
     def take(self, at: Cursor):
         """(the tile at `at`, the next place). A whole warp of a role calls it."""
         self.ring.full.wait(at)
-        tile = WorkTile(*(self.records[at.index, i] for i in range(self.fields)))
+        tile = WorkTile.of(*(self.records[at.index, i] for i in range(self.fields)))
         self.ring.empty.arrive_once(at)
         return tile, at.next()
 
@@ -182,4 +176,4 @@ class Scheduler(Fixed):
         return tile, at
 
     def nothing(self) -> WorkTile:
-        return WorkTile(*(Int32(0) for _ in range(self.fields)))
+        return WorkTile.of(*(Int32(0) for _ in range(self.fields)))

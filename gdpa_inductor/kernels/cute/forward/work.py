@@ -111,14 +111,13 @@ class Work(Fixed):
         none = Int32(0)
         head = (Int32(1), none, batch, none, none, none)
         rest = [none] * (1 + self.config.tiles)
-        return WorkTile(*head, q_start, q_rows, k_start, k_rows, *rest)
+        return WorkTile.of(*head, q_start, q_rows, k_start, k_rows, *rest)
 
     def tile(self, sequence: WorkTile, head, row) -> WorkTile:
         """The tile of a head that begins at a row. sequence: The result of `sequence`."""
         key_head = head // (self.heads // self.key_heads)
         value_head = head // (self.heads // self.value_heads)
-        valid, _, batch, _, _, _, *rest = sequence.fields
-        return WorkTile(valid, row, batch, head, key_head, value_head, *rest)
+        return sequence._replace(row=row, head=head, key_head=key_head, value_head=value_head)
 
     def _rows(self, number) -> RowRange:
         if self.rounds is not None:

@@ -10,7 +10,7 @@ from col0 = 2·(i % 4) on. Its register r is the element
 from dataclasses import dataclass
 from typing import Any
 
-from cutlass import Float32, Int32, cute
+from cutlass import Constexpr, Float32, Int32, cute
 from cutlass.cute.nvgpu import OperandMajorMode, warp, warpgroup
 from cutlass.utils import hopper_helpers
 
@@ -77,6 +77,13 @@ def share(product, halves, buffers, stage, thread) -> None:
     part = copy.get_slice(thread)
     cute.copy(copy, part.retile(halves), part.partition_D(buffers)[None, None, None, stage])
     cute.arch.fence_view_async_shared()
+
+
+@cute.jit
+def wait_for_stores(thread, read: Constexpr):
+    """The first warp of a warpgroup waits for its TMA stores, if `read` until they have read."""
+    if thread < 32:
+        cute.arch.cp_async_bulk_wait_group(0, read=read)
 
 
 def tile_layout(dtype, rows: int, width: int):

@@ -1,4 +1,1 @@
-"""The backward kernel for Blackwell: a module for each role of its warps.
-
-`kernel.SIGNALS` lists the signals between them.
-"""
+"""The backward kernel for Blackwell. `kernel` loads, and lists the signals between its roles."""

@@ -2,23 +2,103 @@
 
 Two warpgroups share the columns of the scores: each thread has one resident row and 64 streamed
 rows. While the tensor core computes dP, the program computes P and the slope. P goes back to tensor
-memory. The slope stays in registers, for dS = dP · slope.
+memory. The slope stays in registers, for dS = dP · slope. `ScoreStores` stores dS from registers,
+`GradientSums` the accumulators from tensor memory.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, const_expr, cute, range_constexpr
-from cutlass.cute.nvgpu import tcgen05
+from cutlass import Boolean, Float32, Int32, Int64, const_expr, cute, range_constexpr
 
 from ...backward.walk import ResidentTile, Walk
+from ...config import VECTOR, whole_vectors
+from ...operands import vector
 from ...program import Program, ProgramLine
 from ...values import Fixed, Pair, pair, select
 from ..config import COLS, ROWS
-from ..tensor_memory import scores_done, scores_ready
+from ..tensor_memory import TensorMemoryRow, scores_done, scores_ready
 from .shapes import HALF, PART, PARTS, Shapes
-from .stores import GradientSums, ScoreStores
+
+SUMS = 16  # columns of an accumulator in registers at a time
+
+
+@dataclass
+class ScoreStores(Fixed):
+    """Stores dS."""
+
+    walk: Walk
+    pointer: Any  # [slots, H, M, N] in 16 bits
+    strides: Any
+    sizes: Any  # as kernels take them
+
+    def __post_init__(self) -> None:
+        """N is rounded up to a multiple of 8, and the columns in excess are written too."""
+        self.rows, self.columns = self.sizes[4], whole_vectors(self.sizes[5])
+
+    @cute.jit
+    def store(self, tile: ResidentTile, row, column, numbers):
+        """Store `numbers` in a row of the tile. Past the end of its sequence a row gets zeros."""
+        sb, sh, sr = (Int64(s) for s in self.strides)
+        number = tile.first + row
+        start = self.pointer + (tile.slot * sb + tile.head * sh + number * sr + column)
+        narrow = cute.make_rmem_tensor(cute.size(numbers), self.pointer.dtype)
+        narrow.store(numbers.load().to(self.pointer.dtype))
+        if number >= tile.rows:
+            narrow.fill(0.0)
+        for i in range_constexpr(0, cute.size(numbers), VECTOR):
+            if (number < self.rows) & (column + i < self.columns):
+                part = cute.make_tensor(narrow.iterator + i, cute.make_layout(VECTOR))
+                cute.autovec_copy(part, vector(start + i))
+
+
+@dataclass
+class GradientSums(Fixed):
+    """The gradients that one side writes."""
+
+    walk: Walk
+    memory: TensorMemoryRow
+    columns: dict[str, int]  # the first of the accumulator of each operand
+    # By operand: (pointer, strides (batch, head, row), head dim, the same padded). The gradient is
+    # [B, H, M, D], or jagged [L, H, D]. Rows past the end of a sequence are not written.
+    outputs: dict[str, tuple[Any, ...]]
+    factor: float  # a gradient is its sums times this
+
+    def write(self, tile: ResidentTile, summed: bool) -> None:
+        for name in self.outputs:
+            self._write(name, tile, summed)
+
+    @cute.jit
+    def _write(self, name, tile: ResidentTile, summed):
+        pointer, strides, dim, width = self.outputs[name]
+        row = tile.first + self.memory.thread % ROWS
+        place = Int64(tile.head) * strides[1] + Int64(tile.start + row) * strides[2]
+        if const_expr(not self.walk.jagged):
+            place += Int64(tile.batch) * strides[0]
+        # Each warpgroup stores half of the columns.
+        half = self.memory.thread // ROWS * (width // 2)
+        for number in range_constexpr(width // 2 // SUMS):
+            column = half + number * SUMS
+            numbers = cute.make_rmem_tensor(SUMS, pointer.dtype)
+            if summed:
+                sums = self.memory.load(self.columns[name] + column, SUMS)
+                cute.arch.fence_view_async_tmem_load()
+                whole = sums.load()
+                if const_expr(self.factor != 1.0):
+                    whole = whole * self.factor
+                numbers.store(whole.to(pointer.dtype))
+            else:
+                numbers.fill(0)
+            for i in range_constexpr(0, SUMS, VECTOR):
+                if (row < tile.rows) & within(half, number * SUMS + i, dim, width):
+                    part = cute.make_tensor(numbers.iterator + i, cute.make_layout(VECTOR))
+                    cute.autovec_copy(part, vector(pointer + place + column + i))
+
+
+def within(half, offset: int, dim: int, width: int):
+    """Whether the column at `offset` of a half of the padded width exists. half: Its first one."""
+    return half + offset < dim if width // 2 + offset >= dim else Boolean(True)
 
 
 @dataclass
@@ -28,14 +108,15 @@ class BackwardActivation(Fixed):
     walk: Walk
     program: Program  # with the roots of the side
     signals: dict[str, Any]
-    memory: Any
+    memory: TensorMemoryRow
+    shapes: Shapes
     sums: GradientSums  # store the sums of a tile
     stored: ScoreStores | None  # stores dS as the gradient of a bias
 
     def __post_init__(self) -> None:
-        memory = self.memory
-        self.row = memory.thread % ROWS
-        self.left = cute.arch.make_warp_uniform(memory.thread // ROWS) * HALF
+        thread = self.memory.thread
+        self.row, warpgroup = thread % ROWS, cute.arch.make_warp_uniform(thread // ROWS)
+        self.left = warpgroup * HALF
 
     @cute.jit
     def run(self):
@@ -62,7 +143,7 @@ class BackwardActivation(Fixed):
         slopes = [cute.make_rmem_tensor(PART, Float32) for _ in range(PARTS)]
         self.signals["scores"].wait(step)
         scores_ready()
-        column = step % self.memory.shapes.buffers * COLS + self.left
+        column = step % self.shapes.buffers * COLS + self.left
         # An aux operand that is read for each score needs the registers. Then S comes part by part.
         scores = self.fetch(column, 0 if line.lines else PARTS)
         for part in range_constexpr(PARTS):
@@ -72,7 +153,7 @@ class BackwardActivation(Fixed):
                 self.signals["weights"].arrive_once(step * PARTS + part)
         self.signals["gradients"].wait(step)
         scores_ready()
-        column = self.memory.shapes.gradients + self.left
+        column = self.shapes.gradients + self.left
         gradients = self.fetch(column, PARTS)
         for part in range_constexpr(PARTS):
             self.slope(column, part, gradients[part], slopes[part])
@@ -124,40 +205,3 @@ class BackwardActivation(Fixed):
             for i in cutlass.range(PART, unroll_full=True):
                 gradients[i] = select(slopes[i] == 0.0, Float32(0.0), gradients[i])
         self.memory.store(column + part * (PART // 2), gradients)
-
-
-@dataclass
-class BackwardTensorMemory(Fixed):
-    """The row (lane) of tensor memory that a thread owns. Columns have 32 bits."""
-
-    pointer: Any
-    thread: Any
-    shapes: Shapes
-
-    def load(self, column, width: int):
-        # to fp32 registers, valid after `fence_view_async_tmem_load`
-        copy, window = self._copy(tcgen05.Ld32x32bOp, column, width)
-        part = copy.get_slice(self.thread % ROWS)
-        rows = part.partition_D(cute.make_identity_tensor((ROWS, width)))
-        registers = cute.make_rmem_tensor(rows.shape, Float32)
-        cute.copy(copy, part.partition_S(window), registers)
-        return cute.make_tensor(registers.iterator, cute.make_layout(width))
-
-    def store(self, column, registers) -> None:
-        # fp32 registers as 16-bit elements, two in a column
-        width = cute.size(registers) // 2
-        copy, window = self._copy(tcgen05.St32x32bOp, column, width)
-        part = copy.get_slice(self.thread % ROWS)
-        rows = part.partition_S(cute.make_identity_tensor((ROWS, width)))
-        packed = cute.make_rmem_tensor(rows.shape, Float32)
-        narrow = cute.recast_ptr(packed.iterator, dtype=self.shapes.dtype)
-        halves = cute.make_tensor(narrow, cute.make_layout(2 * width))
-        halves.store(registers.load().to(self.shapes.dtype))
-        cute.copy(copy, packed, part.partition_D(window))
-
-    def _copy(self, operation, column, width: int) -> tuple[Any, Any]:
-        """(the copy of `width` columns, these columns of all rows)."""
-        atom = cute.make_copy_atom(operation(tcgen05.Repetition(width)), Float32)
-        layout = cute.make_layout((ROWS, width), stride=(1 << 16, 1))
-        window = cute.make_tensor(self.pointer + column, layout)
-        return tcgen05.make_tmem_copy(atom, window), window

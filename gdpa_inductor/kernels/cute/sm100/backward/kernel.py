@@ -27,25 +27,25 @@ Warps 0-7 activate, 8 multiplies, 9 loads, and two are idle. `Sm100Config` and t
 compile time. `MOST_STAGES` and `PART` of shapes.py, and the order in products.py, are tuned.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import Float32, Int32, Int64, const_expr, cute
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from ...backward.ranges import Heights, StreamedRanges
 from ...backward.roots import factor_of, terms_of
-from ...backward.walk import Walk
+from ...backward.walk import ResidentTile, Walk
 from ...barriers import Signal, initialize
 from ...operands import AttentionKernel, KernelArguments, Matrix, Tiles, matrices
 from ...program import Program
+from ...values import Fixed
 from ..config import ROWS, TMEM_COLUMNS, Sm100Config
-from .activation import BackwardActivation, BackwardTensorMemory
-from .loads import BackwardLoads
+from ..tensor_memory import TensorMemoryRow
+from .activation import BackwardActivation, GradientSums, ScoreStores
 from .products import BackwardProducts
 from .shapes import Shapes
-from .stores import GradientSums, ScoreStores
 
 ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, WARPS = 8, 8, 9, 12  # whole warpgroups
 REGISTERS = {"activation": 208, "others": 80}  # of a thread; 168 each at the launch
@@ -122,13 +122,14 @@ class BackwardKernel(AttentionKernel):
         if warp < ACTIVATION_WARPS:
             cute.arch.setmaxregister_increase(REGISTERS["activation"])
             c, walk = self.config, Walk(self.keys, x, ranges)
-            memory = BackwardTensorMemory(tmem, thread, self.shapes)
+            memory = TensorMemoryRow(tmem, thread, self.dtype)
             program = Program(c, x, terms_of(c))
-            sums = GradientSums(walk, memory, self.outputs(x), factor_of(c.program, c.stored))
+            factor = factor_of(c.program, c.stored)
+            sums = GradientSums(walk, memory, self.shapes.sums, self.outputs(x), factor)
             stored = None
-            if cutlass.const_expr(c.stored is not None):
+            if const_expr(c.stored is not None):
                 stored = ScoreStores(walk, x.pointers[1], x.strides[1], x.sizes)
-            BackwardActivation(walk, program, signals, memory, sums, stored).run()
+            BackwardActivation(walk, program, signals, memory, self.shapes, sums, stored).run()
         else:
             cute.arch.setmaxregister_decrease(REGISTERS["others"])
             if warp == LOAD_WARP:
@@ -177,6 +178,55 @@ class BackwardKernel(AttentionKernel):
             name: (pointer, stride, shapes.dims[name], shapes.widths[name])
             for name, pointer, stride in zip(shapes.summed, x.pointers, x.strides, strict=False)
         }
+
+
+@dataclass
+class BackwardLoads(Fixed):
+    """The load warp: TMA loads resident operands once for each tile, streamed ones for each step.
+
+    It fills the buffers rA, tA, rB and tB in the order of the products.
+    """
+
+    walk: Walk
+    signals: dict[str, Any]
+    tiles: dict[str, Any]
+    hulls: Any = None  # memory for the key tiles that each query tile meets (`jagged_biases`)
+
+    @cute.jit
+    def run(self):
+        for tiles in self.tiles.values():
+            cpasync.prefetch_descriptor(tiles.tma[0])
+        tile_step, step, deal = Int32(0), Int32(0), Int32(0)
+        while self.walk.number(deal) < self.walk.count:
+            tile = self.walk.at(deal)
+            if const_expr(self.hulls is not None):
+                self.walk.note(tile, self.hulls)
+            for turn in range(tile.passes):
+                for block in range(tile.begin, tile.end):
+                    new = (turn == 0) & (block == tile.begin)
+                    self.operands("A", tile, turn, block, tile_step, step, new)
+                    self.operands("B", tile, turn, block, tile_step, step, new)
+                    step += 1
+            if tile.steps > 0:
+                tile_step += 1
+            deal += 1
+
+    @cute.jit
+    def operands(self, name, tile: ResidentTile, turn, block, tile_step, step, new):
+        """Load the streamed operand of a step; before it the resident one, if the tile is new."""
+        if new:
+            if name == "A":
+                self.signals["spent"].wait_before(tile_step)
+            rows = (tile.start, tile.first, tile.rows)
+            self.copy("r" + name, "resident_" + name, rows, tile.head, tile, tile_step)
+        self.signals["free_" + name].wait_before(step)
+        rows = (tile.origin, block * self.walk.heights.streamed, tile.length)
+        head = self.walk.streamed_head(tile, turn)
+        self.copy("t" + name, "streamed_" + name, rows, head, tile, step)
+
+    def copy(self, name: str, signal: str, rows, head, tile: ResidentTile, step) -> None:
+        full = self.signals[signal]
+        self.tiles[name].load(rows, head, tile.batch, full.index(step), full, step)
 
 
 KERNEL = BackwardKernel

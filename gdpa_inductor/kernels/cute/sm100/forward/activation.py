@@ -7,70 +7,31 @@ is in registers by then.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 from cutlass import Float32, cute, range_constexpr
-from cutlass.cute.nvgpu import tcgen05
 
 from ...barriers import Cursor
 from ...forward.ranges import KeyRanges
 from ...program import Program, Row
 from ...values import Fixed, Pair, choose, pair
 from ..config import COLS, ROWS
-from ..tensor_memory import scores_done, scores_ready
-from .roles import HANDED_OVER, Channels, ForwardTensorMemory
+from ..tensor_memory import ColumnLoads, ColumnStores, TensorMemoryRow, scores_done, scores_ready
+from .roles import HANDED_OVER, Channels, scores_column
 
 PART = 32  # columns of S_t in registers at a time
 PARTS = COLS // PART
 
 
-@dataclass
-class Scores(Fixed):
-    """Copies of S_t and P_t between tensor memory and the registers of one thread."""
-
-    tStS: Any
-    thread: Any
-    dtype: Any
-
-    def __post_init__(self) -> None:
-        tStS, thread = self.tStS, self.thread
-        load = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(PART)), Float32)
-        self.load = tcgen05.make_tmem_copy(load, tStS)
-        self.tS = self.load.get_slice(thread).partition_S(tStS)
-        layout = cute.composition(tStS.layout, cute.make_layout((ROWS, COLS // 2)))
-        tP = cute.make_tensor(tStS.iterator, layout)
-        store = cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(PART // 2)), Float32)
-        self.store = tcgen05.make_tmem_copy(store, tP)
-        self.tP = self.store.get_slice(thread).partition_D(tP)
-
-    def fetch(self, part: int):
-        # valid after `fence_view_async_tmem_load`
-        scores = cute.make_rmem_tensor(((PART, 1),), Float32)
-        cute.copy(self.load, self.tS[None, part, 0, 0], scores)
-        return scores
-
-    def give(self, part: int, weights: list[Any]) -> None:
-        """The store is in flight afterwards."""
-        packed = cute.make_rmem_tensor(((PART // 2, 1),), Float32)
-        narrow = cute.recast_ptr(packed.iterator, dtype=self.dtype)
-        halves = cute.make_tensor(narrow, cute.make_layout(PART))
-        full = cute.make_rmem_tensor(PART, Float32)
-        for i, weight in enumerate(weights):
-            full[i] = weight
-        halves.store(full.load().to(self.dtype))
-        cute.copy(self.store, packed, self.tP[None, 0, part])
-
-
-def weights_of(scores, row: Row, fetched, column, end) -> list[Any]:
+def weights_of(scores, row: Row, fetched, column, end):
     """The weights of `PART` scores from key `column` on."""
-    weights = []
+    weights = cute.make_rmem_tensor(PART, Float32)
     for i in range(0, PART, 2):
         kv_idx = Pair(column + i, column + (i + 1))
         (weight,) = row(Pair(scores[i], scores[i + 1]), kv_idx, fetched, i)
         if end is not None:  # program(0) may differ from 0
             weight = choose(Pair(*(x < end for x in kv_idx.lanes)), weight, 0.0)
-        weights += pair(weight).lanes
+        weights[i], weights[i + 1] = pair(weight).lanes
     return weights
 
 
@@ -79,14 +40,15 @@ class ForwardActivation(Fixed):
     """The role of the activation warps."""
 
     channels: Channels
-    memory: ForwardTensorMemory
+    memory: TensorMemoryRow
     ranges: KeyRanges
     plain: Program  # for key blocks that need no mask
     careful: Program  # for all others
 
     @cute.jit
     def run(self, scheduler, t, thread):
-        scores = Scores(self.memory.scores(t), thread, self.memory.dtype)
+        loads = ColumnLoads(self.memory, scores_column(t), PART, COLS)
+        stores = ColumnStores(self.memory, scores_column(t), PART // 2, COLS // 2)
         at, s = scheduler.start(), Cursor(1)
         tile, at = scheduler.take_busy(at)
         while tile.valid == 1:
@@ -98,24 +60,24 @@ class ForwardActivation(Fixed):
                 self.channels.scores.of(t).wait(s)
                 scores_ready()
                 if self.ranges.needs_no_mask(tile, first, column):
-                    self.weigh(scores, plain, t, s, column, None)
+                    self.weigh(loads, stores, plain, t, s, column, None)
                 else:
-                    self.weigh(scores, careful, t, s, column, tile.k_rows)
+                    self.weigh(loads, stores, careful, t, s, column, tile.k_rows)
                 s = s.next()
             tile, at = scheduler.take_busy(at)
 
     @cute.jit
-    def weigh(self, scores: Scores, row, t, s: Cursor, column, end):
+    def weigh(self, loads: ColumnLoads, stores: ColumnStores, row, t, s: Cursor, column, end):
         """Compute the weights of one key block, part by part, and hand them to the product warp."""
-        following = scores.fetch(0)
+        following = loads.load(0)
         for part in range_constexpr(PARTS):
             first = column + part * PART
             operands = row.fetch(first, PART) if cutlass.const_expr(end is None) else {}
             cute.arch.fence_view_async_tmem_load()
             now = following
             if cutlass.const_expr(part + 1 < PARTS):
-                following = scores.fetch(part + 1)
-            scores.give(part, weights_of(now, row, operands, first, end))
+                following = loads.load(part + 1)
+            stores.store(part, weights_of(now, row, operands, first, end))
             if cutlass.const_expr(part + 1 in HANDED_OVER):
                 scores_done(stored=True)
                 self.channels.weights[HANDED_OVER.index(part + 1)].of(t).arrive(s)

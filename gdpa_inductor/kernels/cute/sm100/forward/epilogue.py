@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Constexpr, Float32, Int64, cute, range_constexpr
-from cutlass.cute.nvgpu import tcgen05
+from cutlass import Constexpr, Int64, cute, range_constexpr
 
-from ...barriers import Each
+from ...barriers import but
 from ...config import TILES, VECTOR
 from ...values import Fixed
 from ..config import ROWS, Sm100Config
-from ..tensor_memory import scores_done, scores_ready
-from .roles import Channels, ForwardTensorMemory
+from ..tensor_memory import ColumnLoads, TensorMemoryRow, scores_done, scores_ready
+from .roles import Channels, sums_column
 
 PART = 32  # columns of O_t in registers at a time
 
@@ -50,30 +49,11 @@ class OutputMatrix(Fixed):
 
 
 @dataclass
-class OutputSums(Fixed):
-    """Loads of O_t from tensor memory, for one thread of a warpgroup."""
-
-    tO: Any
-    thread: Any
-
-    def __post_init__(self) -> None:
-        load = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(PART)), Float32)
-        self.load = tcgen05.make_tmem_copy(load, self.tO)
-        self.source = self.load.get_slice(self.thread).partition_S(self.tO)
-
-    def fetch(self, part: int):
-        sums = cute.make_rmem_tensor(((PART, 1),), Float32)
-        cute.copy(self.load, self.source[None, part, 0, 0], sums)
-        cute.arch.fence_view_async_tmem_load()
-        return sums
-
-
-@dataclass
 class Epilogue(Fixed):
     """The role of the epilogue warps."""
 
     channels: Channels
-    memory: ForwardTensorMemory
+    memory: TensorMemoryRow
     output: OutputMatrix
     config: Sm100Config
 
@@ -81,7 +61,7 @@ class Epilogue(Fixed):
     def run(self, scheduler, thread):
         # All tiles are seen, as a tile without keys has to store zeros.
         sums = self.channels.sums
-        at, o = scheduler.start(), Each(*(x.start() for x in sums))
+        at, o = scheduler.start(), tuple(x.start() for x in sums)
         tile, at = scheduler.take(at)
         while tile.valid == 1:
             for t in range_constexpr(TILES):
@@ -91,7 +71,7 @@ class Epilogue(Fixed):
                     self.store(tile, t, o[t], thread, True)
                     scores_done(stored=False)
                     sums[t].empty.arrive(o[t])
-                    o = o.but(t, o[t].next())
+                    o = but(o, t, o[t].next())
                 else:
                     self.store(tile, t, o[t], thread, False)
             tile, at = scheduler.take(at)
@@ -100,8 +80,13 @@ class Epilogue(Fixed):
     def store(self, tile, t: Constexpr, o, thread, summed: Constexpr):
         q_idx = tile.row + t * ROWS + thread
         row = self.output.row(tile, q_idx, self.config.jagged_q)
-        sums = OutputSums(self.memory.sums(t, o.index), thread)
-        for part in range_constexpr(self.config.padded_value_dim // PART):
-            values = sums.fetch(part) if cutlass.const_expr(summed) else None
+        width = self.config.padded_value_dim
+        column = sums_column(t, o.index, self.config.output_stages)
+        sums = ColumnLoads(self.memory, column, PART, width)
+        for part in range_constexpr(width // PART):
+            values = None
+            if cutlass.const_expr(summed):
+                values = sums.load(part)
+                cute.arch.fence_view_async_tmem_load()
             if q_idx < tile.q_rows:
                 self.output.store(row, part, values)

@@ -38,6 +38,7 @@ from ...forward.work import Queue, Work
 from ...operands import AttentionKernel, KernelArguments, Tiles, matrices
 from ...program import Program
 from ..config import COLS, ROWS, TMEM_COLUMNS, Sm100Config
+from ..tensor_memory import TensorMemoryRow
 from .activation import ForwardActivation
 from .epilogue import Epilogue, OutputMatrix
 from .products import ForwardProducts
@@ -132,13 +133,17 @@ class ForwardKernel(AttentionKernel):
         scheduler = Scheduler(channels.tiles, buffers.records, Work(c, x, ranges.skips), ranges)
         if warp < EPILOGUE:
             cute.arch.setmaxregister_increase(REGISTERS["activation"])
-            plain = Program(c, x, ranges.full_terms)
-            role = ForwardActivation(channels, sums, ranges, plain, Program(c, x))
+            plain, lane = (
+                Program(c, x, ranges.full_terms),
+                TensorMemoryRow(tmem, thread, self.dtype),
+            )
+            role = ForwardActivation(channels, lane, ranges, plain, Program(c, x))
             role.run(scheduler, warp // 4, thread % WARPGROUP)
         elif warp < PRODUCTS:
             cute.arch.setmaxregister_decrease(REGISTERS["epilogue"])
+            lane = TensorMemoryRow(tmem, thread, self.dtype)
             output = OutputMatrix(x.pointers, x.strides, c.value_dim, self.dtype)
-            Epilogue(channels, sums, output, c).run(scheduler, thread % WARPGROUP)
+            Epilogue(channels, lane, output, c).run(scheduler, thread % WARPGROUP)
             cute.arch.barrier(barrier_id=1, number_of_threads=WARPGROUP)
             if warp == EPILOGUE:
                 cute.arch.dealloc_tmem(tmem, TMEM_COLUMNS)

@@ -10,7 +10,7 @@ from typing import Any
 from cutlass import Boolean, Constexpr, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 
-from ...barriers import Cursor, Each
+from ...barriers import Cursor, but
 from ...config import TILES
 from ...values import Fixed
 from ..config import COLS
@@ -53,8 +53,8 @@ class ForwardProducts(Fixed):
         """
         queries, keys, sums = self.channels.queries, self.channels.keys, self.channels.sums
         at, k = scheduler.start(), keys.start()
-        q, o = (Each(*(x.start() for x in rings)) for rings in (queries, sums))
-        v, p, nothing = k, Each(Cursor(1), Cursor(1)), Each(Boolean(False), Boolean(False))
+        q, o = (tuple(x.start() for x in rings) for rings in (queries, sums))
+        v, p, nothing = k, (Cursor(1), Cursor(1)), (Boolean(False), Boolean(False))
         tile, at = scheduler.take(at)
         block, busy, started = tile.first, Boolean(False), Boolean(False)
         pending, closing = nothing, nothing
@@ -64,10 +64,10 @@ class ForwardProducts(Fixed):
             for t in range_constexpr(TILES):
                 if pending[t]:
                     self.add(t, v, p[t], o[t], started)
-                    p = p.but(t, p[t].next())
+                    p = but(p, t, p[t].next())
                     if closing[t]:
                         arrive_when_multiplied(sums[t].full, o[t])
-                        o = o.but(t, o[t].next())
+                        o = but(o, t, o[t].next())
                 if (tile.valid == 1) & (block < tile.last(t)):
                     keys.full.wait(k)
                     self.score(t, q[t], k, block == tile.first)
@@ -85,16 +85,16 @@ class ForwardProducts(Fixed):
                 block = tile.first
 
     @cute.jit
-    def left_over(self, tile, block, q: Each):
+    def left_over(self, tile, block, q):
         """(pending, closing, places of Q) after `block`."""
         # After the last block of a tile Q_t is freed.
-        pending, closing = Each(*[Boolean(False)] * TILES), Each(*[Boolean(False)] * TILES)
+        pending, closing = (Boolean(False),) * TILES, (Boolean(False),) * TILES
         for t in range_constexpr(TILES):
-            pending = pending.but(t, block < tile.last(t))
-            closing = closing.but(t, block + 1 == tile.last(t))
+            pending = but(pending, t, block < tile.last(t))
+            closing = but(closing, t, block + 1 == tile.last(t))
             if closing[t]:
                 arrive_when_multiplied(self.channels.queries[t].empty, q[t])
-                q = q.but(t, q[t].next())
+                q = but(q, t, q[t].next())
         return pending, closing, q
 
     @cute.jit

@@ -80,7 +80,7 @@ class ForwardTensorMemory(Fixed):
 
     def scores(self, t):
         # t is a Python number or a register.
-        return cute.make_tensor(self.tmem + (SCORES + COLS * t), self.s_layout)
+        return cute.make_tensor(self.tmem + scores_column(t), self.s_layout)
 
     def weights(self, t):
         # in the first half of the columns of S_t
@@ -88,8 +88,15 @@ class ForwardTensorMemory(Fixed):
         return cute.make_tensor(pointer, self.p_layout)
 
     def sums(self, t, stage):
-        column = SUMS + COLS * t + COLS // self.stages * stage
-        return cute.make_tensor(self.tmem + column, self.o_layout)
+        return cute.make_tensor(self.tmem + sums_column(t, stage, self.stages), self.o_layout)
+
+
+def scores_column(t):
+    return SCORES + COLS * t
+
+
+def sums_column(t, stage, stages: int):
+    return SUMS + COLS * t + COLS // stages * stage
 
 
 def _accumulator(product):

@@ -16,9 +16,8 @@ from cutlass import Int64, const_expr, cute, range_constexpr
 
 from ...operands import EVICT_FIRST, Matrix, Tiles
 from ...values import Fixed
-from ..wgmma import first_row, share
-from .roles import both, together
-from .shapes import HALF, HopperShapes
+from ..wgmma import first_row, share, wait_for_stores
+from .roles import HALF, HopperShapes, both, together
 
 
 @dataclass
@@ -49,8 +48,7 @@ class KeyGradients(Fixed):
         `end`; if the tile had one step, one buffer was free before. None: There is no such signal,
         and the warpgroups wait for each other.
         """
-        if thread < 32:
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
+        wait_for_stores(thread, True)
         if const_expr(empty is None):
             both()
         else:
@@ -73,8 +71,7 @@ class KeyGradients(Fixed):
         tiles, alone = self.tiles[name], self.shapes.products[product]
         halves = cute.make_rmem_tensor(sums.layout, self.shapes.dtype)
         halves.store(sums.load().to(self.shapes.dtype))
-        if thread < 32:
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
+        wait_for_stores(thread, True)
         both()
         share(alone, halves, tiles.sX, group, thread)
         together(group)
@@ -96,8 +93,3 @@ class KeyGradients(Fixed):
                 target = matrix.pointer + (place + row * sr + column)
                 pair = cute.make_tensor(target, cute.make_layout(2))
                 pair[0], pair[1] = sums[r], sums[r + 1]
-
-    @cute.jit
-    def finish(self, thread):
-        if thread < 32:
-            cute.arch.cp_async_bulk_wait_group(0)

@@ -50,8 +50,7 @@ from ..config import COLS, Sm90Config
 from .epilogue import KeyGradients
 from .loads import HopperBackwardLoads
 from .products import HopperBackwardFragments, HopperBackwardProducts
-from .roles import CONVERSION, LOADS, REGISTERS, SUMS, WARPS, HopperSignals
-from .shapes import HopperShapes
+from .roles import CONVERSION, LOADS, REGISTERS, SUMS, WARPS, HopperShapes, HopperSignals
 from .sums import Conversion, ConvertedColumns, Counters, QuerySums
 from .turns import Turns
 

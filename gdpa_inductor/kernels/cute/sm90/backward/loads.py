@@ -15,8 +15,7 @@ from cutlass import Constexpr, Int32, Int64, const_expr, cute, range_constexpr
 from ...backward.walk import ResidentTile
 from ...operands import EVICT_FIRST, EVICT_NORMAL, Matrix, Tiles
 from ...values import Fixed, select
-from .roles import HopperSignals
-from .shapes import HALF
+from .roles import HALF, HopperSignals
 from .turns import Turns
 
 # Two halves of K and V, and two tiles of Q and dO ("o"), in the order in which they are needed.

@@ -32,11 +32,18 @@ from ...operands import Tiles
 from ...program import Program, ProgramLine
 from ...ranges import LANES
 from ...values import Fixed, Pair, choose, pair, select
-from ..wgmma import WARPGROUP, IssueTurns, as_operand, first_row, issue, transposed
+from ..wgmma import (
+    WARPGROUP,
+    IssueTurns,
+    as_operand,
+    first_row,
+    issue,
+    transposed,
+    wait_for_stores,
+)
 from .epilogue import KeyGradients
 from .register_operands import RegisterOperand, register_operands
-from .roles import EMPTY, FULL, GROUPS, HANDED, TURNS, HopperSignals, both
-from .shapes import HALF, HopperShapes
+from .roles import EMPTY, FULL, GROUPS, HALF, HANDED, TURNS, HopperShapes, HopperSignals, both
 from .turns import Turns
 
 
@@ -102,10 +109,6 @@ class HopperBackwardFragments(Fixed):
     def share(self, dS, stage) -> None:
         cute.copy(self.copy, self.part.retile(dS), self.to_dS[None, None, None, stage])
 
-    def operand(self):
-        # for the aux operand that `fetched` reads
-        return cute.make_rmem_tensor(self.S.layout, self.shapes.dtype)
-
     def fetched(self, registers, stage, part: int) -> None:
         """Read the aux operand of scores 8·part to 8·part + 7 of the thread from shared memory."""
         source, target = self.from_a[None, None, None, stage], self.own.retile(registers)
@@ -166,7 +169,7 @@ class HopperBackwardProducts(Fixed):
             deal += 1
         if const_expr(self.lags):
             self.turns.finish()
-        self.epilogue.finish(self.own)
+        wait_for_stores(self.own, False)
 
     @cute.jit
     def store_gradients(self, tile: ResidentTile, end):
@@ -374,7 +377,7 @@ class HopperBackwardProducts(Fixed):
         S, row = self.fragments.S, tile.first + self.row
         lines = [ProgramLine(program, self.walk, tile, turn, row + half) for half in (0, 8)]
         first = block * self.walk.heights.streamed + self.column
-        operand = self.fragments.operand()
+        operand = cute.make_rmem_tensor(S.layout, self.fragments.shapes.dtype)
         for r in range_constexpr(0, cute.size(S), 2):
             half, column = r // 2 % 2, first + r // 4 * 8
             indices = Pair(column, column + 1)
@@ -389,9 +392,6 @@ class HopperBackwardProducts(Fixed):
                 there = row + half * 8 < tile.rows
                 inside = Pair(*(there & (x < tile.length) for x in indices.lanes))
                 roots = [choose(inside, x, 0.0) for x in roots]
-            (slope[r], slope[r + 1]), (S[r], S[r + 1]) = (_floats(x) for x in roots)
-
-
-def _floats(value) -> tuple[Any, Any]:
-    first, second = pair(value).lanes
-    return Float32(first), Float32(second)
+            (slope[r], slope[r + 1]), (S[r], S[r + 1]) = (
+                map(Float32, pair(x).lanes) for x in roots
+            )

@@ -25,8 +25,7 @@ from ...barriers import Signal
 from ...config import VECTOR
 from ...operands import Matrix, Tiles, vector
 from ...values import Fixed, smaller
-from .roles import EMPTY, FULL, HANDED
-from .shapes import HALF
+from .roles import EMPTY, FULL, HALF, HANDED
 from .turns import Turns
 
 WARP, COLUMNS = 32, HALF // VECTOR  # lanes of a warp, and lanes that share a row

@@ -47,8 +47,7 @@ from ...sequences import Gaps
 from ..config import HALF, ROWS, Sm90Config
 from ..wgmma import MN, WARPGROUP, IssueTurns, K, tile_layout, tiled
 from ..wgmma import REGISTERS as FROM_REGISTERS
-from .bias import HopperBias
-from .products import HopperEpilogue, HopperFragments, HopperProducts
+from .products import HopperBias, HopperEpilogue, HopperFragments, HopperProducts
 from .roles import OWN, HopperChannels, Roles
 
 PLACES = ("sQ", "sO", "sK", "sV", "sBias")  # fields of shared memory

@@ -11,33 +11,102 @@ The step waits for O before it ends. If O were in flight over the end of the loo
 would wait for every product.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Float32, cute, range_constexpr
-from cutlass.cute.nvgpu import warpgroup
+from cutlass import Float32, Int32, cute, range_constexpr
+from cutlass.cute.nvgpu import warp, warpgroup
 
-from ...barriers import Cursor, Each, Loan
+from ...barriers import Cursor, Loan, Ring
 from ...config import VECTOR
 from ...forward.ranges import KeyRanges
 from ...operands import Tiles
 from ...program import Program, Row
 from ...values import Fixed, Pair, choose, larger, pair
-from ..config import ROWS, Sm90Config
+from ..config import HALF, ROWS, Sm90Config
 from ..wgmma import (
     WARPGROUP,
     IssueTurns,
+    K,
     as_operand,
     first_row,
     issue,
     replace_operand,
     share,
+    tiled,
     transposed,
+    wait_for_stores,
 )
-from .bias import HopperBias
 from .roles import HopperChannels, together
+
+CHUNK = 8  # registers of S that one ldmatrix serves: those of 16 columns
+CHUNKS = HALF // 16
+
+
+@dataclass
+class HopperBias(Fixed):
+    """A bias that TMA loads in tiles (`KernelConfig.tiled`), as a thread of query tile t reads it.
+
+    The tile of a key block comes in parts of 64 columns. ldmatrix reads 16 columns at a time into 8
+    numbers of a thread. They match the layout of the scores S: number i of the chunk that begins at
+    register r belongs to the score in register r + i.
+    """
+
+    number: int  # of the aux operand
+    ring: Ring  # of the parts of query tile t
+    sBias: Any  # the buffers of all query tiles in turn, [64, 64, stages]
+    t: Any
+    thread: Any
+    dtype: Any
+    tiles: int  # query tiles of the CTA
+    parts: int  # of the tile of a key block
+
+    def __post_init__(self) -> None:
+        self.atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(False, 4), self.dtype)
+        copy = cute.make_tiled_copy_C(self.atom, tiled(self.dtype, HALF, K))
+        self.source = copy.get_slice(self.thread).partition_S(self.sBias)
+
+    def after(self, at: Cursor) -> Cursor:
+        for _ in range(self.parts):
+            at = at.next()
+        return at
+
+    def of_scores(self, at: Cursor) -> Iterator[Pair]:
+        """The bias of a key block, for one pair of scores after the other."""
+        for _ in range(self.parts):
+            self.ring.full.wait(at)
+            # A chunk is read when it is needed, so that few are in registers at a time.
+            chunks: list[Any] = []
+            for chunk in range(CHUNKS):
+                numbers = self.read(at, chunk)
+                chunks.append(numbers)
+                if chunk == CHUNKS - 1:
+                    self.free(at, chunks)
+                for i in range(0, CHUNK, 2):
+                    yield Pair(Float32(numbers[i]), Float32(numbers[i + 1]))
+            at = at.next()
+
+    def free(self, at: Cursor, chunks: Sequence[Any]) -> None:
+        """Free a part, of which all `chunks` were read.
+
+        The arrival must not overtake the reads, which other loads may delay for longer than the
+        next tile takes. So the address of the barrier depends on the numbers that were read: a zero
+        is added that the compiler cannot know.
+        """
+        word = Int32(0)
+        for numbers in chunks:
+            word = word ^ cute.recast_tensor(numbers, Int32)[0]
+        popc = "{ .reg .b32 n; popc.b32 n, {$r0}; shr.u32 {$w0}, n, 6; }"
+        zero = cute.arch.inline_ptx(popc, write_only_types=[Int32], read_only_args=[word])
+        self.ring.empty.arrive_once(Cursor(at.stages, at.index + zero, at.phase))
+
+    def read(self, at: Cursor, chunk: int):
+        numbers = cute.make_rmem_tensor((CHUNK, 1), self.dtype)
+        stage = at.index * self.tiles + self.t
+        cute.copy(self.atom, self.source[(None, chunk), None, 0, stage], numbers)
+        return numbers
 
 
 @dataclass
@@ -111,7 +180,7 @@ class HopperEpilogue(Fixed):
         if cutlass.const_expr(self.factor != 1.0):
             values = values * self.factor
         halves.store(values.to(self.dtype))
-        self.stored(thread)
+        wait_for_stores(thread, True)
         together(t)
         share(self.pv, halves, self.o.sX, t, thread)
         together(t)
@@ -119,16 +188,6 @@ class HopperEpilogue(Fixed):
         if (thread < 32) & (row < tile.q_rows):
             self.o.store((tile.q_start, row, tile.q_rows), tile.head, tile.batch, t)
             cute.arch.cp_async_bulk_commit_group()
-
-    @cute.jit
-    def stored(self, thread):
-        if thread < 32:
-            cute.arch.cp_async_bulk_wait_group(0, read=True)  # the copy has read the buffer
-
-    @cute.jit
-    def finish(self, thread):
-        if thread < 32:
-            cute.arch.cp_async_bulk_wait_group(0)
 
 
 @dataclass
@@ -147,14 +206,14 @@ class HopperProducts(Fixed):
     def run(self, scheduler, t, thread):
         queries = self.channels.queries_of(t)
         at, q_at, k_at = scheduler.start(), queries.start(), self.channels.keys.start()
-        b_at = Each() if cutlass.const_expr(self.bias is None) else self.bias.ring.start()
+        b_at = () if cutlass.const_expr(self.bias is None) else self.bias.ring.start()
         tile, at = scheduler.take(at)
         self.turns.start()
         while tile.valid == 1:
             self.fragments.O.fill(0.0)
             if tile.first < tile.last(t):
                 if cutlass.const_expr(isinstance(queries, Loan)):
-                    self.epilogue.stored(thread)
+                    wait_for_stores(thread, True)
                     queries.empty.arrive_once(q_at)
                 queries.full.wait(q_at)
                 k_at, b_at = self.sum_of_blocks(tile, t, thread, q_at, k_at, b_at)
@@ -168,7 +227,7 @@ class HopperProducts(Fixed):
             self.epilogue.store(tile, t, thread, self.fragments.O)
             tile, at = scheduler.take(at)
         self.turns.finish()
-        self.epilogue.finish(thread)
+        wait_for_stores(thread, False)
 
     @cute.jit
     def pass_by(self, at: Cursor):

@@ -1,7 +1,5 @@
 """The roles of the warps in the forward, and the mbarriers on which they wait for each other."""
 
-from dataclasses import dataclass
-
 from cutlass import cute
 
 from ...barriers import Loan, Ring, initialize
@@ -15,36 +13,18 @@ WARPS = 4  # of a warpgroup
 OWN = 1  # named barriers: one for each warpgroup from here on, then those of `IssueTurns`
 
 
-@dataclass(frozen=True)
 class Roles(Fixed):
-    """The first warp of each role. The warps before `loads` multiply: four for each query tile."""
+    """The first warp of each role. The warps before `loads` multiply: four for each query tile.
 
-    tiles: int
+    readers: How many warps read the scheduler's records. registers: (of a thread that multiplies,
+    of any other thread).
+    """
 
-    @property
-    def loads(self) -> int:
-        return WARPS * self.tiles
-
-    @property
-    def scheduler(self) -> int:
-        return self.loads + 1
-
-    @property
-    def gaps(self) -> int:
-        return self.loads + 2
-
-    @property
-    def warps(self) -> int:  # one of them has no role
-        return self.loads + 4
-
-    @property
-    def readers(self) -> int:  # of the scheduler's records
-        return self.loads + 1
-
-    @property
-    def registers(self) -> tuple[int, int]:
-        """(registers of a thread that multiplies, registers of any other thread)."""
-        return REGISTERS[self.tiles]
+    def __init__(self, tiles: int) -> None:
+        self.tiles, self.loads = tiles, WARPS * tiles
+        self.scheduler = self.readers = self.loads + 1
+        self.gaps, self.warps = self.loads + 2, self.loads + 4  # one warp has no role
+        self.registers = REGISTERS[tiles]
 
 
 class HopperChannels(Fixed):

@@ -1,9 +1,15 @@
-"""The table that says which tile of a jagged side each CTA owns. The device makes it.
+"""Tables that the device makes for the kernels: which tile a CTA owns, and bounds of tiles.
 
-The host knows no length, so the grid is an upper bound, and CTAs without a tile end at once. The
-tiles of a sequence are neighbours. The longest sequences may come first. Otherwise a long one could
-be left at the end, while other multiprocessors are idle. If nearly all sequences have the greatest
-length, there is no table (`Plan.direct`).
+`tile_order` says which tile of a jagged side each CTA owns. The host knows no length, so the grid
+is an upper bound, and CTAs without a tile end at once. The tiles of a sequence are neighbours. The
+longest sequences may come first. Otherwise a long one could be left at the end, while other
+multiprocessors are idle. If nearly all sequences have the greatest length, there is no table
+(`Plan.direct`).
+
+`tile_bounds` has the smallest and the largest element of each block of an aux operand. A mask that
+is a tensor has no formula, so a kernel has to look at its elements to find empty tiles. The device
+reads it once for each graph. It stores the bounds of every block of BOUNDS_TILE rows and columns: a
+thousandth of the mask's size.
 """
 
 from __future__ import annotations
@@ -14,6 +20,8 @@ import torch
 from torch import Tensor
 
 WORK_TILE = 128  # rows of an entry; the tile sizes of kernels divide it
+BOUNDS_TILE = 32  # a smaller tile is not worth skipping
+_GOLDEN = 0.618034  # its multiples, modulo 1, are spread evenly, however many there are
 
 
 def tile_order(cu_seqlens: Tensor, total: Any, longest: Any, few: bool) -> Tensor:
@@ -62,4 +70,27 @@ def likely_offsets(batch: int, total: int, longest: int, device: torch.device | 
     return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).clamp(max=total)
 
 
-_GOLDEN = 0.618034  # its multiples, modulo 1, are spread evenly, however many there are
+def tile_bounds(operand: Tensor, rows: int | None, columns: int | None) -> Tensor:
+    """The smallest and the largest elements, [2, ...], by blocks of the dims `rows` and `columns`.
+
+    rows, columns: The dims of the operand for queries and keys, or None if it lacks them. A block
+    with a NaN has NaN.
+    """
+    blocks = operand.to(torch.uint8) if operand.dtype == torch.bool else operand
+    inside: list[int] = []
+    for dim in sorted(dim for dim in (rows, columns) if dim is not None):
+        at = dim + len(inside)
+        blocks = _filled(blocks, at)
+        blocks = blocks.unflatten(at, (blocks.shape[at] // BOUNDS_TILE, BOUNDS_TILE))
+        inside.append(at + 1)
+    # One reduction of both dimensions, and the cast before the stack: Inductor makes one kernel.
+    return torch.stack([end(blocks, inside).to(operand.dtype) for end in (torch.amin, torch.amax)])
+
+
+def _filled(operand: Tensor, dim: int) -> Tensor:
+    """The last block is filled up by the last element."""
+    length = operand.shape[dim]
+    count = (length + BOUNDS_TILE - 1) // BOUNDS_TILE
+    index = torch.arange(count * BOUNDS_TILE, device=operand.device).clamp(max=length - 1)
+    filled: Tensor = torch.ops.aten.index.Tensor(operand, [None] * dim + [index])
+    return filled

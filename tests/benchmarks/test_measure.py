@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from gdpa_inductor.measure import medians_ms, peak_extra_bytes, spread
+from benchmarks.measure import medians_ms, peak_extra_bytes, spread
 
 MIB = 2**20
 
@@ -35,7 +35,7 @@ def test_spread_leaves_the_ends_out():
 # In a process of its own: what earlier tests left in the heap would be reused, and not be counted.
 HOLDS_TWO = """
 import torch
-from gdpa_inductor.measure import peak_extra_bytes
+from benchmarks.measure import peak_extra_bytes
 
 def hold_two(count):
     first = torch.ones(count)
