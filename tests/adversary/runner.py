@@ -69,7 +69,7 @@ def run_program(program: Program, judge: str = "both") -> Outcome:
     """Eager, then every form of the captured graphs."""
     start = time.time()
     outcome = Outcome.of(program, "right")
-    if "import fbgemm_gpu" in program.source and not _has_fbgemm():
+    if "import fbgemm_gpu" in program.source and not has_fbgemm():
         outcome.status, outcome.fault = "eager", "there is no fbgemm for this torch"
         return outcome
     with settings(program):
@@ -79,7 +79,7 @@ def run_program(program: Program, judge: str = "both") -> Outcome:
 
 
 @functools.cache
-def _has_fbgemm() -> bool:
+def has_fbgemm() -> bool:
     return importlib.util.find_spec("fbgemm_gpu") is not None
 
 
