@@ -7,7 +7,7 @@
 #   SEEDS=...        how many programs `make fuzz` runs
 #   THREADS=...      torch's threads in each test process (1); `make test CAPABILITY=default` or
 #   CAPABILITY=...   avx2: the instruction set of its CPU kernels. `make test-machines` runs them all
-#   ARGS=...         more arguments for the demo, the tests, the fuzzer or the benchmark
+#   ARGS=...         more arguments for the demo, the tests, `make fuzz` or the benchmark
 
 VENV ?= .venv
 SEEDS ?= 1000
@@ -73,7 +73,7 @@ test-machines: $(VENV)/.stamp-clients
 	$(BIN)/python -m tests.machines $(ARGS)
 
 fuzz: $(VENV)/.stamp-test
-	$(SERIAL) $(BIN)/python -m tests.fuzz --seeds $(SEEDS) $(ARGS)
+	$(SERIAL) $(BIN)/python -m tests.adversary --judge on --seeds $(SEEDS) --workers $(WORKERS) $(ARGS)
 
 bench: $(VENV)/.stamp-bench
 	$(BIN)/python -m gdpa_inductor bench $(or $(ARGS),dense)

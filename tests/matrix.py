@@ -45,7 +45,7 @@ RUNS: dict[str, list[tuple[str, list[str]]]] = {
     "all": [(_EVERYTHING, _FAST)],
     "jagged": [
         ("matching, jagged with fbgemm", [*_FAST, "tests/patterns", "tests/clients"]),
-        ("hostile programs", [*_FAST, "tests/adversary", "tests/fuzz"]),
+        ("hostile programs", [*_FAST, "tests/adversary"]),
         ("contract, judge", [*_FAST, *_CONTRACT]),
         ("operator", [*_FAST, *_OPERATOR]),
         ("CPU kernels", [*_FAST, *_CPU]),

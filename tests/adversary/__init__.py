@@ -1,4 +1,4 @@
-"""A second, hostile generator of programs, and a runner that holds every rewrite against eager.
+"""Random programs, plain and hostile, and a runner that holds every rewrite against eager.
 
 It is written from torch's operators and the documentation of autograd. It imports nothing of the
 matcher, so that the two do not share a blind spot.
@@ -7,10 +7,11 @@ matcher, so that the two do not share a blind spot.
 
     program      one program: source text, operands, labels
     draft        a program while it is being written
-    regions      attention that is right to rewrite, dense and jagged
+    generator    seed -> program, by the grammar:
+                 regions, products, views, steps, sizes, spellings, jagged, padding, decoys
     hostilities  what is done to it: a table
-    generator    seed -> program
     judging      runs a program in eager and rewritten, and compares
     runner       many programs, resumable
+    compiled     programs through Inductor, plain ones at sizes of kernels
     hunts        programs that people wrote to break the package
 """

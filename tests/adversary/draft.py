@@ -6,10 +6,12 @@ then the region is written from top to bottom, and the callbacks write their lin
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
 from typing import Any
+
+from tests.operands import size_of
 
 from .program import Operand
 
@@ -26,17 +28,26 @@ class Clash(Exception):
 class Draft:
     """What is settled about a program so far, and the lines that it has."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, scale: str = "small", turn: int = 0) -> None:
         self.random = random
+        self.turn = turn  # how many programs of its kind came before
+        self.scale = scale  # "small", or "kernels": sizes of kernels
         self.settled: dict[str, Any] = {}
         self.operands: dict[str, Operand] = {}
         self.lines: list[str] = []
         self.depth = 1
         self.outputs: list[str] = []
-        self.hazard = False
+        self.label = "exact"
+        self.hostile = False
+        self.regions = 0
         self.sizes: dict[str, int] = {}
+        self.further: list[dict[str, int]] = []  # the sizes of later calls
+        self.lengths: list[tuple[int, ...]] = []
+        self.sides = {"q", "k"}  # that can run on jagged values alone
+        self.dims: tuple[str, ...] = ()  # of the scores, as they are now
         self.callbacks: dict[str, list[Callable[[Draft], None]]] = defaultdict(list)
         self.counter = 0
+        self.locals: set[str] = set()  # that no operand can be called after
         # The names that hold the query, key, value, scores, weights and output now.
         self.q, self.k, self.v, self.s, self.w, self.o = "q", "k", "v", "s", "w", "o"
         # Values that autograd saved: a write to one raises in eager's backward.
@@ -74,7 +85,12 @@ class Draft:
 
     def danger(self, is_dangerous: bool = True) -> None:
         """Label the program: a rewrite is not promised."""
-        self.hazard |= is_dangerous
+        if is_dangerous and self.label == "exact":
+            self.label = "hazard"
+
+    def note(self, text: str) -> None:
+        """Something that was drawn, for statistics."""
+        self.notes.append(text)
 
     # Writing.
 
@@ -88,13 +104,17 @@ class Draft:
 
     def subject(self, stage: str) -> str:
         """The scores, or the weights after the activation."""
-        return self.s if stage == "middle" else "w"
+        return self.s if stage in ("scores", "middle") else self.w
 
     def assign(self, stage: str, text: str) -> None:
         """Give the subject of a stage another value."""
-        self.emit(f"{'s' if stage == 'middle' else 'w'} = {text}")
-        if stage == "middle":
+        before = stage in ("scores", "middle")
+        self.emit(f"{'s' if before else 'w'} = {text}")
+        if before:
             self.s = "s"
+        else:
+            self.w = "w"
+            self.saved.discard("w")
 
     @contextmanager
     def inside(self, header: str) -> Iterator[None]:
@@ -104,20 +124,30 @@ class Draft:
         yield
         self.depth -= 1
 
+    def let(self, stem: str, text: str) -> str:
+        """`stem7 = text`; the new name."""
+        name = self.fresh(stem)
+        self.emit(f"{name} = {text}")
+        return name
+
     def fresh(self, stem: str) -> str:
         self.counter += 1
         return f"{stem}{self.counter}"
 
-    def operand(self, name: str, *shape: int, **facts: Any) -> str:
+    def operand(self, name: str, dims: str | Sequence[str] = "", **facts: Any) -> str:
         """Add an input; floats ask for a gradient as the program's training says."""
-        if name in self.operands:
+        if name in self.operands or name in self.locals:
             name = self.fresh(name)
         grad = facts.pop("grad", None)
         kind = facts.get("kind", "float")
         if grad is None:
             grad = kind == "float" and self.trains(name)
-        self.operands[name] = Operand(name, shape, grad=grad and kind == "float", **facts)
+        dims = tuple(dims.split() if isinstance(dims, str) else dims)
+        self.operands[name] = Operand(name, dims, grad=grad and kind == "float", **facts)
         return name
+
+    def size(self, dim: str) -> int:
+        return size_of(dim, self.sizes)
 
     def trains(self, name: str) -> bool:
         training = self.fact("training", "all")
@@ -135,6 +165,15 @@ class Draft:
 
     def pick(self, *choices: Any) -> Any:
         return self.random.choice(choices)
+
+    def in_turn(self, table: Iterable[str]) -> str:
+        """The entry whose turn it is, so that programs of a kind go round a table."""
+        entries = list(table)
+        return entries[self.turn % len(entries)]
+
+    def shuffled(self, items: Iterable[str]) -> tuple[str, ...]:
+        items = list(items)
+        return tuple(self.random.sample(items, len(items)))
 
     def number(self) -> str:
         """A Python scalar as people write them."""

@@ -4,46 +4,59 @@ Values are drawn by `random.Random`, so that a seed means the same program on ev
 """
 
 import ast
+import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from random import Random
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
-FLOATING = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+from tests.operands import size_of
+
+FLOATING = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 
 
 @dataclass
 class Operand:
     """One input of a program.
 
-    kind: "float" takes the program's dtype; else the name of a torch dtype. values: a key of
-    VALUES, or a list of numbers. grad: whether it is a leaf that asks for a gradient. place: an
-    "argument", or a "parameter" or "buffer" of the module. view: the operand that it is a view of,
-    and the expression that makes it; "" for a tensor of its own.
+    dims: of its shape, each as `tests.operands` writes it ("b", "n*h+1", "3"). kind: "float" takes
+    the program's dtype; "scalar" is the number of its one dim; else the name of a torch dtype.
+    values: a key of VALUES, a list of numbers, or what follows from the lengths of a call:
+    "lengths", "offsets", and "other", the offsets of the lengths in reverse. grad: whether it is a
+    leaf that asks for a gradient. place: an "argument", or a "parameter" or "buffer" of the module.
+    view: the operand that it is a view of, and the expression that makes it; "" for a tensor of its
+    own.
     """
 
     name: str
-    shape: tuple[int, ...]
+    dims: tuple[str, ...] = ()
     kind: str = "float"
     values: str | tuple = "normal"
     grad: bool = False
     place: str = "argument"
     base: str = ""
     view: str = ""
-    dynamic: tuple[int, ...] = ()
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(size_of(dim, sizes) for dim in self.dims)
 
 
 @dataclass
 class Program:
     """A drawn program.
 
-    door: how the source is entered ("call", "module" or "export"). before_backward: what the caller
-    runs between forward and backward. literal: its values depend on the rounding of a precision
-    that it names, so that fp64 is no truth for it. second: a second set of shapes, for a second
-    call with symbolic sizes. device: where its tensors live; the text means the CPU.
+    label: "exact" (a right rewrite exists, and nothing hazardous stands in its way), "hazard" (a
+    rewrite is not promised) or "decoy" (there is nothing to rewrite). sizes: of the letters, for
+    each call; several where shapes vary. lengths: of the sequences of each call, if it is jagged.
+    regions: how many are to be rewritten. sides: which of "q" and "k" have to run on the values
+    alone, and no other may; None where that is not known. door: how the source is entered ("call",
+    "module" or "export"). before_backward: what the caller runs between forward and backward.
+    literal: its values depend on the rounding of a precision that it names, so that fp64 is no
+    truth for it. device: where its tensors live; the text means the CPU.
     """
 
     seed: int
@@ -53,28 +66,46 @@ class Program:
     label: str
     hostilities: tuple[str, ...]
     family: str
+    sizes: tuple[Mapping[str, int], ...] = ({},)
+    lengths: tuple[tuple[int, ...], ...] = ()
+    regions: int = 1
+    sides: str | None = None
     door: str = "call"
     before_backward: str = ""
     literal: bool = False
     capture_scalars: bool = False
-    second: dict[str, tuple[int, ...]] = field(default_factory=dict)
     spelling: str = ""
     device: str = "cpu"
 
+    @property
+    def varies(self) -> bool:
+        return len(self.sizes) > 1
+
+    @property
+    def plain(self) -> bool:
+        """Nothing hostile is done to it, so that it must be rewritten."""
+        return self.label == "exact" and not self.hostilities
+
+    def varying(self, operand: Operand) -> list[int]:
+        """The axes of an operand whose size differs between the calls."""
+        shapes = [operand.shape(sizes) for sizes in self.sizes]
+        return [axis for axis, sizes in enumerate(zip(*shapes)) if len({*sizes}) > 1]
+
     def __str__(self) -> str:
-        what = ", ".join(self.hostilities)
+        what = ", ".join(self.hostilities) or self.spelling
         head = f"# seed {self.seed}: {self.label}, {self.family}, {self.dtype}, {self.door}: {what}"
         specs = "\n".join(f"#   {_described(x)}" for x in self.operands)
+        calls = "\n".join(f"#   {dict(sizes)}" for sizes in self.sizes)
+        calls += f"\n#   lengths {self.lengths}, sides {self.sides!r}" if self.lengths else ""
         after = f"\n# before the backward: {self.before_backward}" if self.before_backward else ""
-        return f"{head}\n{specs}\n{self.source}{after}"
+        return f"{head}\n{specs}\n{calls}\n{self.source}{after}"
 
 
 def _described(operand: Operand) -> str:
-    kind = f"{operand.name}: {operand.kind}{list(operand.shape)} {operand.values}"
+    kind = f"{operand.name}: {operand.kind}[{', '.join(operand.dims)}] {operand.values}"
     more = [operand.place] if operand.place != "argument" else []
     more += [f"= {operand.view}"] if operand.view else []
     more += ["requires grad"] if operand.grad else []
-    more += [f"dynamic {operand.dynamic}"] if operand.dynamic else []
     return ", ".join([kind, *more])
 
 
@@ -99,6 +130,7 @@ def _with(*specials: float):
 VALUES = MappingProxyType(
     {
         "normal": _normal,
+        "count": lambda random, count: [random.randint(1, 7) for _ in range(count)],
         "positive": lambda random, count: [0.5 + random.random() for _ in range(count)],
         "zero_one": lambda random, count: [float(random.random() < 0.65) for _ in range(count)],
         "bool": lambda random, count: [random.random() < 0.65 for _ in range(count)],
@@ -112,35 +144,52 @@ VALUES = MappingProxyType(
 )
 
 
-def values_of(operand: Operand, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+def values_of(operand: Operand, program: Program, number: int) -> torch.Tensor:
     """The tensor of one operand in fp64, or in the dtype that it names."""
-    random = Random(f"{seed} {operand.name}")
+    shape, values = operand.shape(program.sizes[number]), operand.values
+    random = Random(f"{program.seed} {operand.name}{f' {number}' if number else ''}")
     count = math.prod(shape)
-    if isinstance(operand.values, str) and operand.values.startswith("ints"):
-        low, high = map(int, operand.values.split()[1:])
+    if values in _OF_LENGTHS:
+        drawn = _OF_LENGTHS[values](program.lengths[number])
+        shape = (len(drawn),)
+    elif isinstance(values, tuple):
+        drawn = [values[i % len(values)] for i in range(count)]
+    elif values.startswith("ints"):
+        low, high = map(int, values.split()[1:])
         drawn = [random.randint(low, high) for _ in range(count)]
-    elif isinstance(operand.values, str):
-        drawn = VALUES[operand.values](random, count)
+    elif values == "normal" and count > 4096:  # as a kernel has it
+        generator = torch.Generator().manual_seed(random.getrandbits(60))
+        drawn = torch.randn(count, generator=generator, dtype=torch.float64)
     else:
-        drawn = [operand.values[i % len(operand.values)] for i in range(count)]
+        drawn = VALUES[values](random, count)
     named = torch.float64 if operand.kind == "float" else getattr(torch, operand.kind)
-    return torch.tensor(drawn, dtype=named).reshape(shape)
+    return torch.as_tensor(drawn, dtype=named).reshape(shape)
+
+
+_OF_LENGTHS: dict[str | tuple, Callable] = {
+    "lengths": list,
+    "offsets": lambda lengths: [0, *itertools.accumulate(lengths)],
+    "other": lambda lengths: [0, *itertools.accumulate(lengths[::-1])],
+}
 
 
 def make_operands(
-    program: Program, dtype: torch.dtype, *, second: bool = False
-) -> dict[str, torch.Tensor]:
-    """Fresh operands: floats are drawn in fp64, rounded to the program's dtype, then cast."""
-    result: dict[str, torch.Tensor] = {}
-    drawn_in = FLOATING[program.dtype]
+    program: Program, dtype: torch.dtype, number: int = 0
+) -> dict[str, torch.Tensor | int]:
+    """Fresh operands of a call: floats are drawn in fp64, rounded to the program's dtype, then
+    cast.
+    """
+    result: dict[str, torch.Tensor | int] = {}
     for operand in program.operands:
         if operand.base:
             result[operand.name] = eval(operand.view, {"torch": torch, **result})
             continue
-        shape = program.second.get(operand.name, operand.shape) if second else operand.shape
-        value = values_of(operand, shape, program.seed)
+        if operand.kind == "scalar":
+            result[operand.name] = operand.shape(program.sizes[number])[0]
+            continue
+        value = values_of(operand, program, number)
         if operand.kind == "float":
-            value = value.to(drawn_in).to(dtype)
+            value = value.to(FLOATING[program.dtype]).to(dtype)
         result[operand.name] = value.to(program.device).requires_grad_(operand.grad)
     return result
 
@@ -172,6 +221,6 @@ class _OnDevice(ast.NodeTransformer):
         return ast.Constant(self.device) if node.value == "cpu" else node
 
 
-def arguments_of(program: Program, operands: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+def arguments_of(program: Program, operands: Mapping[str, Any]) -> list[Any]:
     """What the function is called with: all that is neither parameter nor buffer nor a base."""
     return [operands[x.name] for x in program.operands if x.place == "argument"]

@@ -22,19 +22,23 @@ from pathlib import Path
 
 import torch
 
-from .capture import PLAIN, Capture, judged_options
+from .capture import PLAIN, Capture, Form, judged_options
 from .generator import generate
-from .judging import difference, enter, observe, reference
+from .judging import Entry, difference, enter, observe, reference
 from .program import FLOATING, Program, arguments_of, make_operands
 
-COUNTED = ("right", "wrong", "crash")
+WRONG = ("wrong", "crash")
+COUNTED = ("right", *WRONG)
 SECONDS_PER_PROGRAM = 60
 SECONDS_COMPILED = 600
 
 
 @dataclass
 class Outcome:
-    """One line of the results file. forms: by form of the graph, (status, fault, matches)."""
+    """One line of the results file. missed: a program that has to be rewritten, and was not, or not
+    on a side where it can be. forms: by form of the graph, (status, fault, matches). lowered: what
+    regions were lowered to, where programs are compiled in full.
+    """
 
     seed: int
     label: str
@@ -45,8 +49,10 @@ class Outcome:
     status: str
     fault: str = ""
     matches: int = 0
+    missed: bool = False
     codes: list[str] = field(default_factory=list)
     forms: dict[str, tuple[str, str, int]] = field(default_factory=dict)
+    lowered: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
 
     @classmethod
@@ -63,7 +69,7 @@ def run_program(program: Program, judge: str = "both") -> Outcome:
     """Eager, then every form of the captured graphs."""
     start = time.time()
     outcome = Outcome.of(program, "right")
-    if "import fbgemm_gpu" in program.source and not _has_fbgemm():
+    if "import fbgemm_gpu" in program.source and not has_fbgemm():
         outcome.status, outcome.fault = "eager", "there is no fbgemm for this torch"
         return outcome
     with settings(program):
@@ -73,7 +79,7 @@ def run_program(program: Program, judge: str = "both") -> Outcome:
 
 
 @functools.cache
-def _has_fbgemm() -> bool:
+def has_fbgemm() -> bool:
     return importlib.util.find_spec("fbgemm_gpu") is not None
 
 
@@ -104,38 +110,42 @@ def settings(program: Program) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-Calls = list[Callable[[Callable], dict]]
+Calls = list[Callable[..., dict]]
 
 
 def _calls(program: Program, module: torch.nn.Module | None) -> Calls:
-    """One call, or two with two sets of sizes."""
+    """A call for each set of sizes."""
     dtype = FLOATING[program.dtype]
 
-    def call(second: bool) -> Callable[[Callable], dict]:
-        def observed(function: Callable, mark: bool = False) -> dict:
-            operands = make_operands(program, dtype, second=second)
-            if mark:
-                for operand in program.operands:
-                    for axis in operand.dynamic:
-                        torch._dynamo.maybe_mark_dynamic(operands[operand.name], axis)
-            return observe(program, function, operands, module)
+    def observed(number: int, function: Callable, mark: bool = False) -> dict:
+        operands = make_operands(program, dtype, number)
+        for operand in program.operands if mark and not program.lengths else ():
+            for axis in program.varying(operand):
+                torch._dynamo.maybe_mark_dynamic(operands[operand.name], axis)
+        return observe(program, function, operands, module)
 
-        return observed
+    return [functools.partial(observed, number) for number in range(len(program.sizes))]
 
-    return [call(False), call(True)] if program.second else [call(False)]
+
+def in_eager(program: Program, outcome: Outcome) -> tuple[Entry, Calls, list[dict]] | None:
+    """The program, its calls and what eager gives; None where eager raises, as the outcome says."""
+    try:
+        entry = enter(program)
+        calls = _calls(program, entry.module)
+        return entry, calls, [call(entry.function) for call in calls]
+    except Exception as error:
+        outcome.status, outcome.fault = "eager", said(error)
+        return None
+    finally:
+        torch.set_grad_enabled(True)
 
 
 def _dynamo_door(program: Program, judge: str, outcome: Outcome) -> None:
-    entry = enter(program)
-    calls = _calls(program, entry.module)
-    try:
-        eager = [call(entry.function) for call in calls]
-    except Exception as error:
-        outcome.status, outcome.fault = "eager", _said(error)
+    if (known := in_eager(program, outcome)) is None:
         return
-    torch.set_grad_enabled(True)
+    entry, calls, eager = known
     capture = Capture(judged_options(judge))
-    dynamic = None if program.second else False
+    dynamic = None if program.varies else False
     compiled = torch.compile(entry.function, backend=capture, dynamic=dynamic)
 
     def run(name: str) -> tuple[str, str]:
@@ -143,25 +153,32 @@ def _dynamo_door(program: Program, judge: str, outcome: Outcome) -> None:
         try:
             mine = [call(compiled, True) for call in calls]
         except Exception as error:
-            return "crash", _said(error)
+            return "crash", said(error)
         finally:
             torch.set_grad_enabled(True)
-        pairs = zip(mine, eager)
-        fault = next((d for i, (m, e) in enumerate(pairs)
-                      if (d := difference(program, m, e, second=i == 1))), "")  # fmt: skip
+        fault = first_difference(program, mine, eager)
         return ("wrong", fault) if fault else ("right", "")
 
-    _judge_forms(capture, run, outcome)
+    _judge_forms(program, capture, run, outcome)
 
 
-def _judge_forms(capture: Capture, run: Callable[[str], tuple[str, str]], outcome: Outcome) -> None:
+def first_difference(program: Program, mine: list[dict], eager: list[dict]) -> str:
+    """Of all calls, or ""."""
+    pairs = enumerate(zip(mine, eager))
+    faults = (difference(program, m, e, number=number) for number, (m, e) in pairs)
+    return next(filter(None, faults), "")
+
+
+def _judge_forms(
+    program: Program, capture: Capture, run: Callable[[str], tuple[str, str]], outcome: Outcome
+) -> None:
     """Run every form that differs from those before; Dynamo alone only where one is not right."""
     plain: tuple[str, str] | None = None
     done: list[str] = []
     for name in capture.options:
         same = next((x for x in done if capture.same(x, name)), None)
         status, fault = outcome.forms[same][:2] if same else run(name)
-        promise = capture.fault(name)
+        promise = capture.fault(name) or _false_match(program, capture, name)
         if status == "right" and promise:
             status, fault = "wrong" if "raised" not in promise else "crash", promise
         elif status != "right" and not same:
@@ -172,6 +189,32 @@ def _judge_forms(capture: Capture, run: Callable[[str], tuple[str, str]], outcom
         done.append(name)
     _summarise(outcome)
     outcome.codes = capture.codes(done[0])
+    outcome.missed = program.plain and any(
+        not _is_whole(program, form) for form in capture.forms(done[0])
+    )
+
+
+def _sides(form: Form) -> set[str]:
+    """Of each region, the sides that run on jagged values alone."""
+    problems = [match.problem for match in form.matches]
+    return {"q" * p.jagged_query + "k" * p.jagged_key for p in problems}
+
+
+def _false_match(program: Program, capture: Capture, name: str) -> str:
+    """What was rewritten and must not be, or ""."""
+    if program.label == "decoy" and capture.matched(name):
+        return "a decoy was rewritten"
+    if program.sides is None:
+        return ""
+    sides = set().union(*map(_sides, capture.forms(name)))
+    many = [x for x in sides if set(x) - set(program.sides)]
+    return f"jagged on {many[0]}, which can be so on {program.sides!r}" if many else ""
+
+
+def _is_whole(program: Program, form: Form) -> bool:
+    """Whether a graph was rewritten as far as it can be."""
+    whole = len(form.matches) >= program.regions
+    return whole and program.sides in (None, *_sides(form))
 
 
 def _summarise(outcome: Outcome) -> None:
@@ -186,19 +229,15 @@ def _export_door(program: Program, judge: str, outcome: Outcome) -> None:
     """torch.export, then `rewrite` of the exported program under each option."""
     from gdpa_inductor import rewrite
 
-    entry = enter(program)
-    (call, *_) = _calls(program, entry.module)
-    try:
-        eager = call(entry.function)
-    except Exception as error:
-        outcome.status, outcome.fault = "eager", _said(error)
+    if (known := in_eager(program, outcome)) is None:
         return
+    entry, (call, *_), (eager, *_) = known
     operands = make_operands(program, FLOATING[program.dtype])
     try:
         exported = torch.export.export(entry.module, tuple(arguments_of(program, operands)))
         plain = difference(program, call(exported.module()), eager)
     except Exception as error:
-        plain = _said(error)
+        plain = said(error)
     if plain:
         outcome.status, outcome.fault = "dynamo", f"export alone: {plain}"
         return
@@ -214,12 +253,12 @@ def _export_door(program: Program, judge: str, outcome: Outcome) -> None:
             if "INVALID_REWRITE" in outcome.codes and not fault:
                 status, fault = "wrong", "INVALID_REWRITE"
         except Exception as error:
-            status, fault = "crash", _said(error)
+            status, fault = "crash", said(error)
         outcome.forms[name] = (status, fault, matches)
     _summarise(outcome)
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
     text = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {text[0][:300]}"
 
@@ -229,9 +268,12 @@ def _said(error: BaseException) -> str:
 
 def run_range(
     seeds: list[int], judge: str, workers: int, path: Path | None, show: Callable[[Outcome], None],
-    one: Callable[[int, str], object] = run_seed,
+    one: Callable[[int, str], object] = run_seed, seconds: float | None = None,
 ) -> list[Outcome]:  # fmt: skip
-    """Run the seeds that the file does not have yet; the outcomes of all of them."""
+    """Run the seeds that the file does not have yet; the outcomes of all of them. seconds: after
+    which no more are waited for.
+    """
+    start = time.time()
     known = read(path) if path else {}
     todo = [seed for seed in seeds if seed not in known]
     outcomes = [known[seed] for seed in seeds if seed in known]
@@ -243,6 +285,8 @@ def run_range(
                 file.write(json.dumps(asdict(outcome)) + "\n")
                 file.flush()
             show(outcome)
+            if seconds and time.time() - start > seconds:
+                break
     return outcomes
 
 

@@ -1,12 +1,13 @@
-"""How people spell the parts of attention: products, activations, scales, masks. Tables of text.
+"""How people spell products and activations. Tables of text.
 
-{q} {k} {v} {s} {w} {x} stand for names; b h n m d e for sizes, which the program has as variables.
+{q} {k} {v} {s} {w} stand for names; b h g n m d e for sizes, which the program has as variables.
 """
 
-# Products over [B, H, N, D]. The share of the plain forms is larger, as it is in real code.
+# Products of [..., N, D]. The share of the plain forms is larger, as it is in real code.
 FIRST = {
     "@ transpose": "{q} @ {k}.transpose(-2, -1)",
     "@ mT": "{q} @ {k}.mT",
+    "@ axes": "{q} @ {k}.transpose({axes})",
     "matmul": "torch.matmul({q}, {k}.transpose(-1, -2))",
     "matmul permute": "torch.matmul({q}, {k}.permute({swap}))",
     "method": "{q}.matmul({k}.mT)",
@@ -15,6 +16,10 @@ FIRST = {
     "bmm": "torch.bmm({q}.reshape(-1, n, d), {k}.reshape(-1, m, d).mT).view({outer}, n, m)",
     "baddbmm": "torch.baddbmm({q}.new_zeros(()), {q}.reshape(-1, n, d), "
     "{k}.reshape(-1, m, d).transpose(1, 2), beta=0, alpha=0.5).view({outer}, n, m)",
+}
+FLAT_FIRST = {  # with one leading dim
+    "bmm as it is": "torch.bmm({q}, {k}.mT)",
+    "method bmm": "{q}.bmm({k}.transpose(1, 2))",
 }
 RARE_FIRST = {
     "linalg": "torch.linalg.matmul({q}, {k}.mT)",
@@ -30,10 +35,25 @@ SECOND = {
     "bmm": "torch.bmm({w}.reshape(-1, n, m), {v}.reshape(-1, m, {v}.shape[-1]))"
     ".view({outer}, n, {v}.shape[-1])",
 }
+FLAT_SECOND = {
+    "bmm as it is": "torch.bmm({w}, {v})",
+    "method bmm": "{w}.bmm({v})",
+}
 RARE_SECOND = {
     "linalg": "torch.linalg.matmul({w}, {v})",
     "flipped": "({v}.mT @ {w}.mT).mT",
 }
+# Statements that change {s}, a tensor that nothing else has seen.
+MUTATING = (
+    ("{s}.relu_()",),
+    ("{s} = F.silu({s}, inplace=True)",),
+    ("{s} = F.relu({s}, inplace=True)",),
+    ("{s}.sigmoid_()",),
+    ("torch.tanh_({s})",),
+    ("{s}.clamp_(min=0.0)", "{s}.mul_(2.0)"),
+    ("F.leaky_relu_({s}, 0.1)",),
+    ("{s}.mul_({s}.sigmoid())",),
+)
 
 # Activations, from torch.nn.functional and the pointwise functions. "output": autograd keeps the
 # result, so that a later write to it raises in eager.
@@ -75,6 +95,53 @@ ACTIVATIONS = {
     "1 / (1 + torch.exp(-{s}))": "",
     "torch.maximum({s}, torch.zeros_like({s}))": "",
 }
+# More of them, for scores that are ordinary numbers: at others a formula written by hand has
+# gradients that its function has not.
+FURTHER = {
+    "torch.nn.functional.silu({s})": "",
+    "{s}.sigmoid() * {s}": "",
+    "{s} / (1 + torch.exp(-{s}))": "",
+    "{s} * torch.sigmoid(1.702 * {s})": "",
+    "0.5 * {s} * (1.0 + torch.erf({s} / math.sqrt(2.0)))": "",
+    "0.5 * {s} * (1 + torch.tanh(math.sqrt(2 / math.pi) * ({s} + 0.044715 * {s} ** 3)))": "",
+    "torch.clamp_min({s}, 0.0)": "",
+    "{s} * ({s} > 0)": "",
+    "torch.where({s} > 0, {s}, 0.0)": "",
+    "torch.square(F.relu({s}))": "",
+    "F.relu({s}) * F.relu({s})": "",
+    "{s}.relu().pow(2)": "",
+    "F.leaky_relu({s})": "",
+    "F.leaky_relu({s}, negative_slope=0.2)": "",
+    "torch.where({s} >= 0, {s}, 0.1 * {s})": "",
+    "{s} * F.relu6({s} + 3) / 6": "",
+    "F.relu6({s} + 3.0) / 6.0": "",
+    "F.hardtanh({s}, -2.0, 2.5)": "",
+    "{s}.clamp(-1.5, 3.0)": "",
+    "1.0 / (1.0 + (-{s}).exp())": "",
+    "{s}.tanh()": "output",
+    "torch.exp(0.25 * {s})": "output",
+    "torch.exp2({s} * 0.2)": "output",
+    "torch.expm1({s} * 0.2)": "output",
+    "{s} ** 2": "",
+    "torch.square({s})": "",
+    "{s}.pow(3)": "",
+    "(1 + torch.erf(({s} - 0.707107) / (0.282095 * math.sqrt(2.0)))) * 0.5": "",
+    "0.5 * (1.0 + torch.erf(({s} - 0.7071) / 0.39894))": "",
+    "torch.log1p(torch.exp({s} * 0.5))": "",
+    "F.elu({s}) + 1": "",
+    "1.0 + F.elu({s}, alpha=0.5)": "",
+    "F.celu({s}, alpha=1.5)": "output",
+    "F.tanhshrink({s})": "",
+    "F.softshrink({s}, 0.3)": "",
+    "torch.sin({s}) + 0.5 * torch.cos({s})": "",
+    "torch.rsqrt(1.0 + {s} * {s}) * {s}": "",
+    "torch.sqrt({s} * {s} + 1.0)": "output",
+    "torch.log({s}.abs() + 1.5)": "",
+    "torch.reciprocal(1.0 + {s}.square())": "output",
+    "torch.minimum({s}, 0.3 * {s} + 1.0)": "",
+    "0.3 * F.gelu({s}) + 0.7 * F.silu({s})": "",
+    "5.0 * torch.tanh({s} / 5.0)": "",
+}
 # Pointwise functions that a fused program need not know. A rewrite is not promised.
 EXOTIC = {
     "torch.nan_to_num({s}, nan=0.5, posinf=2.0, neginf=-2.0)": "",
@@ -115,8 +182,6 @@ EXOTIC = {
     "torch.rsub({s}, 1.0)": "",
     "torch.clip({s}, max=torch.ones_like({s}))": "",
     "F.hardshrink({s}, 0.3)": "",
-    "F.softshrink({s}, 0.3)": "",
-    "F.tanhshrink({s})": "",
     "F.threshold({s}, 0.1, -0.2)": "",
     "F.prelu({s}, torch.full((1,), 0.3, dtype={s}.dtype))": "",
     "F.rrelu({s}, 0.2, 0.2)": "",
@@ -147,28 +212,4 @@ INCONSISTENT = (
     "torch.special.i0e({s})",
     "torch.complex({s}.float(), {s}.float()).abs().to({s}.dtype)",
     "torch.exp(-{s}.square())",
-)
-
-SCALES = (
-    "{s} * d ** -0.5",
-    "{s} / d ** 0.5",
-    "{s} / math.sqrt(d)",
-    "{s} * 0.25",
-    "{s}.mul(0.5)",
-    "{s} / m",
-    "torch.div({s}, 3.0)",
-    "{s} * 2 - 0.5",
-    "-{s}",
-)
-
-# How a truth value of the mask acts on the weights.
-MASKING = (
-    "{w}.masked_fill(~{x}, 0.0)",
-    "{w}.masked_fill({x}.logical_not(), 0)",
-    "torch.where({x}, {w}, 0.0)",
-    "torch.where({x}, {w}, torch.zeros_like({w}))",
-    "{w} * {x}",
-    "{w} * {x}.to({w}.dtype)",
-    "{x} * {w}",
-    "{w}.where({x}, 0)",
 )

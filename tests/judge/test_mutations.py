@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.adversary.generator import generate
+from tests.adversary.program import Operand, Program
 from tests.judge import corpus, turning_programs
 from tests.judge.checks import CHECKS
 from tests.judge.mutations import Outcome, examine, subjects
@@ -17,10 +17,10 @@ SAMPLE = (
     "own: a_second_value_written_between",
     "own: a_second_value_of_the_first_result",
     "own: one_of_two_results_is_dropped",
-    "hunt_numerics: seconds_in_double",  # and two masks that are wrong where a comparison ties
-    "hunt_masks: halves_and_positions",
-    "hunt_fresh: jag_other_offsets_v",
-    "hunt_fresh: forward_ad",
+    "precisions: seconds_in_double",  # and two masks that are wrong where a comparison ties
+    "masks: halves_and_positions",
+    "jagged: jag_other_offsets_v",
+    "programs: forward_ad",
 )
 
 
@@ -70,12 +70,33 @@ def test_the_slope_of_another_torch_at_a_bound_is_refused(name):
     assert_stopped(outcome)
 
 
+TWO_OFFSETS = """
+import fbgemm_gpu
+import torch
+import torch.nn.functional as F
+
+
+def f(q, k, v, lens):
+    offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lens)
+    ends = lens.cumsum(0)
+    ends.clamp_(max=3)
+    other = F.pad(ends.int(), (1, 0))
+    pad = torch.ops.fbgemm.jagged_to_padded_dense
+    q, k, v = (pad(x, [o], [4], 0.0) for x, o in ((q, other), (k, offsets), (v, offsets)))
+    w = F.hardsigmoid(q @ k.mT / 6.0)
+    return torch.ops.fbgemm.dense_to_jagged(w @ v, [offsets], 12)[0]
+"""
+
+
 @pytest.mark.refused_by_judge
 def test_rows_that_the_fused_call_leaves_out_are_missed():
     """Q is padded by offsets with a clamp, the output unpadded by those without. Which rows the two
     share are right."""
     pytest.importorskip("fbgemm_gpu")
-    outcome = examine(corpus.drawn(generate(655)))
+    operands = [Operand(name, ("12", "2"), grad=True) for name in "qkv"]
+    operands.append(Operand("lens", ("3",), kind="int64", values=(4, 4, 1)))
+    drawn = Program(0, TWO_OFFSETS, operands, "float32", "hazard", (), "jagged")
+    outcome = examine(corpus.drawn(drawn))
     assert "sides._check_sink" in outcome.wrong
     assert_stopped(outcome)
 

@@ -1,120 +1,85 @@
 """Transforms and ways in: functorch, checkpointing, export, modules with state, autocast."""
 
+import textwrap
 from collections.abc import Callable
 
 from ..draft import Draft
-from .table import hostility
-from .writing import VIEWS, freeze, write
+from .table import fact, hostility, lines
+from .writing import ANY, freeze, widened, write
 
 Lines = list[str]
 
 
-def _nested(lines: Lines) -> Lines:
-    return ["    " + line.replace("\n", "\n    ") for line in lines]
+def _nested(name: str, arguments: str, body: Lines, *after: str) -> Lines:
+    """The body as a function of its own, and what is done with it."""
+    inner = [textwrap.indent(line, "    ") for line in body]
+    return [f"    def {name}({arguments}):", *inner, "", *after]
 
 
 def _floats(arguments: Lines) -> str:
     return ", ".join(x for x in ("q", "k", "v") if x in arguments)
 
 
-def _checkpointed(reentrant: bool) -> Callable[[Draft], None]:
-    def plan(draft: Draft) -> None:
-        draft.settle(wrap=_WRAPS[reentrant], door="call")
-        draft.settle(training="all", pure_inputs=True)
-
-    return plan
-
-
-def _checkpoint_wrap(reentrant: bool) -> Callable:
-    def wrap(draft: Draft, lines: Lines, arguments: Lines) -> Lines:
+def _checkpointing(reentrant: bool) -> Callable:
+    def wrap(draft: Draft, body: Lines, arguments: Lines) -> Lines:
         names = ", ".join(arguments)
-        return [
-            f"    def body({names}):",
-            *_nested(lines),
-            "",
-            f"    return checkpoint(body, {names}, use_reentrant={reentrant})",
-        ]
+        called = f"    return checkpoint(body, {names}, use_reentrant={reentrant})"
+        return _nested("body", names, body, called)
 
     return wrap
 
 
-_WRAPS = {reentrant: _checkpoint_wrap(reentrant) for reentrant in (False, True)}
-
-hostility("checkpoint, not reentrant", exact=True)(_checkpointed(False))
-hostility("checkpoint, reentrant", exact=True)(_checkpointed(True))
-
-
-@hostility("checkpoint around writes", exact=True)
-def _(draft: Draft) -> None:
-    _checkpointed(draft.coin())(draft)
-    draft.settle(family=draft.pick("heads", "batch", "gqa", "bnhd"))
-    draft.settle(dtype=draft.pick("bfloat16", "float32"), plain_operands=True)
-
-    def act(draft: Draft) -> None:
-        cast = "float" if draft.fact("dtype") == "bfloat16" else "double"
-        for x in "qkv":
-            draft.emit(f"{x} = {getattr(draft, x)}.{cast}()")
-            setattr(draft, x, x)
-        write(draft, draft.pick("q", "k", "v"), draft.random.choice(("{x}", *VIEWS)))
-
-    draft.at("before", act)
+CHECKPOINTED = {"door": "call", "training": "all", "pure_inputs": True}
+WRAPS = [_checkpointing(False), _checkpointing(True)]
+fact("checkpoint, not reentrant", exact=True, wrap=WRAPS[0], **CHECKPOINTED)
+fact("checkpoint, reentrant", exact=True, wrap=WRAPS[1], **CHECKPOINTED)
 
 
-def _vmap(draft: Draft, lines: Lines, arguments: Lines) -> Lines:
+def _widened_and_written(draft: Draft) -> None:
+    widened(draft)
+    write(draft, draft.pick("q", "k", "v"), draft.random.choice(ANY))
+
+
+for _name, _facts in (
+    ("checkpoint around writes", {"wrap": WRAPS, **CHECKPOINTED}),
+    ("export around writes", {"wrap": None, "door": "export"}),
+):
+    hostility(
+        _name, exact=True, at="before", plain_operands=True, dtype=["bfloat16", "float32"],
+        family=["heads", "batch", "gqa", "bnhd"], **_facts,
+    )(_widened_and_written)  # fmt: skip
+
+
+def _vmap(draft: Draft, body: Lines, arguments: Lines) -> Lines:
     mapped = _floats(arguments)
     for name in mapped.split(", "):
         operand = draft.operands[name]
-        operand.shape = (2, *operand.shape)
+        operand.dims = ("2", *operand.dims)
     more = draft.pick("", ", in_dims=0", ", randomness='same'")
-    return [
-        f"    def one({mapped}):",
-        *_nested(lines),
-        "",
-        f"    return torch.func.vmap(one{more})({mapped})",
-    ]
+    return _nested("one", mapped, body, f"    return torch.func.vmap(one{more})({mapped})")
 
 
-@hostility("vmap", exact=False)
-def _(draft: Draft) -> None:
-    draft.settle(wrap=_vmap, door="call")
-    draft.settle(family=draft.pick("heads", "batch"))
-
-
-def _jvp(draft: Draft, lines: Lines, arguments: Lines) -> Lines:
+def _jvp(draft: Draft, body: Lines, arguments: Lines) -> Lines:
     mapped = _floats(arguments)
     tangents = ", ".join(
         f"torch.ones_like({x}) * 0.{i + 3}" for i, x in enumerate(mapped.split(", "))
     )
     call = f"torch.func.jvp(body, ({mapped},), ({tangents},))"
     result = "(*primal, *tangent)" if draft.outputs else "primal, tangent"
-    return [f"    def body({mapped}):", *_nested(lines), "", f"    primal, tangent = {call}",
-            f"    return {result}"]  # fmt: skip
+    called = (f"    primal, tangent = {call}", f"    return {result}")
+    return _nested("body", mapped, body, *called)
 
 
-@hostility("jvp", exact=False)
-def _(draft: Draft) -> None:
-    draft.settle(wrap=_jvp, door="call", training=draft.pick("all", "none"))
-
-
-def _gradient(draft: Draft, lines: Lines, arguments: Lines) -> Lines:
+def _gradient(draft: Draft, body: Lines, arguments: Lines) -> Lines:
     mapped = _floats(arguments)
     first = "[0]" if draft.outputs else ""
-    return [
-        f"    def body({mapped}):",
-        *_nested(lines),
-        "",
-        f"    return torch.func.grad(lambda {mapped}: body({mapped}){first}.sum())({mapped})",
-    ]
+    loss = f"lambda {mapped}: body({mapped}){first}.sum()"
+    return _nested("body", mapped, body, f"    return torch.func.grad({loss})({mapped})")
 
 
-@hostility("torch.func.grad", exact=False)
-def _(draft: Draft) -> None:
-    draft.settle(wrap=_gradient, door="call", training=draft.pick("all", "none"))
-
-
-def _functional(draft: Draft, lines: Lines, arguments: Lines) -> Lines:
+def _functional(draft: Draft, body: Lines, arguments: Lines) -> Lines:
     given = [x for x in arguments if x not in ("k", "v")]
-    body = "\n".join("    " + line.replace("\n", "\n    ") for line in lines)
+    text = textwrap.indent("\n".join(body), "    ")
     draft.settled["preamble"] = draft.settled.get("preamble", "") + (
         "class Inner(torch.nn.Module):\n"
         "    def __init__(self):\n"
@@ -122,172 +87,129 @@ def _functional(draft: Draft, lines: Lines, arguments: Lines) -> Lines:
         "        self.k = torch.nn.Parameter(torch.zeros(1))\n"
         "        self.v = torch.nn.Parameter(torch.zeros(1))\n\n"
         f"    def forward(self, {', '.join(given)}):\n"
-        f"        k, v = self.k, self.v\n{body}\n\n\ninner = Inner()\n\n"
+        f"        k, v = self.k, self.v\n{text}\n\n\ninner = Inner()\n\n"
     )
-    comma = "," if len(given) == 1 else ""
-    values = f"({', '.join(given)}{comma})"
+    values = f"({', '.join(given)},)"
     return [f"    return torch.func.functional_call(inner, {{'k': k, 'v': v}}, {values})"]
 
 
-@hostility("functional_call", exact=True)
-def _(draft: Draft) -> None:
-    draft.settle(wrap=_functional, door="call", family=draft.pick("heads", "batch", "gqa", "bnhd"))
-
-
-@hostility("export", exact=True)
-def _(draft: Draft) -> None:
-    draft.settle(door="export", wrap=None)
-
-
-@hostility("export around writes", exact=True)
-def _(draft: Draft) -> None:
-    draft.settle(door="export", wrap=None, plain_operands=True)
-    draft.settle(family=draft.pick("heads", "batch", "gqa", "bnhd"))
-    draft.settle(dtype=draft.pick("bfloat16", "float32"))
-
-    def act(draft: Draft) -> None:
-        cast = "float" if draft.fact("dtype") == "bfloat16" else "double"
-        for x in "qkv":
-            draft.emit(f"{x} = {getattr(draft, x)}.{cast}()")
-            setattr(draft, x, x)
-        write(draft, draft.pick("q", "k", "v"), draft.random.choice(("{x}", *VIEWS)))
-
-    draft.at("before", act)
+TRANSFORMED = {"door": "call", "plain_operands": True}
+fact("vmap", exact=False, wrap=_vmap, family=["heads", "batch"], **TRANSFORMED)
+fact("jvp", exact=False, wrap=_jvp, training=["all", "none"], **TRANSFORMED)
+fact("torch.func.grad", exact=False, wrap=_gradient, training=["all", "none"], **TRANSFORMED)
+fact(
+    "functional_call", exact=True, wrap=_functional, family=["heads", "batch", "gqa", "bnhd"],
+    **TRANSFORMED,
+)  # fmt: skip
+fact("export", exact=True, door="export", wrap=None)
 
 
 def _inside(draft: Draft, place: str, *names: str) -> None:
     """These operands are parameters or buffers of the module."""
-    draft.settle(door="module", wrap=None)
     facts = draft.settled.setdefault("facts", {})
     for name in names:
         facts.setdefault(name, {})["place"] = place
         setattr(draft, name, f"self.{name}")
-        if name in "qk":
-            draft.settle(**{f"{name}_source": f"self.{name}"})
 
 
-@hostility("module with parameters", exact=True)
+MODULE = {"door": "module", "wrap": None}
+
+
+@hostility("module with parameters", exact=True, **MODULE)
 def _(draft: Draft) -> None:
     _inside(draft, "parameter", *draft.pick(("k",), ("v",), ("k", "v")))
 
 
-@hostility("module state changed later", exact=False)
+LATER = "module state changed later"
+
+
+@hostility(LATER, exact=False, training="none", plain_operands=True, **MODULE)
 def _(draft: Draft) -> None:
     name = draft.pick("k", "v")
-    draft.settle(training="none", plain_operands=True)
     _inside(draft, "parameter", name)
-    stage = draft.pick("before", "middle", "late", "after")
 
     def act(draft: Draft) -> None:
         with draft.inside("with torch.no_grad():"):
-            draft.emit(draft.pick(f"self.{name}.mul_(0.5)", f"self.{name}.clamp_(-1, 1)",
-                                  f"self.{name}.copy_(torch.ones_like(self.{name}))"))  # fmt: skip
+            draft.emit_one("{x}.mul_(0.5)", "{x}.clamp_(-1, 1)", "{x}.copy_(torch.ones_like({x}))",
+                           x=f"self.{name}")  # fmt: skip
 
-    draft.at(stage, act)
-
-
-@hostility("module state changed before", exact=True)
-def _(draft: Draft) -> None:
-    _buffer(draft, "before")
+    draft.at(draft.pick("before", "middle", "late", "after"), act)
 
 
-@hostility("module state changed later", exact=False)
-def _(draft: Draft) -> None:
-    _buffer(draft, draft.pick("weights", "late", "after", "end"))
-
-
-def _buffer(draft: Draft, stage: str) -> None:
+def _buffer(*stages: str) -> Callable[[Draft], None]:
     """A counter, a decay or a running scale that the module keeps."""
-    draft.settle(door="module", wrap=None)
+
+    def plan(draft: Draft) -> None:
+        stage = draft.pick(*stages)
+        draft.at("start", _buffered)
+        draft.at("scores", lambda draft: _used(draft, stage))
+        draft.at(stage, _counted)
+
+    return plan
+
+
+def _buffered(draft: Draft) -> None:
     kind, values = draft.pick(("float32", "positive"), ("int64", "ints 1 5"), ("float", "positive"))
-
-    def start(draft: Draft) -> None:
-        z = draft.sizes
-        shape = draft.pick((), (z["m"],))
-        draft.operand("step", *shape, kind=kind, values=values, grad=False, place="buffer")
-
-    def act(draft: Draft) -> None:
-        draft.emit(draft.pick("self.step += 1", "self.step.add_(1)", "self.step.mul_(2)",
-                              "self.step.copy_(self.step + 1)", "self.step.data.add_(2)",
-                              "self.step[...] = 3"))  # fmt: skip
-
-    def use(draft: Draft) -> None:
-        # Eager saves a factor, and refuses the backward where it was changed later.
-        later = draft.training and stage != "before"
-        text = draft.pick(
-            "+ self.step", "- self.step", *([] if later else ["* self.step", "/ self.step"])
-        )
-        draft.emit(f"s = {draft.s} {text}", f"s = s.to({draft.v}.dtype)")
-        draft.s = "s"
-
-    draft.at("start", start)
-    draft.at("scores", use)
-    draft.at(stage, act)
+    dims = draft.pick("", "m")
+    draft.operand("step", dims, kind=kind, values=values, grad=False, place="buffer")
 
 
-@hostility("module state changed later", exact=False)
+def _used(draft: Draft, stage: str) -> None:
+    # Eager saves a factor, and refuses the backward where it was changed later.
+    factors = [] if draft.training and stage != "before" else ["* self.step", "/ self.step"]
+    text = draft.pick("+ self.step", "- self.step", *factors)
+    draft.emit(f"s = {draft.s} {text}", f"s = s.to({draft.v}.dtype)")
+    draft.s = "s"
+
+
+def _counted(draft: Draft) -> None:
+    draft.emit_one("self.step += 1", "self.step.add_(1)", "self.step.mul_(2)",
+                   "self.step.copy_(self.step + 1)", "self.step.data.add_(2)",
+                   "self.step[...] = 3")  # fmt: skip
+
+
+hostility("module state changed before", exact=True, **MODULE)(_buffer("before"))
+hostility(LATER, exact=False, **MODULE)(_buffer("weights", "late", "after", "end"))
+
+
+@hostility(
+    LATER, exact=False, plain_operands=True, family=["heads", "batch"], training=["none", "all"],
+    **MODULE,
+)  # fmt: skip
 def _(draft: Draft) -> None:
     """A cache of keys and values: rows are written, then attended to, then decayed."""
-    draft.settle(plain_operands=True)
     _inside(draft, "buffer", "k", "v")
-    draft.settle(family=draft.pick("heads", "batch"))
     freeze(draft, "k", "v")
-    draft.settle(training=draft.pick("none", "all"))
     late = draft.coin(0.5)
 
     def act(draft: Draft) -> None:
         x = "v" if late and draft.training else draft.pick("k", "v")
         if late and draft.training:
             draft.emit("out = out.detach()")
-        draft.emit(
-            draft.pick(
-                f"self.{x}[..., :1, :] = 0.5",
-                f"self.{x}.mul_(0.9)",
-                f"self.{x}.roll(1, -2)",
-                f"self.{x}[..., -1, :].zero_()",
-            )
-        )
+        draft.emit_one("{x}[..., :1, :] = 0.5", "{x}.mul_(0.9)", "{x}.roll(1, -2)",
+                       "{x}[..., -1, :].zero_()", x=f"self.{x}")  # fmt: skip
 
     draft.at("after" if late else "before", act)
 
 
-@hostility("autocast over all", exact=True)
+AUTOCAST = 'with torch.autocast("cpu", dtype=torch.bfloat16):'
+IN_FP32 = {"literal": False, "dtype": "float32"}
+PART = "autocast over a part"
+fact("autocast over all", exact=True, island=AUTOCAST, **IN_FP32)
+lines(
+    PART, "s = {x}.float()", "s = {x}.to(torch.float32)", exact=False, at="scores",
+    first_island=AUTOCAST, **IN_FP32,
+)  # fmt: skip
+fact(PART, exact=False, second_island=AUTOCAST, **IN_FP32)
+
+
+@hostility(PART, exact=False, at="weights", **IN_FP32)
 def _(draft: Draft) -> None:
-    draft.settle(literal=False)
-    draft.settle(dtype="float32", island='with torch.autocast("cpu", dtype=torch.bfloat16):')
+    with draft.inside(AUTOCAST):
+        draft.emit("w = w * 0.5")
 
 
-@hostility("autocast over a part", exact=False)
+@hostility(PART, exact=False, at="weights", island=AUTOCAST, **IN_FP32)
 def _(draft: Draft) -> None:
-    draft.settle(literal=False)
-    draft.settle(dtype="float32")
-    which = draft.pick("first", "middle", "second")
-
-    autocast = 'with torch.autocast("cpu", dtype=torch.bfloat16):'
-
-    def first(draft: Draft) -> None:
-        draft.emit(draft.pick("s = s.float()", "s = s.to(torch.float32)"))
-
-    def middle(draft: Draft) -> None:
-        with draft.inside(autocast):
-            draft.emit("w = w * 0.5")
-
-    if which == "first":
-        draft.settle(first_island=autocast)
-        draft.at("scores", first)
-    elif which == "second":
-        draft.settle(second_island=autocast)
-    else:
-        draft.at("weights", middle)
-
-
-@hostility("autocast over a part", exact=False)
-def _(draft: Draft) -> None:
-    draft.settle(literal=False)
-    draft.settle(dtype="float32", island='with torch.autocast("cpu", dtype=torch.bfloat16):')
-
-    def act(draft: Draft) -> None:
-        with draft.inside('with torch.autocast("cpu", enabled=False):'):
-            draft.emit("w = w.float() * 0.5" if draft.coin() else "w = w * w.float().sigmoid()")
-
-    draft.at("weights", act)
+    with draft.inside('with torch.autocast("cpu", enabled=False):'):
+        draft.emit_one("w = w.float() * 0.5", "w = w * w.float().sigmoid()")

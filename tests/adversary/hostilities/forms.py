@@ -1,51 +1,42 @@
 """Forms that are fused only where a graph is read further: sums, several values, product biases."""
 
 from ..draft import Draft
-from ..regions import score_shape
 from .table import hostility
 
 
-def _letters(draft: Draft) -> str:
-    return "b" if draft.fact("family") == "batch" else "bh"
-
-
-@hostility("weights scaled by an einsum", exact=True)
-def _(draft: Draft) -> None:
+@hostility(
+    "weights scaled by an einsum", exact=True, at=("weights", "late"),
+    family=["heads", "batch", "gqa", "bnhd"],
+)  # fmt: skip
+def _(draft: Draft, stage: str) -> None:
     """A letter that one operand alone has: it is summed, and the sum scales the weights."""
-    draft.settle(family=draft.pick("heads", "batch", "gqa", "bnhd"))
-
-    def act(draft: Draft) -> None:
-        outer, z = _letters(draft), draft.sizes
-        dims = draft.pick(f"{outer}nx", "nx", "xn", f"{outer}xm", "mx", "x", f"x{outer}", "nxy")
-        sizes = {"x": draft.pick(1, 2, 3), "y": 2, **z}
-        x = draft.operand("other", *(sizes[letter] for letter in dims))
-        stated = draft.pick("{x}", "{x}", "{x}.sin()", "{x}.detach()").format(x=x)
-        scores = f"{outer}nm"
-        name = draft.pick("s", "w") if draft.s == "s" and draft.w != "w" else draft.w
-        pair = draft.pick((f"{scores},{dims}", f"{name}, {stated}"),
-                          (f"{dims},{scores}", f"{stated}, {name}"))  # fmt: skip
-        draft.emit(f'{name} = torch.einsum("{pair[0]}->{scores}", {pair[1]})')
-
-    draft.at(draft.pick("weights", "late"), act)
+    outer = "bh"[: len(draft.dims) - 2]
+    dims = draft.pick(f"{outer}nx", "nx", "xn", f"{outer}xm", "mx", "x", f"x{outer}", "nxy")
+    letters = {"x": str(draft.pick(1, 2, 3)), "y": "2", "n": "n", "m": "m"}
+    letters |= dict(zip(outer, draft.dims))
+    x = draft.operand("other", [letters[letter] for letter in dims])
+    stated = draft.pick("{x}", "{x}", "{x}.sin()", "{x}.detach()").format(x=x)
+    scores = f"{outer}nm"
+    pair = draft.pick((f"{scores},{dims}", f"{draft.w}, {stated}"),
+                      (f"{dims},{scores}", f"{stated}, {draft.w}"))  # fmt: skip
+    draft.assign("weights", f'torch.einsum("{pair[0]}->{scores}", {pair[1]})')
 
 
-@hostility("several values", exact=True)
+@hostility("several values", exact=True, family=["heads", "batch"], training="none")
+@hostility("several values", exact=True, family=["heads", "batch"])
 def _(draft: Draft) -> None:
     """One set of weights, or one set of scores, multiplies values that differ."""
-    draft.settle(family=draft.pick("heads", "batch"))
     scores = draft.coin(0.3)
 
     def act(draft: Draft) -> None:
-        z, name = draft.sizes, draft.fresh("more")
-        wide = draft.pick(z["e"], z["d"], 1, 3)
-        shape = score_shape(draft)[:-2]
-        u = draft.operand("u", *shape, z["m"], wide)
+        wide = draft.pick("e", "d", "1", "3")
+        u = draft.operand("u", (*draft.dims[:-2], "m", wide))
         u = draft.pick(u, u, f"({u} * 2)", f"{u}.cos()", draft.v, f"{draft.v}.flip(-1)")
         w = draft.pick("torch.sigmoid({s})", "{s}", "F.relu({s} * 0.5)").format(s=draft.s)
         w = w if scores else "w"
         text = draft.pick("{w} @ {u}", "torch.matmul({w}, {u})", "({u}.mT @ {w}.mT).mT",
                           'torch.einsum("...nm,...me->...ne", {w}, {u})')  # fmt: skip
-        draft.emit(f"{name} = {text.format(w=w, u=u)}")
+        name = draft.let("more", text.format(w=w, u=u))
         draft.outputs.append(name)
         if draft.coin(0.15):
             draft.emit_one(f"{name}.mul_(2)", f"{name}.data.zero_()", f"{name} += 1")
@@ -53,7 +44,7 @@ def _(draft: Draft) -> None:
     stage = draft.pick("late", "after")
     draft.at(stage, act)
     if stage == "late" and draft.coin(0.3):
-        draft.at("late", lambda draft: _used(draft))
+        draft.at("late", _used)
     if draft.coin(0.2):
         draft.at("after", act)
 
@@ -63,35 +54,27 @@ def _used(draft: Draft) -> None:
     draft.emit(f"w = w * {draft.outputs[-1]}.mean(-1, keepdim=True)")
 
 
-@hostility("a bias by a product", exact=True)
+BY_PRODUCT = {
+    "shaw": 'torch.einsum("{o}nd,nmd->{o}nm", {q}, {x})',
+    "low rank": "({x} @ {y})",
+    "shifted": "({q} @ {x}.mT)[..., 1:]",
+    "plain": "({q} @ {x}.mT)",
+    "gate": "torch.tanh({x} @ {q}.mT).mT",
+}
+
+
+@hostility("a bias by a product", exact=True, at="middle", family=["heads", "batch"])
 def _(draft: Draft) -> None:
     """Shaw, Transformer-XL, a low rank, rows and columns: one product is the bias of another."""
-    draft.settle(family=draft.pick("heads", "batch"))
-
-    def act(draft: Draft) -> None:
-        z, outer, q = draft.sizes, _letters(draft), draft.q
-        kind = draft.pick("shaw", "plain", "low rank", "shifted", "gate")
-        heads = score_shape(draft)[:-2]
-        if kind == "shaw":
-            e = draft.operand("e", z["n"], z["m"], z["d"])
-            made = f'torch.einsum("{outer}nd,nmd->{outer}nm", {q}, {e})'
-        elif kind == "low rank":
-            left = draft.operand("left", *heads[-1:], z["n"], 2)
-            right = draft.operand("right", *heads[-1:], 2, z["m"])
-            made = f"({left} @ {right})"
-        elif kind == "shifted":
-            r = draft.operand("r", *heads, z["m"] + 1, z["d"])
-            made = f"({q} @ {r}.mT)[..., 1:]"
-        else:
-            r = draft.operand("r", *heads, z["m"], z["d"])
-            made = f"({q} @ {r}.mT)" if kind == "plain" else f"torch.tanh({r} @ {q}.mT).mT"
-        if draft.coin(0.2):
-            made = f"{made}.detach()"
-        name = draft.fresh("by_product")
-        draft.emit(f"{name} = {made}")
-        text = draft.pick("{s} + {x}", "{x} + {s}", "{s} + {x} * 0.3", "{s} * {x}", "{s} - {x}")
-        draft.emit(f"s = {text.format(s=draft.s, x=name)}")
-        if draft.coin(0.15):
-            draft.outputs.append(name)
-
-    draft.at("middle", act)
+    kind = draft.random.choice(list(BY_PRODUCT))
+    heads = draft.dims[:-2]
+    dims = {"shaw": ("n", "m", "d"), "low rank": (*heads[-1:], "n", "2")}
+    rows = "m+1" if kind == "shifted" else "m"
+    x = draft.operand("r", dims.get(kind, (*heads, rows, "d")))
+    y = draft.operand("right", (*heads[-1:], "2", "m")) if kind == "low rank" else ""
+    made = BY_PRODUCT[kind].format(o="bh"[: len(heads)], q=draft.q, x=x, y=y)
+    name = draft.let("by_product", f"{made}.detach()" if draft.coin(0.2) else made)
+    text = draft.pick("{s} + {x}", "{x} + {s}", "{s} + {x} * 0.3", "{s} * {x}", "{s} - {x}")
+    draft.assign("middle", text.format(s=draft.s, x=name))
+    if draft.coin(0.15):
+        draft.outputs.append(name)

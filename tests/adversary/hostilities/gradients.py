@@ -1,81 +1,77 @@
 """Gradient modes, detaching in each spelling, hooks, tensors that ask for gradients half-way."""
 
 from ..draft import Draft
-from .table import hostility
+from .table import fact, hostility, lines
 from .writing import freeze
 
-NO_GRAD = (
+NO_GRAD = [
     "with torch.no_grad():",
     "with torch.set_grad_enabled(False):",
     "with torch.autograd.grad_mode.no_grad():",
-)
+]
+BETWEEN = ("scores", "middle", "weights", "late")
+# Of an operand that is copied, the scores, the weights or the output.
+ANYWHERE = ("before", "scores", "weights", "after")
 
 
-@hostility("no_grad over all", exact=True)
+def subject(draft: Draft, stage: str) -> str:
+    """What there is at a stage, under its own name: a copy of an operand before the products."""
+    if stage == "after":
+        return "out"
+    if stage != "before":
+        return draft.subject(stage)
+    x = draft.pick("q", "k", "v")
+    draft.emit(f"{x} = {getattr(draft, x)} * 1.0")
+    setattr(draft, x, x)
+    return x
+
+
+fact("no_grad over all", exact=True, island=NO_GRAD, wrap=None)
+fact(
+    "enable_grad over all", exact=True,
+    island=["with torch.enable_grad():", "with torch.set_grad_enabled(True):"],
+)  # fmt: skip
+fact("no_grad between", exact=False, first_island=NO_GRAD)
+fact("no_grad between", exact=False, second_island=NO_GRAD)
+
+
+@hostility("no_grad between", exact=False, at=BETWEEN, training="all")
+def _(draft: Draft, stage: str) -> None:
+    x = draft.subject(stage)
+    with draft.inside(draft.random.choice(NO_GRAD)):
+        draft.emit(f"{x} = {x} {draft.pick('* 0.5', '+ 0.1', '/ 2')}")
+
+
+SWITCHED = "grad mode switched on or off inside"
+
+
+@hostility(SWITCHED, exact=False, at=("scores", "weights"), island=NO_GRAD, training="all")
+def _(draft: Draft, stage: str) -> None:
+    x = draft.subject(stage)
+    with draft.inside("with torch.enable_grad():"):
+        draft.emit(f"{x} = {x} * {draft.number()}")
+        if draft.coin():
+            draft.emit(f"{x} = {x} + {draft.q}.sum()")
+
+
+@hostility(SWITCHED, exact=False)
 def _(draft: Draft) -> None:
-    draft.settle(island=draft.random.choice(NO_GRAD), wrap=None)
+    for stages, mode in (
+        (("before", "scores", "middle"), False),
+        (("weights", "late", "after"), True),
+    ):
+        line = f"torch.set_grad_enabled({mode})"
+        draft.at(draft.pick(*stages), lambda draft, line=line: draft.emit(line))
 
 
-@hostility("enable_grad over all", exact=True)
+INFERENCE = "with torch.inference_mode():"
+fact("inference_mode", exact=False, training="none", island=INFERENCE)
+
+
+@hostility("inference_mode", exact=False, at="weights", training="none")
 def _(draft: Draft) -> None:
-    draft.settle(
-        island=draft.pick("with torch.enable_grad():", "with torch.set_grad_enabled(True):")
-    )
-
-
-@hostility("no_grad between", exact=False)
-def _(draft: Draft) -> None:
-    draft.settle(training="all")
-    stage = draft.pick("scores", "middle", "weights", "late")
-
-    def act(draft: Draft) -> None:
-        x = {"scores": draft.s, "middle": draft.s}.get(stage, "w")
-        with draft.inside(draft.random.choice(NO_GRAD)):
-            draft.emit(f"{x} = {x} {draft.pick('* 0.5', '+ 0.1', '/ 2')}")
-
-    draft.at(stage, act)
-
-
-@hostility("no_grad between", exact=False)
-def _(draft: Draft) -> None:
-    draft.settle(**{draft.pick("first_island", "second_island"): draft.random.choice(NO_GRAD)})
-
-
-@hostility("grad mode switched on or off inside", exact=False)
-def _(draft: Draft) -> None:
-    draft.settle(island=draft.random.choice(NO_GRAD), training="all")
-    stage = draft.pick("scores", "weights")
-
-    def act(draft: Draft) -> None:
-        x = draft.s if stage == "scores" else "w"
-        with draft.inside("with torch.enable_grad():"):
-            draft.emit(f"{x} = {x} * {draft.number()}")
-            if draft.coin(0.5):
-                draft.emit(f"{x} = {x} + q.sum()")
-
-    draft.at(stage, act)
-
-
-@hostility("grad mode switched on or off inside", exact=False)
-def _(draft: Draft) -> None:
-    begin = draft.pick("before", "scores", "middle")
-    end = draft.pick("weights", "late", "after")
-    draft.at(begin, lambda draft: draft.emit("torch.set_grad_enabled(False)"))
-    draft.at(end, lambda draft: draft.emit("torch.set_grad_enabled(True)"))
-
-
-@hostility("inference_mode", exact=False)
-def _(draft: Draft) -> None:
-    draft.settle(training="none")
-    if draft.coin():
-        draft.settle(island="with torch.inference_mode():")
-        return
-
-    def act(draft: Draft) -> None:
-        with draft.inside("with torch.inference_mode():"):
-            draft.emit("w = w * 0.5")
-
-    draft.at("weights", act)
+    with draft.inside(INFERENCE):
+        draft.emit("w = w * 0.5")
 
 
 DETACHING = (
@@ -93,145 +89,109 @@ DETACHING = (
 @hostility("detach an operand", exact=True, at="before")
 def _(draft: Draft) -> None:
     for x in draft.random.sample("qkv", draft.pick(1, 1, 2)):
-        old = getattr(draft, x)
-        draft.emit(f"{x} = {draft.random.choice(DETACHING).format(x=old)}")
+        draft.emit(f"{x} = {draft.random.choice(DETACHING).format(x=getattr(draft, x))}")
         setattr(draft, x, x)
 
 
-@hostility("detach scores or weights", exact=False)
-def _(draft: Draft) -> None:
-    stage = draft.pick("scores", "middle", "weights", "late")
-
-    def act(draft: Draft) -> None:
-        x = draft.s if stage in ("scores", "middle") else "w"
-        text = draft.random.choice(DETACHING).format(x=x)
-        forms = (
-            f"{x} = {text}",
-            f"{x} = {x} - {text} * 0.5",
-            f"{x} = {x} * ({text} > 0)",
-            f"{x} = {x} / (1 + {text}.abs())",
-            f"{x} = {text} + ({x} - {x}.detach())",
-        )
-        draft.emit(draft.random.choice(forms))
-
-    draft.at(stage, act)
-
-
-@hostility("detach_", exact=False)
-def _(draft: Draft) -> None:
-    stage = draft.pick("scores", "middle", "weights", "late")
-    draft.settle(training="all", wrap=None)
-    if stage in ("scores", "middle"):
-        draft.settle(first="@ mT")  # a view cannot be detached in place
-    draft.settled["masking"] = "{w} * {x}"
-
-    def act(draft: Draft) -> None:
-        x = draft.s if stage in ("scores", "middle") else "w"
-        draft.emit_one("{x}.detach_()", "torch.detach_({x})", "{x} = {x}.detach_()", x=x)
-
-    draft.at(stage, act)
-
-
-@hostility("detach_", exact=False, at="before")
-def _(draft: Draft) -> None:
-    x = draft.pick("q", "k", "v")
-    draft.emit(f"{x} = {getattr(draft, x)} * 1.0", f"{x}.detach_()")
-    setattr(draft, x, x)
-
-
-@hostility("hooks and retain_grad", exact=False)
-def _(draft: Draft) -> None:
-    draft.settle(training="all")
-    stage = draft.pick("scores", "weights", "before", "after")
-
-    def act(draft: Draft) -> None:
-        x = {"scores": draft.s, "weights": "w", "after": "out"}.get(stage)
-        if x is None:
-            x = draft.pick("q", "k", "v")
-            draft.emit(f"{x} = {getattr(draft, x)} * 1.0")
-            setattr(draft, x, x)
-        hook = draft.pick("lambda g: g * 0.5", "lambda g: g.clamp(-0.1, 0.1)", "lambda g: None")
-        guard = "" if draft.coin(0.5) else f"if {x}.requires_grad: "
-        draft.emit(f"{guard}{x}.register_hook({hook})")
-
-    draft.at(stage, act)
-
-
-@hostility("hooks and retain_grad", exact=False)
-def _(draft: Draft) -> None:
-    draft.settle(training="all")
-    stage = draft.pick("scores", "weights", "after")
-
-    def act(draft: Draft) -> None:
-        x = {"scores": draft.s, "weights": "w"}.get(stage, "out")
-        draft.emit(f"{x}.retain_grad()")
-        if draft.coin(0.3):
-            draft.outputs.append(x)
-
-    draft.at(stage, act)
-
-
-@hostility("requires_grad_ half-way", exact=False)
-def _(draft: Draft) -> None:
-    text = draft.pick(
-        "{x} = {x}.detach().requires_grad_()",
-        "{x} = {x}.clone().detach().requires_grad_(True)",
-        "{x} = {x}.detach_().requires_grad_(False)",
-        "{x} = torch.nn.Parameter({x}.detach())",
-        "{x} = {x}.detach()\n    {x}.requires_grad = True",
+@hostility("detach scores or weights", exact=False, at=BETWEEN)
+def _(draft: Draft, stage: str) -> None:
+    x = draft.subject(stage)
+    text = draft.random.choice(DETACHING).format(x=x)
+    draft.emit_one(
+        f"{x} = {text}",
+        f"{x} = {x} - {text} * 0.5",
+        f"{x} = {x} * ({text} > 0)",
+        f"{x} = {x} / (1 + {text}.abs())",
+        f"{x} = {text} + ({x} - {x}.detach())",
+        f"{x} = {x} * torch.sigmoid({x}).detach()",
+        f"{x} = torch.clamp({text}, -1.0, 1.0)",
     )
-    stage = draft.pick("before", "middle", "late")
-
-    def act(draft: Draft) -> None:
-        x = {"middle": draft.s, "late": "w"}.get(stage)
-        if x is None:
-            x = draft.pick("q", "k", "v")
-            draft.emit(f"{x} = {getattr(draft, x)} * 1.0")
-            setattr(draft, x, x)
-        draft.emit(*text.format(x=x).split("\n    "))
-
-    draft.at(stage, act)
 
 
-@hostility("frozen operands", exact=True)
+def _in_place(draft: Draft, stage: str) -> None:
+    draft.emit_one("{x}.detach_()", "torch.detach_({x})", "{x} = {x}.detach_()",
+                   x=draft.subject(stage))  # fmt: skip
+
+
+for _stages, _facts in {
+    ("scores", "middle"): {"first": "@ mT"},  # a view cannot be detached in place
+    ("weights", "late"): {},
+}.items():
+    hostility("detach_", exact=False, at=_stages, training="all", wrap=None, masking="{s} * {x}",
+              **_facts)(_in_place)  # fmt: skip
+
+
+@hostility("detach_", exact=False, at=("before",))
+def _(draft: Draft, stage: str) -> None:
+    draft.emit(f"{subject(draft, stage)}.detach_()")
+
+
+@hostility("hooks and retain_grad", exact=False, at=ANYWHERE, training="all")
+def _(draft: Draft, stage: str) -> None:
+    x = subject(draft, stage)
+    hook = draft.pick("lambda g: g * 0.5", "lambda g: g.clamp(-0.1, 0.1)", "lambda g: None")
+    guard = "" if draft.coin(0.5) else f"if {x}.requires_grad: "
+    draft.emit(f"{guard}{x}.register_hook({hook})")
+
+
+@hostility("hooks and retain_grad", exact=False, at=ANYWHERE[1:], training="all")
+def _(draft: Draft, stage: str) -> None:
+    x = subject(draft, stage)
+    draft.emit(f"{x}.retain_grad()")
+    if draft.coin(0.3):
+        draft.outputs.append(x)
+
+
+@hostility("requires_grad_ half-way", exact=False, at=("before", "middle", "late"))
+def _(draft: Draft, stage: str) -> None:
+    x = subject(draft, stage)
+    draft.emit(
+        *draft.pick(
+            (f"{x} = {x}.detach().requires_grad_()",),
+            (f"{x} = {x}.clone().detach().requires_grad_(True)",),
+            (f"{x} = {x}.detach_().requires_grad_(False)",),
+            (f"{x} = torch.nn.Parameter({x}.detach())",),
+            (f"{x} = {x}.detach()", f"{x}.requires_grad = True"),
+        )
+    )
+
+
+@hostility("frozen operands", exact=True, training="all")
 def _(draft: Draft) -> None:
     """Some operands ask for gradients and some do not."""
-    names = draft.random.sample(("q", "k", "v"), draft.pick(1, 2))
-    freeze(draft, *names)
-    draft.settle(training="all")
+    freeze(draft, *draft.random.sample(("q", "k", "v"), draft.pick(1, 2)))
 
 
-@hostility("autograd.Function", exact=False)
-def _(draft: Draft) -> None:
-    draft.settle(
-        wrap=None,
-        preamble="""
-class Half(torch.autograd.Function):
+FUNCTION = """
+class Own(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
-        return x * 0.5
+        return {forward}
 
     @staticmethod
     def backward(ctx, grad):
-        return grad * 3.0
+        return {backward}
 
-""",
-    )
-    stage = draft.pick("scores", "weights", "before")
+"""
 
-    def act(draft: Draft) -> None:
-        x = {"scores": draft.s, "weights": "w"}.get(stage)
-        if x is None:
-            draft.emit(f"k = {draft.k} * 1.0")
-            draft.k = x = "k"
-        draft.emit(f"{x} = Half.apply({x})")
 
-    draft.at(stage, act)
+@hostility(
+    "autograd.Function", exact=False, at=ANYWHERE[:3], wrap=None,
+    preamble=[
+        FUNCTION.format(forward="x * 0.5", backward="grad * 3.0"),
+        FUNCTION.format(forward="x.clamp(-1.0, 1.0)", backward="grad * 0.5"),
+    ],
+)  # fmt: skip
+def _(draft: Draft, stage: str) -> None:
+    x = subject(draft, stage)
+    draft.emit(f"{x} = Own.apply({x})")
 
 
 @hostility("straight-through estimate", exact=False, at="weights")
 def _(draft: Draft) -> None:
-    rounded = draft.pick("w.round()", "(w > 0.1).to(w.dtype)", "w.clamp(0, 0.3)", "w.sign()")
+    rounded = draft.pick(
+        "w.round()", "(w > 0.1).to(w.dtype)", "w.clamp(0, 0.3)", "w.sign()", "w.relu()"
+    )
     draft.emit_one(
         f"w = w + ({rounded} - w).detach()",
         f"w = {rounded}.detach() + w - w.detach()",
@@ -239,13 +199,12 @@ def _(draft: Draft) -> None:
     )
 
 
-@hostility("straight-through estimate", exact=False, at="middle")
-def _(draft: Draft) -> None:
-    """One path to the scores is cut, another one is not."""
-    draft.emit_one(
-        f"s = {draft.s} * {draft.s}.detach().abs()",
-        f"s = {draft.s} + q.detach().sum()",
-        f"s = torch.where({draft.s}.detach() > 0, {draft.s}, {draft.s}.detach())",
-        f"s = {draft.s} + {draft.s}.data * 0.5",
-    )
-    draft.s = "s"
+# One path to the scores is cut, another one is not.
+lines(
+    "straight-through estimate",
+    "s = {x} * {x}.detach().abs()",
+    "s = {x} + q.detach().sum()",
+    "s = torch.where({x}.detach() > 0, {x}, {x}.detach())",
+    "s = {x} + {x}.data * 0.5",
+    exact=False, at="middle",
+)  # fmt: skip

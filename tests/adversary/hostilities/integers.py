@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from ..draft import Draft
-from .table import hostility
+from .table import fact, hostility
 
 SIGNED = ("int8", "int16", "int32", "int64")
 ENDS = {"uint8": 255, "int8": 127, "int16": 32767, "int32": 2**31 - 1, "int64": 2**63 - 1}
@@ -14,27 +14,21 @@ ENDS = {"uint8": 255, "int8": 127, "int16": 32767, "int32": 2**31 - 1, "int64": 
 
 def _positions(draft: Draft, dtype: str, low: int, high: int) -> tuple[str, str]:
     """Names of an [n, 1] and an [m] tensor of integers: counted, or given."""
-    z = draft.sizes
-    rows, columns = draft.fresh("rows"), draft.fresh("columns")
-    if draft.coin(0.5):
-        draft.operand(rows, z["n"], kind=dtype, values=f"ints {low} {high}")
-        draft.operand(columns, z["m"], kind=dtype, values=f"ints {low} {high}")
-    else:
-        start = f" + {low}" if low else ""
-        draft.emit(
-            f"{rows} = (torch.arange(n){start}).to(torch.{dtype})",
-            f"{columns} = (torch.arange(m){start}).to(torch.{dtype})",
-        )
-    return f"{rows}[:, None]", columns
+    names = draft.fresh("rows"), draft.fresh("columns")
+    start = f" + {low}" if low else ""
+    given = draft.coin()
+    for name, letter in zip(names, "nm"):
+        if given:
+            draft.operand(name, letter, kind=dtype, values=f"ints {low} {high}")
+        else:
+            draft.emit(f"{name} = (torch.arange({letter}){start}).to(torch.{dtype})")
+    return f"{names[0]}[:, None]", names[1]
 
 
-def _by(make: Callable[[Draft], str]) -> Callable[[Draft], None]:
-    """A hostility that brings the mask."""
-
-    def plan(draft: Draft) -> None:
-        draft.settle(mask=make)
-
-    return plan
+def by(name: str, *makers: Callable[[Draft], str], exact: bool = False, **facts: object) -> None:
+    """Hostilities that bring the mask."""
+    for make in makers:
+        fact(f"integers: {name}", exact=exact, mask=make, **facts)
 
 
 def _compared(draft: Draft, text: str) -> str:
@@ -82,7 +76,7 @@ def _harmless(draft: Draft) -> str:
     )
 
 
-hostility("integers: small", exact=True)(_by(_harmless))
+by("small", _harmless, exact=True)
 
 
 def _wrapping(dtype: str) -> Callable[[Draft], str]:
@@ -108,8 +102,7 @@ def _wrapping(dtype: str) -> Callable[[Draft], str]:
     return make
 
 
-for _dtype in ("uint8", "int8", "int16", "int32", "int64"):
-    hostility("integers: wraparound", exact=False)(_by(_wrapping(_dtype)))
+by("wraparound", *map(_wrapping, ENDS))
 
 
 def _narrowed(draft: Draft) -> str:
@@ -139,9 +132,6 @@ def _narrowed(draft: Draft) -> str:
     return _compared(draft, f"({text}) >= {draft.pick(0, 1, 64)}")
 
 
-hostility("integers: narrow dtypes", exact=False)(_by(_narrowed))
-
-
 def _narrow_arange(draft: Draft) -> str:
     kind, step = draft.pick(("uint8", "50"), ("int8", "40"), ("int16", "9000"), ("uint8", "1"))
     form = draft.pick(
@@ -156,7 +146,7 @@ def _narrow_arange(draft: Draft) -> str:
     )
 
 
-hostility("integers: narrow dtypes", exact=False)(_by(_narrow_arange))
+by("narrow dtypes", _narrowed, _narrow_arange)
 
 
 DIVISIONS = (
@@ -186,7 +176,7 @@ def _divided(draft: Draft) -> str:
     return _compared(draft, _comparison(draft, tree, leaves, -2, -1, 0, 1))
 
 
-hostility("integers: division of negatives", exact=False)(_by(_divided))
+by("division of negatives", _divided)
 
 
 def _shifted(draft: Draft) -> str:
@@ -206,9 +196,6 @@ def _shifted(draft: Draft) -> str:
     return _compared(draft, _comparison(draft, tree, leaves, -1, 0, 1, 4))
 
 
-hostility("integers: shifts and bits", exact=False)(_by(_shifted))
-
-
 def _bits(draft: Draft) -> str:
     leaves = _positions(draft, draft.pick("uint8", "int16", "int64"), 0, 15)
     operations = (
@@ -225,7 +212,7 @@ def _bits(draft: Draft) -> str:
     return _compared(draft, _comparison(draft, tree, leaves, 0, 1, 4, 8))
 
 
-hostility("integers: shifts and bits", exact=False)(_by(_bits))
+by("shifts and bits", _shifted, _bits)
 
 
 TRUTH = (
@@ -256,14 +243,12 @@ TRUTH = (
 
 
 def _truths(draft: Draft) -> str:
-    z = draft.sizes
-    one = draft.operand("keep", z["n"], z["m"], kind="bool", values="bool")
-    other = draft.operand("valid", z["m"], kind="bool", values="bool")
-    tree = _tree(draft, (one, other, one), TRUTH, draft.pick(1, 2, 3))
-    return _compared(draft, f"{tree}")
+    one = draft.operand("keep", "n m", kind="bool", values="bool")
+    other = draft.operand("valid", "m", kind="bool", values="bool")
+    return _compared(draft, _tree(draft, (one, other, one), TRUTH, draft.pick(1, 2, 3)))
 
 
-hostility("integers: truth values", exact=False)(_by(_truths))
+by("truth values", _truths)
 
 
 def _inexact(draft: Draft) -> str:
@@ -294,23 +279,17 @@ def _inexact(draft: Draft) -> str:
     )
 
 
-@hostility("integers: inexact floats", exact=False)
-def _(draft: Draft) -> None:
-    draft.settle(mask=_inexact, literal=True)
+by("inexact floats", _inexact, literal=True)
 
 
 def _converted(draft: Draft) -> str:
     """Floats that become integers, NaN aside: truncation towards zero, values that are negative."""
-    z = draft.sizes
-    times = draft.operand("times", z["b"], z["m"], kind="float32", values="normal", grad=False)
+    times = draft.operand("times", "b m", kind="float32")
     cast = draft.pick("int()", "long()", "to(torch.int8)", "to(torch.int16)", "trunc()", "floor()",
                       "round()", "ceil()", "bool()")  # fmt: skip
-    outer = "None, " if draft.fact("family") == "batch" else "None, None, "
     draft.emit(f"j = ({times} * {draft.pick(1, 3, 10)}).{cast}")
-    return _compared(draft, f"j[:, {outer}:] {draft.pick('>= 0', '> 0', '!= 0', '<= 1')}")
-
-
-hostility("integers: converted or gathered", exact=False)(_by(_converted))
+    axes = ", ".join(":" if dim in ("b", "m") else "None" for dim in draft.dims)
+    return _compared(draft, f"j[{axes}] {draft.pick('>= 0', '> 0', '!= 0', '<= 1')}")
 
 
 def _tabled(draft: Draft) -> str:
@@ -330,31 +309,14 @@ def _tabled(draft: Draft) -> str:
     )
 
 
-hostility("integers: converted or gathered", exact=False)(_by(_tabled))
+by("converted or gathered", _converted, _tabled)
 
 
-def _weighted(draft: Draft) -> None:
+@hostility("integers: on the scores", exact=True, at="middle")
+def _(draft: Draft) -> None:
     """Integers that act on the scores themselves."""
-
-    def act(draft: Draft) -> None:
-        z = draft.sizes
-        dtype = draft.pick("int64", "int32", "uint8", "int8")
-        counts = draft.operand("counts", z["m"], kind=dtype, values="ints 1 7")
-        draft.emit_one(
-            "s = {s} * {c}",
-            "s = {s} / {c}",
-            "s = {s} + {c}",
-            "s = {s} - {c}",
-            "s = {s} * (1 - {c})",
-            "s = {s} * {c} ** -1.0",
-            "s = {s} / ({c} + 1)",
-            "s = {s} - 0.1 * {c}",
-            s=draft.s,
-            c=counts,
-        )
-        draft.s = "s"
-
-    draft.at("middle", act)
-
-
-hostility("integers: on the scores", exact=True)(_weighted)
+    dtype = draft.pick("int64", "int32", "uint8", "int8")
+    counts = draft.operand("counts", "m", kind=dtype, values="ints 1 7")
+    text = draft.pick("{s} * {c}", "{s} / {c}", "{s} + {c}", "{s} - {c}", "{s} * (1 - {c})",
+                      "{s} * {c} ** -1.0", "{s} / ({c} + 1)", "{s} - 0.1 * {c}")  # fmt: skip
+    draft.assign("middle", text.format(s=draft.s, c=counts))

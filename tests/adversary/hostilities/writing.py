@@ -77,6 +77,7 @@ VIEWS = (
     "torch.transpose({x}, -1, -2)",
     "{x}.permute(*reversed(range({x}.dim())))",
 )
+ANY = ("{x}", *VIEWS)
 CONTIGUOUS_VIEWS = (
     "{x}.view(-1)",
     "{x}.reshape(-1)",
@@ -161,6 +162,14 @@ def copied(draft: Draft, x: str, table: tuple[str, ...] = COPIES) -> str:
     setattr(draft, x, x)
     draft.emit(f"{x} = {draft.random.choice(table).format(x=old)}")
     return x
+
+
+def widened(draft: Draft) -> None:
+    """Cast query, key and value to the next wider dtype."""
+    cast = "float" if draft.fact("dtype") == "bfloat16" else "double"
+    for x in "qkv":
+        draft.emit(f"{x} = {getattr(draft, x)}.{cast}()")
+        setattr(draft, x, x)
 
 
 def freeze(draft: Draft, *names: str) -> None:

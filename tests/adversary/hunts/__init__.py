@@ -1,6 +1,6 @@
 """Programs that people wrote to break the package; of those that prove the same, two are kept.
 
-A hunt is one file `tests/adversary/hunts/NAME.py`, or a package of that name, that defines
+A hunt is one file `tests/adversary/hunts/NAME.py` that defines
 
     CASES: list[tuple[Callable, Callable[[], tuple]]]
 
@@ -35,14 +35,11 @@ graph against eager. A case that eager refuses fails, so that no case goes stale
 """
 
 import importlib
-import importlib.util
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from .rows import name_of
-
-NEED_FBGEMM = ("hunt_jagged",)
 
 
 @dataclass(frozen=True)
@@ -56,15 +53,10 @@ class Case:
 
 
 def cases(kind: str = "CASES") -> list[Case]:
-    """The cases of every hunt, in the order of their names. kind: or "MORE".
-
-    fbgemm has builds for some versions of torch only (.ci/matrix.txt).
-    """
+    """The cases of every hunt, in the order of their names. kind: or "MORE"."""
     collected = []
     for hunt in pkgutil.iter_modules(__path__):
         if hunt.name.startswith("test_"):
-            continue
-        if hunt.name in NEED_FBGEMM and importlib.util.find_spec("fbgemm_gpu") is None:
             continue
         module = importlib.import_module(f"{__name__}.{hunt.name}")
         for entry, make_arguments in getattr(module, kind, ()):

@@ -1,8 +1,35 @@
 """Padding and unpadding by functions of autograd's over ATen's operators, right and wrong ones."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 
 aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Library:
+    """Programs whose query, key and value a library pads.
+
+    pad: of values [L, ...] and offsets. unpad: of what is padded and offsets.
+    """
+
+    pad: Callable
+    unpad: Callable
+
+    def padded(self, f: Callable) -> Callable:
+        """The program that is `f` of query, key and value as they are padded."""
+        pad = self.pad
+        return lambda q, k, v, o, *more: f(pad(q, o), pad(k, o), pad(v, o), o, *more)
+
+    def rows(self, f: Callable) -> Callable:
+        """The same, unpadded."""
+        return self.padded(lambda a, b, c, o, *more: self.unpad(f(a, b, c, o, *more), o))
+
+    def weights(self, f: Callable) -> Callable:
+        """The program whose weights are `f` of the scores, unpadded."""
+        return self.rows(lambda a, b, c, o, *more: f(a @ b.mT, o, *more) @ c)
 
 
 def same(x):

@@ -3,10 +3,8 @@
 A program's operands are made by a function of nothing that returns a tuple.
 """
 
-import importlib
 import operator
-import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 
@@ -60,6 +58,15 @@ def ikv(b=2, h=2, n=5, m=7, d=4, dtype=D64) -> Make:
 def square(b=2, h=2, n=6, d=4, dtype=D64, grad=True) -> Make:
     """Query, key and value of one shape."""
     return normal(*[(b, h, n, d)] * 3, dtype=dtype, grad=grad)
+
+
+def rounded(dtype) -> Make:
+    """Small ones of one shape, drawn in fp64 and rounded."""
+    return lambda: tuple(x.to(dtype).requires_grad_() for x in frozen())
+
+
+frozen, fp64 = square(n=5, grad=False), square(n=5)
+fp32, bf16 = rounded(torch.float32), rounded(torch.bfloat16)
 
 
 def values(data, dtype=None, grad=False) -> Make:
@@ -157,9 +164,3 @@ def name_of(entry: Callable | tuple) -> str:
     """entry: the first item of a case."""
     function = entry[0] if isinstance(entry, tuple) else entry
     return getattr(function, "__name__", type(function).__name__)
-
-
-def gather(path: Iterable[str], package: str) -> Programs:
-    """The programs of every module of a package, in the order of the modules' names."""
-    modules = [importlib.import_module(f"{package}.{m.name}") for m in pkgutil.iter_modules(path)]
-    return Programs(entry for m in modules for entry in getattr(m, "PROGRAMS", ()))

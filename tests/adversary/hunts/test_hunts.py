@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.adversary.capture import PLAIN, Capture, judged_options
-from tests.adversary.judging import FP64, _apart, _gross
+from tests.adversary.judging import FP64, _gross, furthest, largest
 from tests.tolerances import error_of
 
 from . import Case, cases
@@ -135,7 +135,7 @@ class Eager:
             seen = observe(self.case, *moved(self.case, eps=eps, draw=draw))
             for name, value in self.seen.items():
                 if torch.is_tensor(value) and value.is_floating_point():
-                    worst[name] = max(worst[name], _apart(seen[name], value))
+                    worst[name] = max(worst[name], furthest(seen[name], value))
         return worst
 
     def unlike(self, mine: dict) -> str:
@@ -151,8 +151,7 @@ class Eager:
 
     def _fault(self, name: str, mine, theirs) -> str:
         direction = "backward" if name.startswith("gradient") else "forward"
-        finite = theirs[theirs.isfinite()].double().abs()
-        size = finite.max().item() if len(finite) else 0.0
+        size = largest(theirs)
         relative = max(RELATIVE[self.narrowest], FP64[direction])
         judged = partial(error_of, mine, theirs, self.truth[name], direction=direction)
         fault = judged(relative=relative, noise=relative * size)
