@@ -244,8 +244,8 @@ def _wanted(module: str, test: str) -> bool:
 
 
 _HARVESTED = (
-    "effects effects_table precision exact region loops hazards mutations gradients unpadding jagged "
-    "modes nested matcher_unit tables"
+    "effects effects_table precision exact region loops hazards mutations gradients unpadding "
+    "jagged modes nested matcher_unit tables"
 ).split()
 
 
