@@ -45,7 +45,8 @@ def attention(
         key, value: [B, H, N, D] and [B, H, N, Dv], or with `cu_seqlens_k` [Lk, H, ·].
         score_mod: `(score, b, h, q_idx, kv_idx) -> weight`; None is the identity. `score` is
             scale · q·k, in fp32 (fp64 for fp64). All five are tensors of no dims, the indices
-            integers, as in flex_attention.
+            integers, as in flex_attention. A tensor of the scores' dims that it captures,
+            [B, H, M, N] or with ones among them, is taken at each score's place.
         mask_mod: `(b, h, q_idx, kv_idx) -> bool`. Where False the weight is 0, whatever
             `score_mod` gives.
         scale: multiplies q·k. The default is 1, not 1/sqrt(D). A float is compiled in: one that
@@ -72,14 +73,13 @@ def attention(
     """
     mods = (score_mod, mask_mod, scale, enable_gqa)
     operands, offsets = (query, key, value), (cu_seqlens_q, cu_seqlens_k)
-    # What is on a device is read only if the result depends on it.
-    reads = torch.compiler.is_compiling() or not (
-        query.is_cuda and direct.reads_arguments_alone(score_mod, mask_mod)
-    )
+    bounds = (max_seqlen_q, max_seqlen_k)
     if query.is_nested or key.is_nested or value.is_nested:
         # A compiled function is not given nested tensors: torch 2.11 mistakes their parts once they
         # remember their longest length, and no version keeps such a graph in its cache.
-        operands, sides = _without_nesting(*operands, *offsets, max_seqlen_q, max_seqlen_k, reads)
+        operands, sides = _without_nesting(
+            *operands, *offsets, *bounds, _reads_lengths(query, score_mod, mask_mod, *bounds)
+        )
         options = {"mask_mod": mask_mod, "scale": scale, "enable_gqa": enable_gqa, **sides}
         out = attention(*operands, score_mod=score_mod, **options)
         if not query.is_nested:
@@ -90,14 +90,34 @@ def attention(
     if not torch.compiler.is_compiling():
         kind = direct.kind_of(operands, score_mod, mask_mod)
     if kind is None:
-        return _attention(*arguments, max_seqlen_q, max_seqlen_k)
-    longest, key_longest = max_seqlen_q, max_seqlen_k
-    if reads or longest is not None or key_longest is not None:
-        longest = key_longest = _longest("query", query, "cu_seqlens_q", cu_seqlens_q, longest)
+        return _attention(*arguments, *bounds)
+    is_dense = cu_seqlens_q is None and cu_seqlens_k is None
+    if not is_dense and _reads_lengths(query, score_mod, mask_mod, *bounds):
+        longest = key_longest = _longest("query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
         rows = (id(cu_seqlens_q), max_seqlen_q, query.shape[0])  # what `_longest` reads
         if (id(cu_seqlens_k), max_seqlen_k, key.shape[0]) != rows:
             key_longest = _longest("key", key, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
-    return direct.compiled(kind, _attention, (*arguments, longest, key_longest))
+        bounds = (longest, key_longest)
+    kind = (*kind, bounds[0] is None, bounds[1] is None)  # Dynamo would try one after the other
+    return direct.compiled(kind, _attention, (*arguments, *bounds))
+
+
+def _reads_lengths(
+    query: Tensor,
+    score_mod: ScoreFn | None,
+    mask_mod: MaskFn | None,
+    max_seqlen_q: Size | None,
+    max_seqlen_k: Size | None,
+) -> bool:
+    """Whether bounds that are left out are read, or those that are given checked.
+
+    On a device they are not read if any bound gives the same result.
+    """
+    if torch.compiler.is_compiling() or not query.is_cuda:
+        return True
+    if max_seqlen_q is not None or max_seqlen_k is not None:
+        return True
+    return not direct.reads_arguments_alone(score_mod, mask_mod)
 
 
 def _without_nesting(

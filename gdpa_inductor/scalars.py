@@ -43,15 +43,19 @@ _RANDOM = """
     alpha_dropout bernoulli binomial cauchy dropout exponential feature_dropout geometric
     log_normal multinomial normal poisson rand randint randn random randperm uniform
 """
+# Sets are frozen: in compiled calls Dynamo compares each with itself, and a set by its elements.
 # As functions, methods, operators and methods in place are named. Those that make a number for
 # Python want one element.
-ELEMENTWISE = {x for name in _ELEMENTWISE.split() for x in (name, f"__{name}__", f"{name}_")}
-ELEMENTWISE -= {"__bool__", "__float__", "__int__", "__long__"}
+_NUMBERS = {"__bool__", "__float__", "__int__", "__long__"}
+ELEMENTWISE = frozenset(
+    {x for name in _ELEMENTWISE.split() for x in (name, f"__{name}__", f"{name}_")} - _NUMBERS
+)
 # They differ from score to score, also where only a shape is given.
-RANDOM = {x for name in _RANDOM.split() for x in (name, f"{name}_", f"{name}_like")}
+RANDOM = frozenset(x for name in _RANDOM.split() for x in (name, f"{name}_", f"{name}_like"))
 # They may return the tensor that they are given.
-_ALIASES = {"to", "type", "type_as", "pos", "positive", "__pos__", "bool", "int", "long"}
-_ALIASES |= {"half", "float", "double", "bfloat16"}
+_ALIASES = frozenset(
+    "to type type_as pos positive __pos__ bool int long half float double bfloat16".split()
+)
 # Of a tensor's attributes, those that do not depend on its shape.
 _PLAIN = (Tensor.dtype.__get__, Tensor.device.__get__)  # type: ignore[attr-defined]
 
@@ -96,7 +100,6 @@ class _AtOnce(TorchFunctionMode):
         super().__init__()
         self.rank = rank
         self.operands = list(operands)  # and what may be an alias of one
-        self.elements = list(operands)  # and what was computed from them: one for each score
         self.inside = False  # whether a call is the mode's own
 
     def __torch_function__(
@@ -111,8 +114,6 @@ class _AtOnce(TorchFunctionMode):
         result = func(*args, **kwargs)
         if func.__name__ in _ALIASES and self._is_operand(args[0]):
             self.operands.append(result)
-        if any(self._is_element(x) for x in (*args, *kwargs.values())):
-            self.elements.append(result)
         return result
 
     def _check(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -131,12 +132,8 @@ class _AtOnce(TorchFunctionMode):
                 raise _Mapped
         elif func not in _PLAIN:
             known = func.__name__ in ELEMENTWISE
-            tensors = [x for x in arguments if isinstance(x, Tensor)]
-            if not known or not all(n == 0 or self._is_element(x) for n, x in zip(dims, tensors)):
+            if not known or any(n not in (0, self.rank) for n in dims):
                 raise _Mapped
-
-    def _is_element(self, tensor: Any) -> bool:
-        return any(tensor is x for x in self.elements)
 
     def _is_operand(self, tensor: Any) -> bool:
         return any(tensor is x for x in self.operands)
@@ -179,11 +176,9 @@ class _Row:
     def _inside(self, function: Callable[[], Tensor]) -> Tensor:
         before, self.mode.inside = self.mode.inside, True
         try:
-            elements = function()
+            return function()
         finally:
             self.mode.inside = before
-        self.mode.elements.append(elements)
-        return elements
 
     def _elements(self) -> Tensor:
         """All of a place in one last dim."""

@@ -362,15 +362,3 @@ def test_a_function_of_elements(name: str) -> None:
             x = operands[0][place[0], 0, place[2], 0].clone()
             y = operands[1][0, place[1], 0, place[3]].clone()
             torch.testing.assert_close(whole[place], way(x, y), equal_nan=True)
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_a_table_of_as_many_dims_as_the_scores_is_no_score(groups: int) -> None:
-    """`s * table` has the table's dims, as under vmap, whether heads are grouped or not."""
-    heads = K.shape[1]
-    q = torch.randn(K.shape[0], heads * groups, 5, K.shape[-1], dtype=K.dtype)
-    table = torch.ones(1, heads, *(groups,) * (groups > 1), 5, K.shape[2])
-    with pytest.raises(TypeError, match="without dims"):
-        gdpa_inductor.attention(
-            q, K, V, score_mod=lambda s, b, h, i, j: s * table, enable_gqa=groups > 1
-        )
