@@ -43,6 +43,27 @@ def check_dropped(whole: SideBySide) -> None:
             raise Fault("an operand would get no gradient", node)
 
 
+def check_hooks(whole: SideBySide) -> None:
+    """Raise Fault if a hook on a tensor would see a gradient on one side of a claim only."""
+    for claim in whole.proved if whole.log.hooked else ():
+        before, after = map(_behind, (claim.before, claim.after))
+        if not (before ^ after).isdisjoint(whole.log.hooked):
+            raise Fault("a hook would see another gradient", claim.after_node)
+
+
+def _behind(tensor: Tensor) -> set[Edge]:
+    """The edges behind a tensor in autograd's graph."""
+    edges: dict[Edge, None] = {}
+    following = [autograd.gradient_edge(tensor)]
+    while following:
+        node, _ = following.pop()
+        leaf = None if node is None else autograd.leaf_of(node)
+        reached = [leaf] if leaf else list(node.next_functions) if node is not None else []
+        following += [edge for edge in reached if edge not in edges]
+        edges |= dict.fromkeys(reached)
+    return set(edges)
+
+
 def check_tangent(claim: Claim) -> None:
     """Raise Fault if forward-mode differentiation has a tangent on one side only."""
     if autograd.has_tangent(claim.before) != autograd.has_tangent(claim.after):

@@ -74,6 +74,7 @@ class SideBySide:
     shown:    Storages that were passed to a common node while there were such leaves.
     dropped:  Storages of leaves that the rewritten graph does not reach, with their nodes.
     results:  The results of the graphs.
+    proved:   The claims that hold.
     """
 
     agree: Agree
@@ -90,6 +91,7 @@ class SideBySide:
     shown: set[int] = field(default_factory=set)
     dropped: list[tuple[int, str]] = field(default_factory=list)
     results: list[Tensor] = field(default_factory=list)
+    proved: list[Claim] = field(default_factory=list)
     node: str = ""
 
     def run(self, before: GraphModule, after: GraphModule) -> None:

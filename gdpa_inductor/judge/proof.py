@@ -23,7 +23,7 @@ from torch.fx import GraphModule
 from .._compat import shapes
 from .._compat.autograd import plain_torch
 from .aim import aimed, scores_at_turns
-from .autograd import check_dropped, check_reach, check_saved, check_tangent, check_views, note_view
+from .autograd import check_dropped, check_hooks, check_reach, check_saved, check_tangent, check_views, note_view
 from .compare import Points, SampledWeights, Side, apart
 from .elements import Evaluator
 from .fused import Fused
@@ -43,6 +43,7 @@ def judged(before: GraphModule, after: GraphModule, claims: Claims | None = None
         check_saved(whole)
         check_views(whole)
         check_dropped(whole)
+        check_hooks(whole)
     except Fault as fault:
         return Verdict(str(fault), fault.node)
     except Incomplete as reason:
@@ -62,6 +63,7 @@ def _agree(whole: SideBySide, claim: Claim) -> bool:
     if result is False:
         return False
     check_reach(whole, claim)
+    whole.proved.append(claim)
     note_view(whole, claim)
     if isinstance(result, Agreement):
         with plain_torch():

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import fx, operators, shapes, subclasses
+from .._compat import autograd, fx, operators, shapes, subclasses
 from .verdict import Incomplete
 
 SIZE_OF_ELEMENTS = "the size of a tensor depends on the elements of another"
@@ -146,6 +146,7 @@ class Log:
     literals:         Integers that only one graph names, since the last claim.
     numbers:          The place that an `.item()` has read, by the number that it returned.
     nested:           Some tensors consist of others, which may or may not need gradients.
+    hooked:           Where in autograd's graph the tensors are that hooks watch.
     """
 
     side: str = "both"
@@ -161,6 +162,7 @@ class Log:
     literals: dict[int, None] = field(default_factory=dict)
     numbers: dict[float, tuple[Ref, int]] = field(default_factory=dict)
     nested: bool = False
+    hooked: dict[Any, None] = field(default_factory=dict)
     _known: dict[int, int] = field(default_factory=dict)
     _alive: list[Any] = field(default_factory=list)
 
@@ -227,6 +229,7 @@ class Log:
         places = [x for x in fx.tree_leaves(event.args) if isinstance(x, Ref)]
         if event.name in _HOOKS:
             places = []
+            self.hooked |= dict.fromkeys(map(autograd.gradient_edge, tensors_of(operands)))
         outputs = list(map(self.ref, tensors_of(results)))
         event.results = tuple(outputs)
         event.writes = [(place, None) for place in (*places, *outputs)]
