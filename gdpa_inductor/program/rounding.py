@@ -52,6 +52,20 @@ def fragile_condition(weight: Expr, rounded: Collection[Expr] = ()) -> Expr | No
     return None
 
 
+def decision_at_limit(weight: Expr, limited: Collection[Expr]) -> Expr | None:
+    """A term that may decide by whether one of `limited` is at its limit of 1 or -1, or None.
+
+    limited: Terms that only rounding to 16 bits takes there.
+    """
+    for node in postorder([weight]) if limited else ():
+        values = [x.value for x in node.args if x.is_const]
+        compares = node.kind == "b" and len(node.args) == 2
+        if _is(node, Trait.DECIDES) and (not compares or {1.0, -1.0} & set(values)):
+            if not set(limited).isdisjoint(postorder(node.args)):
+                return node
+    return None
+
+
 def reworded_decision(
     weight: Expr, reworded: Collection[Expr], turns: Trait = Trait.NONE
 ) -> Expr | None:

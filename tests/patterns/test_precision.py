@@ -168,3 +168,28 @@ def test_a_filled_tensor_in_fp32_beside_scores_in_fp64() -> None:
 def test_widths_change_no_plain_program() -> None:
     recorder = fused(lambda q, k, v: F.silu(q @ k.mT * 0.5) @ v, HEADS)
     assert recorder.matches[0].score_mod.formula == "silu(s*0.5)"
+
+
+AT_A_LIMIT = {
+    "to an integer": lambda s: s.sigmoid().to(torch.int64).to(s.dtype),
+    "floor": lambda s: torch.tanh(s).floor(),
+    "a comparison with 1": lambda s: torch.where(s.sigmoid() >= 1, s, 0.0),
+    "a quotient": lambda s: (s / (1 + s.abs())).ceil(),
+    "a comparison with a half": lambda s: torch.where(s.sigmoid() > 0.5, s, 0.0),
+    "of a scaled score": lambda s: (s / 4).floor(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", AT_A_LIMIT)
+def test_a_decision_at_a_limit_that_16_bits_round_to(name: str, dtype: torch.dtype) -> None:
+    """In bf16 sigmoid(6) is 1."""
+    recorder = Recorder()
+    operands = [torch.randn(1, 2, 5, 4, dtype=dtype) for _ in range(3)]
+    torch.compile(lambda q, k, v: AT_A_LIMIT[name](q @ k.mT) @ v, backend=recorder)(*operands)
+    decides = dtype == torch.bfloat16 and name not in (
+        "a comparison with a half",
+        "of a scaled score",
+    )
+    assert len(recorder.matches) == 1 - decides, recorder.why()
+    assert not decides or "depends on how its numbers round" in recorder.why()

@@ -18,7 +18,12 @@ from torch.fx import Node
 from ..._compat import shapes
 from ...program.expr import SCORE, Expr, call, const, postorder, with_leaves
 from ...program.integers import ANY, INT32, Range, inside, ranges
-from ...program.rounding import fragile_condition, reworded_decision, rounded_term
+from ...program.rounding import (
+    decision_at_limit,
+    fragile_condition,
+    reworded_decision,
+    rounded_term,
+)
 from ...program.score_mod import formula
 from ...rejection import Code
 from ..host import facts
@@ -40,6 +45,8 @@ ROUNDS_OPERANDS = COMPARISONS | {
 }  # fmt: skip
 # Calls that decide by a number which some devices round and others do not (threshold: GPUs do).
 ROUNDS_ON_SOME = {"threshold": 1}  # which argument
+# Functions with a limit of 1 or -1, which 16 bits reach where fp32 does not.
+_LIMITED = frozenset(["sigmoid", "tanh", "erf", "expm1", "div"])
 # Calls that give a finite number for any finite ones.
 _FINITE = COMPARISONS | {
     "add", "sub", "mul", "neg", "abs", "maximum", "minimum", "where", "float", "and", "or", "not",
@@ -55,6 +62,7 @@ class Precision:
     singles:   Terms that the model has in fp32.
     number:    A call that takes a Python float which varies, in fp32.
     rounded:   Positions that the model computes in 16 bits.
+    limited:   Scored terms that it rounds to 16 bits, maybe to a limit.
     reworded:  Floats for which torch uses another formula.
     """
 
@@ -66,6 +74,7 @@ class Precision:
     number: Node | None = None
     singles: dict[Expr, Node] = field(default_factory=dict)
     rounded: set[Expr] = field(default_factory=set)
+    limited: set[Expr] = field(default_factory=set)
     reworded: set[Expr] = field(default_factory=set)
 
     def _range(self, leaf: Expr) -> Range:
@@ -84,10 +93,12 @@ class Precision:
             self.number = node
 
     def note_rounding(self, x: Expr, dtype: torch.dtype) -> None:
-        """Note a term of positions, and of no score, that the model computes in 16 bits."""
+        """Note a term that the model computes in 16 bits: of positions and no score, or limited."""
         leaves = {leaf.op for leaf in postorder([x]) if not leaf.args}
         if dtype in ROUNDING and "index" in leaves and "s" not in leaves:
             self.rounded.add(x)
+        if dtype in ROUNDING and x.op in _LIMITED and SCORE in postorder(x.args[-1:]):
+            self.limited.add(x)
 
     def check_term(self, x: Expr, dtype: torch.dtype, node: Node) -> None:
         """Refuse a term that may wrap in the model. Note one in fp32."""
@@ -101,6 +112,7 @@ class Precision:
         """Refuse a mask that another rounding would change."""
         fragile = fragile_condition(weight, self.rounded)
         fragile = fragile or reworded_decision(weight, self.reworded)
+        fragile = fragile or decision_at_limit(weight, self.limited)
         if fragile is not None:
             reason = f"a mask that depends on how its numbers round: {formula(fragile)}"
             raise Refused(Code.POINTWISE_OP, reason)
