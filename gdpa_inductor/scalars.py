@@ -54,7 +54,21 @@ ELEMENTWISE = frozenset(
 RANDOM = frozenset(x for name in _RANDOM.split() for x in (name, f"{name}_", f"{name}_like"))
 # They may return the tensor that they are given.
 _ALIASES = frozenset(
-    "to type type_as pos positive __pos__ bool int long half float double bfloat16".split()
+    [
+        "to",
+        "type",
+        "type_as",
+        "pos",
+        "positive",
+        "__pos__",
+        "bool",
+        "int",
+        "long",
+        "half",
+        "float",
+        "double",
+        "bfloat16",
+    ]
 )
 # Of a tensor's attributes, those that do not depend on its shape.
 _PLAIN = (Tensor.dtype.__get__, Tensor.device.__get__)  # type: ignore[attr-defined]

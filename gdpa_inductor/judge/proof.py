@@ -23,7 +23,15 @@ from torch.fx import GraphModule
 from .._compat import shapes
 from .._compat.autograd import plain_torch
 from .aim import aimed, scores_at_turns
-from .autograd import check_dropped, check_hooks, check_reach, check_saved, check_tangent, check_views, note_view
+from .autograd import (
+    check_dropped,
+    check_hooks,
+    check_reach,
+    check_saved,
+    check_tangent,
+    check_views,
+    note_view,
+)
 from .compare import Points, SampledWeights, Side, apart
 from .elements import Evaluator
 from .fused import Fused

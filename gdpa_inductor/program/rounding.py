@@ -60,9 +60,9 @@ def decision_at_limit(weight: Expr, limited: Collection[Expr]) -> Expr | None:
     for node in postorder([weight]) if limited else ():
         values = [x.value for x in node.args if x.is_const]
         compares = node.kind == "b" and len(node.args) == 2
-        if _is(node, Trait.DECIDES) and (not compares or {1.0, -1.0} & set(values)):
-            if not set(limited).isdisjoint(postorder(node.args)):
-                return node
+        decides = _is(node, Trait.DECIDES) and (not compares or {1.0, -1.0} & set(values))
+        if decides and not set(limited).isdisjoint(postorder(node.args)):
+            return node
     return None
 
 
