@@ -43,6 +43,7 @@ _RANDOM = """
     alpha_dropout bernoulli binomial cauchy dropout exponential feature_dropout geometric
     log_normal multinomial normal poisson rand randint randn random randperm uniform
 """
+_CASTS = "to type type_as pos positive __pos__ bool int long half float double bfloat16"
 # Sets are frozen: in compiled calls Dynamo compares each with itself, and a set by its elements.
 # As functions, methods, operators and methods in place are named. Those that make a number for
 # Python want one element.
@@ -53,23 +54,7 @@ ELEMENTWISE = frozenset(
 # They differ from score to score, also where only a shape is given.
 RANDOM = frozenset(x for name in _RANDOM.split() for x in (name, f"{name}_", f"{name}_like"))
 # They may return the tensor that they are given.
-_ALIASES = frozenset(
-    [
-        "to",
-        "type",
-        "type_as",
-        "pos",
-        "positive",
-        "__pos__",
-        "bool",
-        "int",
-        "long",
-        "half",
-        "float",
-        "double",
-        "bfloat16",
-    ]
-)
+_ALIASES = frozenset(_CASTS.split())
 # Of a tensor's attributes, those that do not depend on its shape.
 _PLAIN = (Tensor.dtype.__get__, Tensor.device.__get__)  # type: ignore[attr-defined]
 
