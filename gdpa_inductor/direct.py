@@ -19,6 +19,7 @@ from torch import Tensor
 from ._compat import autograd
 from .options import Options
 from .rejection import GDPAError
+from .scalars import ELEMENTWISE
 
 log = logging.getLogger("gdpa_inductor")
 
@@ -26,6 +27,7 @@ Kind = tuple[object, ...]
 
 _KINDS = 256
 _PLAIN = (Tensor, torch.nn.Parameter)
+_PARTS = ("nn", "functional", "special", "pi", "e", "inf", "dtype", "device")  # of modules
 _RETRY = 60.0  # seconds
 _LONG = 5.0  # seconds; a first call that takes longer says so
 _failed: dict[Kind, float] = {}
@@ -51,14 +53,15 @@ def kind_of(operands: Sequence[Tensor], *mods: Any) -> Kind | None:
 
 
 def reads_arguments_alone(*mods: Any) -> bool:
-    """Whether functions, and those that they call, reach no tensor besides their arguments.
+    """Whether functions, and those that they call, compute with elements of their arguments and
+    numbers alone.
 
     So nothing is looked up by position, and any bound on the lengths gives the same result. False
     where it cannot be told quickly.
     """
     reached, seen = list(mods), set[object]()
     for value in reached:
-        if isinstance(value, FunctionType) and not value.__module__.startswith("torch."):
+        if isinstance(value, FunctionType) and not str(value.__module__).startswith("torch."):
             if value.__dict__ or len(reached) > _KINDS:
                 return False
             if value not in seen:
@@ -70,23 +73,25 @@ def reads_arguments_alone(*mods: Any) -> bool:
 
 
 def _reached(function: FunctionType) -> Iterator[Any]:
-    """The values that a function's code can name."""
+    """The values that a function's code can name; NotImplemented for what is not known."""
     codes, own = [function.__code__], function.__globals__
     for code in codes:
         codes += [x for x in code.co_consts if isinstance(x, CodeType)]
-        yield from (own[name] for name in code.co_names if name in own)
+        for name in code.co_names:
+            known = name in ELEMENTWISE or name in _PARTS
+            yield own.get(name, None if known else getattr(torch, name, NotImplemented))
     yield from (cell.cell_contents for cell in function.__closure__ or ())
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is a number, or something of torch's or Python's own that is no tensor."""
-    if isinstance(value, BuiltinFunctionType):  # or a bound method, of a tensor say
-        value = value.__self__
-    if isinstance(value, (ModuleType, FunctionType, type)):
-        name = value.__name__ if isinstance(value, ModuleType) else value.__module__
-        return name.partition(".")[0] in ("torch", "math", "builtins")
+    """Whether a value is a number, a module of torch or math, or a function of elements there."""
+    if isinstance(value, ModuleType):
+        return value.__name__.partition(".")[0] in ("torch", "math")
+    if isinstance(value, (BuiltinFunctionType, FunctionType)):  # no method of a tensor
+        is_free = isinstance(getattr(value, "__self__", None), (type, ModuleType, type(None)))
+        return is_free and value.__name__ in ELEMENTWISE
     return value is None or type(value) in (int, float, bool, str, torch.dtype)
 
 

@@ -116,7 +116,7 @@ MAY_IMPORT = {
     "problem": LEAVES,
     "look_up": {"_compat"},
     "scalars": set(),
-    "direct": CORE | {"backend"},
+    "direct": CORE | {"backend", "scalars"},
     "functional": CORE | {"direct", "scalars"},
     "kernels": LEAVES | {"sequences", "sources"},
     "graphs": set(),
