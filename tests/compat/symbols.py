@@ -8,7 +8,7 @@ such a place is asked for. `tests/test_compat.py` looks each one up in the insta
 
 from __future__ import annotations
 
-from .versions import TESTED
+from gdpa_inductor._compat.versions import TESTED
 
 __all__ = ["SYMBOLS"]
 
