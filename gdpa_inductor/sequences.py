@@ -162,20 +162,10 @@ def _padded_spec(spec: Aux) -> Aux:
     return Aux(spec.kind, (*axes, *rest))
 
 
-_LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
-_TAGS = (torch.Tag.pt2_compliant_tag,)
-_LIBRARY.define(
-    "jagged_to_padded_dense(Tensor values, Tensor offsets, SymInt max_length) -> Tensor", tags=_TAGS
-)
-_LIBRARY.define("dense_to_jagged(Tensor dense, Tensor offsets, SymInt total) -> Tensor", tags=_TAGS)
-
-
-@torch.library.impl(_LIBRARY, "jagged_to_padded_dense", "CompositeExplicitAutograd")
 def _pad(values: Tensor, offsets: Tensor, max_length: int) -> Tensor:
     return Sequences(offsets, values.shape[0], max_length).pad(values)
 
 
-@torch.library.impl(_LIBRARY, "dense_to_jagged", "CompositeExplicitAutograd")
 def _unpad(dense: Tensor, offsets: Tensor, total: int) -> Tensor:
     return Sequences(offsets, total, dense.shape[1]).unpad(dense)
 
@@ -188,8 +178,11 @@ def _unpad_fake(dense: Tensor, offsets: Tensor, total: int) -> Tensor:
     return dense.new_empty(total, *dense.shape[2:])
 
 
-operators.register_fake(_LIBRARY, "jagged_to_padded_dense", _pad_fake)
-operators.register_fake(_LIBRARY, "dense_to_jagged", _unpad_fake)
+_LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
+_PAD = "jagged_to_padded_dense(Tensor values, Tensor offsets, SymInt max_length) -> Tensor"
+_UNPAD = "dense_to_jagged(Tensor dense, Tensor offsets, SymInt total) -> Tensor"
+operators.define(_LIBRARY, _PAD, _pad, _pad_fake)
+operators.define(_LIBRARY, _UNPAD, _unpad, _unpad_fake)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -57,10 +57,10 @@ def test_strided_view():
     assert of_view.tolist() == [5.0, 8.0]  # the offset counts from the base's first element
 
 
-def test_register_fake(library):
-    library.define("shortened(Tensor x, SymInt by) -> Tensor")
-    library.impl("shortened", lambda x, by: x[by:].clone(), "CPU")
-    operators.register_fake(library, "shortened", lambda x, by: x.new_empty(x.shape[0] - by))
+def test_define(library):
+    schema = "shortened(Tensor x, SymInt by) -> Tensor"
+    run, fake = lambda x, by: x[by:].clone(), lambda x, by: x.new_empty(x.shape[0] - by)
+    operators.define(library, schema, run, fake, "CPU")
     shortened = torch.ops.gdpa_compat.shortened.default
     with FakeTensorMode():
         assert shortened(torch.empty(7), 2).shape == (5,)
