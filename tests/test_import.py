@@ -104,7 +104,6 @@ LEAVES = {"program", "operands", "options", "rejection", "terminal", "_compat"}
 CORE = LEAVES | {"ops", "problem"}
 MAY_IMPORT = {
     "program": {"rejection"},
-    "score_mod": {"program"},
     "terminal": set(),
     "rejection": {"terminal"},
     "options": {"rejection"},

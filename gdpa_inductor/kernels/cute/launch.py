@@ -25,11 +25,11 @@ MOST_RANKED = 8192  # sequences; for more, a sort is faster
 
 
 @functools.cache
-def compiled(config: KernelConfig, more: str = "") -> Any:
-    """The compiled kernel of a configuration. Compiling needs no GPU. more: compiler options."""
+def compiled(config: KernelConfig) -> Any:
+    """The compiled kernel of a configuration. Compiling needs no GPU."""
     from .compiler import compile_kernel, example
 
-    return compile_kernel(kernel_of(config), example(config), config.arch, more)
+    return compile_kernel(kernel_of(config), example(config), config.arch)
 
 
 @functools.cache
