@@ -13,23 +13,23 @@ import torch
 from torch import Tensor
 
 from ..._compat.device import current_stream, empty
-from ...operands import Operands
+from ...operands import Operands, dtype_name
 from ...rejection import GDPAError
 from .bounds import table
 from .config import KernelConfig
 from .launcher import Launcher, load, word_launcher
-from .plan import LaunchPlan, name, offsets_of, plan_of
+from .plan import LaunchPlan, offsets_of, plan_of
 from .replay import Record
 
 MOST_RANKED = 8192  # sequences; for more, a sort is faster
 
 
 @functools.cache
-def compiled(config: KernelConfig) -> Any:
-    """The compiled kernel of a configuration. Compiling needs no GPU."""
+def compiled(config: KernelConfig, more: str = "") -> Any:
+    """The compiled kernel of a configuration. Compiling needs no GPU. more: compiler options."""
     from .compiler import compile_kernel, example
 
-    return compile_kernel(kernel_of(config), example(config), config.arch)
+    return compile_kernel(kernel_of(config), example(config), config.arch, more)
 
 
 @functools.cache
@@ -129,7 +129,7 @@ def longest_first(
         order = torch.argsort(offsets[1:] - offsets[:-1], descending=True, stable=True)
         return torch.nn.functional.pad(order, (0, 1))
     order = record.add_buffer(empty((batch + 1,), torch.int64, offsets.device))
-    ranking = word_launcher("ranking", 4, name(offsets.dtype), config.arch)
+    ranking = word_launcher("ranking", 4, dtype_name(offsets.dtype), config.arch)
     ranking(offsets.data_ptr(), order.data_ptr(), batch, stream)
     record.add_ranking(ranking, order, batch)
     return order
