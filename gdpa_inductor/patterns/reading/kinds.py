@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...program.expr import Expr, call, const
+from ...program.simplify import joined
 from ...rejection import Code
 from ..result import Refused
 
@@ -48,17 +49,11 @@ def where(kind: str, condition: Expr, x: Expr, y: Expr) -> Expr:
 
 
 def both(x: Expr, y: Expr) -> Expr:
-    for known, other in ((x, y), (y, x)):
-        if known.is_const:
-            return other if known.value else const(False)
-    return call("and", x, y)
+    return joined("and", x, y) or call("and", x, y)
 
 
 def either(x: Expr, y: Expr) -> Expr:
-    for known, other in ((x, y), (y, x)):
-        if known.is_const:
-            return const(True) if known.value else other
-    return call("or", x, y)
+    return joined("or", x, y) or call("or", x, y)
 
 
 def negation(x: Expr) -> Expr:
