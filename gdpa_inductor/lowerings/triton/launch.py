@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import sympy
 import torch
 
 from ..._compat import inductor, lowering, shapes, templates
@@ -161,7 +162,7 @@ def _call_sizes(plan: Plan, output: Output, o: Inputs) -> list[Any]:
         own = output.size[0] * output.size[2] if plan.split else output.size[1]
         return [WORK_TILE, WORK_TILE, _work_tiles(plan, o) * shapes.size_expr(own)]
     if plan.kernel == "five_matmul":
-        return [1, 1, shapes.smaller(batch * heads, gpu.processors(p.device))]
+        return [1, 1, sympy.Min(batch * heads, gpu.processors(p.device))]
     if plan.kernel == "one_tile":
         return [1, 1, batch * heads * one_tile.shares(p)]
     units = output.size[: 3 if plan.split or plan.kernel == "tiles" else 2]
@@ -174,7 +175,7 @@ def _work_tiles(plan: Plan, o: Inputs) -> Any:
     listed = shapes.listed_work_tiles(shapes.size_expr(o.total(plan.listed)), batch, WORK_TILE)
     longest = shapes.size_expr(o.longest(plan.listed))
     each = batch * shapes.work_tiles_each(longest, WORK_TILE)
-    return each if plan.direct else shapes.smaller(listed, each) if few(o, FEW) else listed
+    return each if plan.direct else sympy.Min(listed, each) if few(o, FEW) else listed
 
 
 def _configs(plan: Plan, problem: Problem) -> list[Config]:
