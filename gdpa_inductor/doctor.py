@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ._compat import dynamo
 from ._compat.versions import TESTED, is_tested
-from .operands import Operands
+from .operands import Operands, dtype_name
 from .options import KERNELS, Options
 from .problem import Problem
 from .program.score_mod import ScoreMod
@@ -92,7 +92,7 @@ def kernels() -> list[Finding]:
         for dtype, kernel in itertools.product(dtypes, KERNELS):
             answer = guarded(functools.partial(judge, sample_problem(device, dtype), kernel))
             runs = bool(answer) and not isinstance(answer, Exception)
-            row = {"device": device, "dtype": str(dtype).removeprefix("torch."), "kernel": kernel}
+            row = {"device": device, "dtype": dtype_name(dtype), "kernel": kernel}
             rows.append(row | {"runs": runs, "answer": str(answer) or repr(answer)})
     return rows
 

@@ -42,11 +42,11 @@ from ..ops import (
     fake_output,
     no_autocast,
 )
-from ..program.expr import Expr
+from ..program.expr import Expr, compute_dtype
 from ..program.expr import aux as aux_leaf
 from ..program.expr import call as call_of
 from ..program.score_mod import Aux
-from ..reference import compute_dtype, reference, reference_backward
+from ..reference import reference, reference_backward
 from ..sequences import Padding
 from . import gpu
 from .call import Call, extern_call
