@@ -37,7 +37,7 @@ def build(name: str, *operands: Expr | Literal) -> Expr:
     return call(name, *args) if known is None else known
 
 
-def joined(name: str, x: Expr, y: Expr) -> Expr | None:
+def with_literal(name: str, x: Expr, y: Expr) -> Expr | None:
     """x and y, or x or y, where one of them is a literal; else None."""
     for one, other in ((x, y), (y, x)):
         if one.is_const:
@@ -46,7 +46,7 @@ def joined(name: str, x: Expr, y: Expr) -> Expr | None:
 
 
 def _connective(name: str, x: Expr, y: Expr) -> Expr:
-    known = joined(name, x, y)
+    known = with_literal(name, x, y)
     if known is not None:
         return known
     for one, other in ((x, y), (y, x)):  # one may say already what the other says
