@@ -102,12 +102,12 @@ def once_per_graph(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
 _PER_GRAPH: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = weakref.WeakKeyDictionary()
 
 
-def copied(source: Any) -> Any:
-    """A new buffer with the values of `source`, with its strides at capture."""
+def copied(source: Any, dtype: torch.dtype | None = None) -> Any:
+    """A new buffer with the values of `source`, cast in one pass, with its strides at capture."""
     from torch._inductor.lowering import to_dtype
     from torch._inductor.virtualized import V
 
-    buffer = to_dtype(source, source.get_dtype(), copy=True)
+    buffer = to_dtype(source, dtype or source.get_dtype(), copy=True)
     buffer.realize()
     # While a layout is not settled, views of torch 2.11 may read by strides that it does not get.
     strides = V.graph.current_node.meta["val"].stride()

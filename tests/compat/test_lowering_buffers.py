@@ -13,18 +13,18 @@ aten = torch.ops.aten
 
 
 def test_copied():
-    """A buffer with the strides of the capture."""
+    """A buffer with the strides of the capture, in the dtype that is asked for."""
 
     def look(x, y, size):
-        copy = lowering.copied(x)
-        names = {node.get_name() for node in (x, y, copy)}
-        assert len(names) == 3 and not lowering.is_input(copy)
-        return layout(copy), copy.get_dtype()
+        copy, cast = lowering.copied(x), lowering.copied(y, torch.bfloat16)
+        names = {node.get_name() for node in (x, y, copy, cast)}
+        assert len(names) == 4 and not lowering.is_input(copy)
+        return layout(copy), copy.get_dtype(), cast.get_dtype()
 
     x, y = torch.ones(6, 4).mT, torch.ones(4, 6)
-    (sizes, strides), dtype = during(look, x, y)
+    (sizes, strides), dtype, cast = during(look, x, y)
     assert strides == [6, 1] or strides == list(torch.empty_like(x).stride())
-    assert sizes == [4, 6] and dtype == torch.float32
+    assert sizes == [4, 6] and (dtype, cast) == (torch.float32, torch.bfloat16)
 
 
 def test_contiguous():
