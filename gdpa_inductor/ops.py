@@ -165,23 +165,19 @@ BACKWARD = Signature("attention_backward", backward=True)
 _LIBRARY = torch.library.Library("gdpa", "DEF")
 
 
-def _copy(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    return x.to(dtype or x.dtype, copy=True)
-
-
 def _note_dtype(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.dtype = inputs[0].dtype
 
 
 # A copy that the backward may rely on, in one pass with a cast. A clone would not do: where a graph
 # is partitioned, the backward may take it again, from a tensor that was changed since.
-_KEPT = "kept(Tensor x, ScalarType? dtype=None) -> Tensor"
-operators.define(_LIBRARY, _KEPT, _copy, lambda x, dtype=None: torch.empty_like(x, dtype=dtype))
-torch.library.register_autograd(
-    "gdpa::kept",
-    lambda ctx, grad: (grad.to(ctx.dtype), None),
-    setup_context=_note_dtype,
-    lib=_LIBRARY,
+operators.define(
+    _LIBRARY,
+    "kept(Tensor x, ScalarType? dtype=None) -> Tensor",
+    lambda x, dtype=None: x.to(dtype or x.dtype, copy=True),
+    lambda x, dtype=None: torch.empty_like(x, dtype=dtype),
+    backward=lambda ctx, grad: (grad.to(ctx.dtype), None),
+    save=_note_dtype,
 )
 
 

@@ -35,8 +35,13 @@ def define(
     fake: Callable[..., Any],
     key: str = "CompositeExplicitAutograd",
     tags: Sequence[torch.Tag] = (torch.Tag.pt2_compliant_tag,),
+    backward: Callable[..., Any] | None = None,
+    save: Callable[..., None] | None = None,
 ) -> None:
-    """Define an operator: `run` is for the dispatch key, `fake` for fake tensors."""
+    """Define an operator: `run` is for the dispatch key, `fake` for fake tensors.
+
+    backward, save: As `register_autograd` of torch.library takes them.
+    """
     name = schema.partition("(")[0]
     library.define(schema, tags=tags)
     library.impl(name, run, key)
@@ -44,6 +49,9 @@ def define(
     # a tenth of a second.
     entry = torch._library.simple_registry.singleton.find(f"{library.ns}::{name}")
     entry.fake_impl.register(fake, fake.__module__, lib=library)
+    if backward is not None:
+        name = f"{library.ns}::{name}"
+        torch.library.register_autograd(name, backward, setup_context=save, lib=library)
 
 
 def op_name(op: Any) -> str:
