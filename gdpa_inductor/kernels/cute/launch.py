@@ -15,6 +15,7 @@ from torch import Tensor
 from ..._compat.device import current_stream, empty
 from ...operands import Operands, dtype_name
 from ...rejection import GDPAError
+from ..devices import processors
 from .bounds import table
 from .config import KernelConfig
 from .launcher import Launcher, load, word_launcher
@@ -22,6 +23,7 @@ from .plan import LaunchPlan, offsets_of, plan_of
 from .replay import Record
 
 MOST_RANKED = 8192  # sequences; for more, a sort is faster
+multiprocessors = functools.cache(processors)  # of each device
 
 
 @functools.cache
@@ -107,11 +109,6 @@ def place(device: torch.device, ctas: int, stream: int | None) -> tuple[int, int
             raise GDPAError(f"the operands are on {device}, which is not the current device")
         stream = current_stream(device.index)
     return ctas or multiprocessors(device), stream
-
-
-@functools.cache
-def multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def longest_first(
