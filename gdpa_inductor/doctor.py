@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._compat import dynamo
-from ._compat.versions import TESTED, is_tested
+from ._compat.versions import TESTED, is_tested, version_of
 from .operands import Operands, dtype_name
 from .options import KERNELS, Options
 from .problem import Problem
@@ -33,15 +33,8 @@ Finding = dict[str, Any]
 
 def versions() -> Finding:
     """The version of each distribution, or None, and those of Python and the platform."""
-
-    def version(name: str) -> str | None:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-
     releases: Finding = {"python": platform.python_version(), "platform": platform.platform()}
-    releases |= {name: version(name) for name in DISTRIBUTIONS}
+    releases |= {name: version_of(name) for name in DISTRIBUTIONS}
     return releases | {"torch": torch.__version__}  # with the build, such as +cu130
 
 

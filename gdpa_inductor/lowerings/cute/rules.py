@@ -11,12 +11,12 @@ form.
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 from dataclasses import replace
 
 import torch
 
 from ..._compat import shapes
+from ..._compat.versions import version_of
 from ...kernels.cute.architectures import CONFIGS, config_of
 from ...kernels.cute.backward import roots
 from ...kernels.cute.config import (
@@ -75,10 +75,7 @@ def unusable() -> str:
 
 @functools.cache
 def installed() -> str | None:
-    try:
-        return importlib.metadata.version(PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return version_of(PACKAGE)
 
 
 def unsupported_operands(problem: Problem) -> str:
