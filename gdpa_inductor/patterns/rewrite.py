@@ -148,11 +148,20 @@ def _failed(error: Exception) -> Result:
 
 def _caller(graph: HostGraph, call: Node, body: GraphModule) -> Caller:
     pairs = facts.body_inputs(call, body)
-    place = graph.order[call]
-    changed = [x for x, outer in pairs if graph.changes_after(facts.storages(outer), place)]
-    later = frozenset[int]().union(*map(facts.storages, changed))
-    learns = frozenset(inner for inner, outer in pairs if graph.wants(outer))
+    later, learns = _changed_after(graph, call, pairs), _learning(graph, pairs)
     return Caller(graph.ambient.inside(call), later, learns)
+
+
+def _changed_after(
+    graph: HostGraph, call: Node, pairs: Sequence[tuple[Node, Node]]
+) -> frozenset[int]:
+    place = graph.order[call]
+    inputs = [x for x, outer in pairs if graph.changes_after(facts.storages(outer), place)]
+    return frozenset[int]().union(*map(facts.storages, inputs))
+
+
+def _learning(graph: HostGraph, pairs: Sequence[tuple[Node, Node]]) -> frozenset[Node]:
+    return frozenset(inner for inner, outer in pairs if graph.wants(outer))
 
 
 def _worthwhile(graph: Graph) -> bool:
