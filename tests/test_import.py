@@ -104,6 +104,7 @@ LEAVES = {"program", "operands", "options", "rejection", "terminal", "_compat"}
 CORE = LEAVES | {"ops", "problem"}
 MAY_IMPORT = {
     "program": {"rejection"},
+    "score_mod": {"program"},
     "terminal": set(),
     "rejection": {"terminal"},
     "options": {"rejection"},
