@@ -16,11 +16,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._functorch import config
+from torch._inductor.utils import fresh_cache
 
-from gdpa_inductor._compat import autograd, dynamo, inductor
+from gdpa_inductor._compat import dynamo
 
 from .cases import Case, Function, Subject
 from .contenders import CONTENDERS, OTHERS
@@ -193,6 +196,23 @@ def weigh(job: Job, measure: str, ready: Calls, measurements: dict[str, Measurem
 
 
 @contextlib.contextmanager
+def around_comparisons(
+    around: Callable[[], contextlib.AbstractContextManager[None]],
+) -> Iterator[None]:
+    """A context in which Inductor times configurations of Triton kernels inside of `around()`."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    compare = CachingAutotuner.benchmark_all_configs
+
+    def within(*args: Any, **kwargs: Any) -> Any:
+        with around():
+            return compare(*args, **kwargs)
+
+    with mock.patch.object(CachingAutotuner, "benchmark_all_configs", within):
+        yield
+
+
+@contextlib.contextmanager
 def turn(job: Job, alone: bool) -> Iterator[None]:
     """A context for a part of a job that runs alone, or at the same time as other workers.
 
@@ -216,7 +236,7 @@ def turn(job: Job, alone: bool) -> Iterator[None]:
         if alone or job.case.device != "cuda":
             yield
             return
-        with inductor.around_comparisons(while_others_wait):
+        with around_comparisons(while_others_wait):
             yield
 
 
@@ -272,11 +292,12 @@ def prepare(
     if name != "eager":
         compiler_loaded(job.case.device)
     dynamo.counters.clear()
-    caches = inductor.fresh_cache() if job.cold else contextlib.nullcontext()
+    caches = fresh_cache() if job.cold else contextlib.nullcontext()
     start = time.perf_counter()
     # A backward that runs again must not reuse its saved buffers. All measures of the job are
     # compiled in the same way, so that they share caches.
-    with caches, autograd.keep_saved_buffers("backward" in job.measures):
+    reuses = config.donated_buffer and "backward" not in job.measures
+    with caches, config.patch(donated_buffer=reuses):
         call = CALLS[measure](built(job, name, on), on)
         got = call()
         synchronize(job.case.device)

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._compat import dynamo
-from ._compat.versions import TESTED, is_tested
-from .operands import Operands
+from ._compat.versions import TESTED, is_tested, version_of
+from .operands import Operands, dtype_name
 from .options import KERNELS, Options
 from .problem import Problem
 from .program.score_mod import ScoreMod
@@ -33,15 +33,8 @@ Finding = dict[str, Any]
 
 def versions() -> Finding:
     """The version of each distribution, or None, and those of Python and the platform."""
-
-    def version(name: str) -> str | None:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-
     releases: Finding = {"python": platform.python_version(), "platform": platform.platform()}
-    releases |= {name: version(name) for name in DISTRIBUTIONS}
+    releases |= {name: version_of(name) for name in DISTRIBUTIONS}
     return releases | {"torch": torch.__version__}  # with the build, such as +cu130
 
 
@@ -92,7 +85,7 @@ def kernels() -> list[Finding]:
         for dtype, kernel in itertools.product(dtypes, KERNELS):
             answer = guarded(functools.partial(judge, sample_problem(device, dtype), kernel))
             runs = bool(answer) and not isinstance(answer, Exception)
-            row = {"device": device, "dtype": str(dtype).removeprefix("torch."), "kernel": kernel}
+            row = {"device": device, "dtype": dtype_name(dtype), "kernel": kernel}
             rows.append(row | {"runs": runs, "answer": str(answer) or repr(answer)})
     return rows
 

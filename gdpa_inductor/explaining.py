@@ -24,6 +24,7 @@ from typing_extensions import Unpack
 from ._compat import dynamo, fx, subclasses
 from .backend import analyse
 from .graphs import copy_graph
+from .operands import dtype_name
 from .options import PREFIX, Options, OptionValues, split
 from .patterns import Result
 from .patterns.host import facts, places
@@ -142,7 +143,7 @@ def _argument(value: Any) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, Tensor):
         sizes = ", ".join(map(str, value.shape))
-        return f"{str(value.dtype).removeprefix('torch.')} [{sizes}]"
+        return f"{dtype_name(value.dtype)} [{sizes}]"
     if isinstance(value, (tuple, list)):
         return ", ".join(_value(x) for x in value)
     return "" if value is None else str(value)

@@ -17,6 +17,7 @@ from torch import Tensor
 from . import direct
 from ._compat import subclasses
 from .operands import Size, check_bounds, check_form
+from .program.expr import compute_dtype
 from .rejection import GDPAError
 from .scalars import at_all_scores
 
@@ -206,7 +207,7 @@ def _formula(
 ) -> Tensor:
     batch, heads, rows = sides.batch(query), query.shape[1], query.shape[2]
     kv_heads, cols = key.shape[1:3]
-    compute = torch.float64 if query.dtype == torch.float64 else torch.float32
+    compute = compute_dtype(query.dtype)
     if groups > 1:
         query = query.unflatten(1, (kv_heads, groups))
         key, value = key.unsqueeze(2), value.unsqueeze(2)

@@ -22,13 +22,6 @@ from torch import Tensor
 
 from ._compat import operators
 
-_LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
-_TAGS = (torch.Tag.pt2_compliant_tag,)
-_LIBRARY.define("look_up(Tensor table, Tensor index, int dim) -> Tensor", tags=_TAGS)
-_LIBRARY.define(
-    "look_up_backward(Tensor grad, Tensor index, int dim, SymInt size) -> Tensor", tags=_TAGS
-)
-
 aten = torch.ops.aten
 NARROW = (torch.float16, torch.bfloat16)
 # Measured on an H200: more copies gain nothing, and fewer are not worth their index.
@@ -67,22 +60,12 @@ def summed(grad: Tensor, index: Tensor, dim: int, size: int, copies: int = 1) ->
     return sums.to(grad.dtype)
 
 
-@torch.library.impl(_LIBRARY, "look_up", "CompositeExplicitAutograd")
 def _look_up(table: Tensor, index: Tensor, dim: int) -> Tensor:
     return aten.index(table, at(index, dim))
 
 
-@torch.library.impl(_LIBRARY, "look_up_backward", "CompositeExplicitAutograd")
-def _look_up_backward(grad: Tensor, index: Tensor, dim: int, size: int) -> Tensor:
-    return summed(grad, index, dim, size)
-
-
 def _fake_backward(grad: Tensor, index: Tensor, dim: int, size: int) -> Tensor:
     return grad.new_empty([*grad.shape[:dim], size, *grad.shape[dim + index.dim() :]])
-
-
-operators.register_fake(_LIBRARY, "look_up", _look_up)
-operators.register_fake(_LIBRARY, "look_up_backward", _fake_backward)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -106,7 +89,10 @@ def _double_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
     return torch.ops.gdpa.look_up(grad, index, ctx.dim), None, None, None
 
 
-torch.library.register_autograd("gdpa::look_up", _backward, setup_context=_save, lib=_LIBRARY)
-torch.library.register_autograd(
-    "gdpa::look_up_backward", _double_backward, setup_context=_save_of_backward, lib=_LIBRARY
+_LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
+_FORWARD = "look_up(Tensor table, Tensor index, int dim) -> Tensor"
+_BACKWARD = "look_up_backward(Tensor grad, Tensor index, int dim, SymInt size) -> Tensor"
+operators.define(_LIBRARY, _FORWARD, _look_up, _look_up, backward=_backward, save=_save)
+operators.define(
+    _LIBRARY, _BACKWARD, summed, _fake_backward, backward=_double_backward, save=_save_of_backward
 )

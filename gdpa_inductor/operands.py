@@ -238,9 +238,9 @@ def kind_of(dtype: torch.dtype) -> str:
     return "b" if dtype == torch.bool else "f" if dtype.is_floating_point else "i"
 
 
-def dtype_of(kind: str, real: torch.dtype) -> torch.dtype:
-    """The dtype in which torch computes with a leaf of a program. real: That of reals."""
-    return {"f": real, "i": torch.int64, "b": torch.bool}[kind]
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32`."""
+    return str(dtype).removeprefix("torch.")
 
 
 def on_axis(axis: str, values: Tensor) -> Tensor:

@@ -140,9 +140,9 @@ class Signature:
         self, library: torch.library.Library, key: str, run: Implementation, fake: Implementation
     ) -> None:
         """Define the operator: `run` is for the dispatch key, `fake` for fake tensors."""
-        library.define(self.schema, tags=TAGS)
-        torch.library.impl(library, self.name, key)(lambda *a, **k: run(self.bind(*a, **k)))
-        operators.register_fake(library, self.name, lambda *a, **k: fake(self.bind(*a, **k)))
+        bound = lambda *a, **k: run(self.bind(*a, **k))
+        faked = lambda *a, **k: fake(self.bind(*a, **k))
+        operators.define(library, self.schema, bound, faked, key, TAGS)
 
 
 def operands_of(
@@ -164,28 +164,20 @@ ATTENTION = Signature("attention")
 BACKWARD = Signature("attention_backward", backward=True)
 _LIBRARY = torch.library.Library("gdpa", "DEF")
 
-# A copy that the backward may rely on, in one pass with a cast. A clone would not do: where a graph
-# is partitioned, the backward may take it again, from a tensor that was changed since.
-_LIBRARY.define(
-    "kept(Tensor x, ScalarType? dtype=None) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
-)
-
-
-@torch.library.impl(_LIBRARY, "kept", "CompositeExplicitAutograd")
-def _copy(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    return x.to(dtype or x.dtype, copy=True)
-
 
 def _note_dtype(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.dtype = inputs[0].dtype
 
 
-operators.register_fake(_LIBRARY, "kept", lambda x, dtype=None: torch.empty_like(x, dtype=dtype))
-torch.library.register_autograd(
-    "gdpa::kept",
-    lambda ctx, grad: (grad.to(ctx.dtype), None),
-    setup_context=_note_dtype,
-    lib=_LIBRARY,
+# A copy that the backward may rely on, in one pass with a cast. A clone would not do: where a graph
+# is partitioned, the backward may take it again, from a tensor that was changed since.
+operators.define(
+    _LIBRARY,
+    "kept(Tensor x, ScalarType? dtype=None) -> Tensor",
+    lambda x, dtype=None: x.to(dtype or x.dtype, copy=True),
+    lambda x, dtype=None: torch.empty_like(x, dtype=dtype),
+    backward=lambda ctx, grad: (grad.to(ctx.dtype), None),
+    save=_note_dtype,
 )
 
 

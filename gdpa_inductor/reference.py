@@ -19,15 +19,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .operands import Operands, aux_from_axes, aux_on_axes, dtype_of, on_axis, score_shape
-from .program.expr import AXES, Expr, fold, torch_apply
+from .operands import Operands, aux_from_axes, aux_on_axes, on_axis, score_shape
+from .program.expr import AXES, Expr, compute_dtype, dtype_of, fold, torch_apply
 from .program.score_mod import ScoreMod
 from .sequences import Padding
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What scores and programs are computed in: fp64 for fp64, else fp32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def expand_heads(tensor: Tensor, heads: int) -> Tensor:
@@ -56,13 +51,13 @@ def program_leaves(
             assert grad is not None
             return grad
         if node.op == "aux":
-            number = int(node.value or 0)
+            number = node.value
             placed = aux_on_axes(aux[number], program.aux[number])
             return placed.to(dtype_of(node.kind, score.dtype))  # int8 would wrap
         if node.op in AXES:
             size = score.shape[AXES.index(node.op)]
             return on_axis(node.op, torch.arange(size, device=score.device))
-        literal = scalars[int(node.value or 0)] if node.op == "scalar" else node.value
+        literal = scalars[node.value] if node.op == "scalar" else node.value
         dtype = dtype_of(node.kind, score.dtype)
         # By way of fp64: what is too large for `dtype` is infinite, as in arithmetic with a number.
         wide = torch.float64 if node.kind == "f" else dtype

@@ -162,34 +162,8 @@ def _padded_spec(spec: Aux) -> Aux:
     return Aux(spec.kind, (*axes, *rest))
 
 
-_LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
-_TAGS = (torch.Tag.pt2_compliant_tag,)
-_LIBRARY.define(
-    "jagged_to_padded_dense(Tensor values, Tensor offsets, SymInt max_length) -> Tensor", tags=_TAGS
-)
-_LIBRARY.define("dense_to_jagged(Tensor dense, Tensor offsets, SymInt total) -> Tensor", tags=_TAGS)
-
-
-@torch.library.impl(_LIBRARY, "jagged_to_padded_dense", "CompositeExplicitAutograd")
-def _pad(values: Tensor, offsets: Tensor, max_length: int) -> Tensor:
-    return Sequences(offsets, values.shape[0], max_length).pad(values)
-
-
-@torch.library.impl(_LIBRARY, "dense_to_jagged", "CompositeExplicitAutograd")
-def _unpad(dense: Tensor, offsets: Tensor, total: int) -> Tensor:
-    return Sequences(offsets, total, dense.shape[1]).unpad(dense)
-
-
 def _pad_fake(values: Tensor, offsets: Tensor, max_length: int) -> Tensor:
     return values.new_empty(offsets.shape[0] - 1, max_length, *values.shape[1:])
-
-
-def _unpad_fake(dense: Tensor, offsets: Tensor, total: int) -> Tensor:
-    return dense.new_empty(total, *dense.shape[2:])
-
-
-operators.register_fake(_LIBRARY, "jagged_to_padded_dense", _pad_fake)
-operators.register_fake(_LIBRARY, "dense_to_jagged", _unpad_fake)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -206,9 +180,20 @@ def _unpad_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
     return torch.ops.gdpa.jagged_to_padded_dense(grad, *ctx.saved_tensors, ctx.sizes[1]), None, None
 
 
-torch.library.register_autograd(
-    "gdpa::jagged_to_padded_dense", _pad_backward, setup_context=_save, lib=_LIBRARY
+_LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
+operators.define(
+    _LIBRARY,
+    "jagged_to_padded_dense(Tensor values, Tensor offsets, SymInt max_length) -> Tensor",
+    lambda values, offsets, longest: Sequences(offsets, values.shape[0], longest).pad(values),
+    _pad_fake,
+    backward=_pad_backward,
+    save=_save,
 )
-torch.library.register_autograd(
-    "gdpa::dense_to_jagged", _unpad_backward, setup_context=_save, lib=_LIBRARY
+operators.define(
+    _LIBRARY,
+    "dense_to_jagged(Tensor dense, Tensor offsets, SymInt total) -> Tensor",
+    lambda dense, offsets, total: Sequences(offsets, total, dense.shape[1]).unpad(dense),
+    lambda dense, offsets, total: dense.new_empty(total, *dense.shape[2:]),
+    backward=_unpad_backward,
+    save=_save,
 )

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 import gdpa_inductor
-from gdpa_inductor._compat.symbols import SYMBOLS
 from gdpa_inductor._compat.versions import TESTED
+
+from .compat.symbols import SYMBOLS
 
 PACKAGE = Path(gdpa_inductor.__file__).parent
 COMPAT = PACKAGE / "_compat"
@@ -141,7 +142,7 @@ def defined(path: Path) -> Iterator[str]:
 
 
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if COMPAT not in p.parents)
-WRAPPERS = sorted(p for p in COMPAT.glob("*.py") if p.stem not in ("symbols", "versions"))
+WRAPPERS = sorted(p for p in COMPAT.glob("*.py") if p.stem != "versions")
 OWN = frozenset(name for path in [*FILES, *WRAPPERS] for name in defined(path))
 
 

@@ -9,9 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gdpa_inductor.operands import aux_from_axes, aux_on_axes
-from gdpa_inductor.program.expr import AXES
+from gdpa_inductor.program.expr import AXES, compute_dtype
 from gdpa_inductor.program.score_mod import Aux, ScoreMod
-from gdpa_inductor.reference import compute_dtype
 from gdpa_inductor.rejection import GDPAError
 
 OPCHECKS = (

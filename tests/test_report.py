@@ -257,8 +257,8 @@ def test_dict_survives_json() -> None:
     assert (rejection["class"], rejection["code"]) == ("NOT_GDPA", "NORMALISED")
     assert match["module"] == "layers.0" and match["operand_names"] == ["bias", "mask"]
     assert match["score_bytes"] == 2 * 4 * 64 * 128 * 2
-    assert content["graph_breaks"] == [REPORT.graph_breaks[0].to_dict()]
-    assert content["skipped_frames"] == [REPORT.skipped_frames[0].to_dict()]
+    assert content["graph_breaks"] == [dataclasses.asdict(REPORT.graph_breaks[0])]
+    assert content["skipped_frames"] == [dataclasses.asdict(REPORT.skipped_frames[0])]
 
 
 class Page(HTMLParser):

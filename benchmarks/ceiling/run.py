@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import config as functorch_config
 
-from gdpa_inductor._compat import autograd, dynamo
+from gdpa_inductor._compat import dynamo
 
 from ..cases import ACTIVATIONS, Case, formula
 from ..contenders import gdpa, sdpa
@@ -70,7 +71,7 @@ def attention(
 
     if measure == "forward":
         return forward
-    with autograd.keep_saved_buffers():
+    with functorch_config.patch(donated_buffer=False):
         out = output()
         call = lambda: ordered(torch.autograd.grad(out, leaves, direction, retain_graph=True))
         call()  # this call compiles, in the context that keeps saved buffers

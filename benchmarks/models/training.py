@@ -17,8 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gdpa_inductor._compat import dynamo
-
 from ..cases import Case, Function
 from ..jagged import JaggedLayer, offsets
 from ..measure import peak_extra_bytes
@@ -103,7 +101,7 @@ def batches(case: Case, steps: int) -> Iterator[tuple[Tensor, ...]]:
         tensors = (items, torch.arange(total) - first, ends, following, negatives)
         moved = tuple(t.to(case.device) for t in tensors)
         for tensor in (moved[0], moved[1], moved[3]):
-            dynamo.may_vary(tensor, 0)
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
         yield moved
 
 
@@ -161,7 +159,7 @@ def largest_batch(case: Case, build: Callable[[Function], Function]) -> int | No
     while tried <= LARGEST:
         try:
             for batch in batches(dataclasses.replace(case, batch=tried), 1):
-                dynamo.may_vary(batch[2], 0)  # one compile serves all batches
+                torch._dynamo.maybe_mark_dynamic(batch[2], 0)  # one compile serves all batches
                 step(batch).item()
                 optimizer.step()
         except RuntimeError as error:

@@ -22,7 +22,6 @@ from benchmarks.cases import Case, Subject
 from benchmarks.subjects import subject
 from benchmarks.worker import synchronize
 from gdpa_inductor import gdpa_backend
-from gdpa_inductor._compat import dynamo
 
 CALLS, TURNS, BATCHES = 200, 5, 64
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -57,7 +56,7 @@ def fewer(on: Subject, count: int) -> Subject:
     rows = len(leaves[0]) - count
     leaves = [x.detach()[:rows].clone().requires_grad_() for x in leaves]
     for x in leaves:
-        dynamo.may_vary(x, 0)
+        torch._dynamo.maybe_mark_dynamic(x, 0)
     return dataclasses.replace(
         on,
         inputs=(*leaves, ends.clamp(max=rows)),

@@ -172,15 +172,6 @@ def _autocast_nesting() -> int:
     return int(count)
 
 
-@contextlib.contextmanager
-def keep_saved_buffers(on: bool = True) -> Iterator[None]:
-    """A context in which compiled backwards reuse no saved buffers, so that they can run again."""
-    from torch._functorch import config
-
-    with config.patch(donated_buffer=False) if on else contextlib.nullcontext():
-        yield
-
-
 def backward_runs_once() -> bool:
     """Whether a backward is running that frees what its graph has saved."""
     return not torch._C._autograd._get_current_graph_task_keep_graph()

@@ -45,11 +45,6 @@ class Observed:
     failures: list[FrameFailure]
 
 
-def may_vary(tensor: torch.Tensor, dim: int) -> None:
-    """Have Dynamo compile for every size of a dim at once, if that is possible."""
-    torch._dynamo.maybe_mark_dynamic(tensor, dim)
-
-
 def without_limit() -> contextlib.AbstractContextManager[Any]:
     """A context without a limit of recompiles, after which Dynamo runs a function in eager."""
     from torch._dynamo import config

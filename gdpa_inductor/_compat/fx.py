@@ -98,6 +98,12 @@ def prefer_recompute(node: torch.fx.Node) -> None:
     node.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)
 
 
+def value_of(node: torch.fx.Node) -> Any:
+    """The fake value of a node, or None."""
+    example = node.meta.get("example_value")
+    return node.meta.get("val") if example is None else example
+
+
 def body_of(node: torch.fx.Node) -> torch.fx.GraphModule | None:
     """The GraphModule that a get_attr node fetches."""
     owner: Any = node.graph.owning_module

@@ -87,32 +87,6 @@ def in_background(task: Callable[..., Any], *arguments: Any) -> Future[Any] | No
     return future
 
 
-@contextlib.contextmanager
-def fresh_cache() -> Iterator[None]:
-    """A context with empty caches, which are deleted afterwards."""
-    from torch._inductor.utils import fresh_cache
-
-    with fresh_cache():
-        yield
-
-
-@contextlib.contextmanager
-def around_comparisons(
-    around: Callable[[], contextlib.AbstractContextManager[None]],
-) -> Iterator[None]:
-    """A context in which Inductor times configurations of Triton kernels inside of `around()`."""
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-
-    compare = CachingAutotuner.benchmark_all_configs
-
-    def within(*args: Any, **kwargs: Any) -> Any:
-        with around():
-            return compare(*args, **kwargs)
-
-    with mock.patch.object(CachingAutotuner, "benchmark_all_configs", within):
-        yield
-
-
 def custom_graph_pass() -> Any:
     """The base class that Inductor requires for a pass with a uuid."""
     from torch._inductor.custom_graph_pass import CustomGraphPass

@@ -7,7 +7,7 @@ whether it draws random numbers.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,11 +28,30 @@ def strided_view(
     return view
 
 
-def register_fake(library: torch.library.Library, name: str, function: Callable[..., Any]) -> None:
-    """An operator of this library runs `function` on fake tensors, as by torch.library's."""
-    # That one looks for the caller through the sources of all modules, for a tenth of a second.
+def define(
+    library: torch.library.Library,
+    schema: str,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    key: str = "CompositeExplicitAutograd",
+    tags: Sequence[torch.Tag] = (torch.Tag.pt2_compliant_tag,),
+    backward: Callable[..., Any] | None = None,
+    save: Callable[..., None] | None = None,
+) -> None:
+    """Define an operator: `run` is for the dispatch key, `fake` for fake tensors.
+
+    backward, save: As `register_autograd` of torch.library takes them.
+    """
+    name = schema.partition("(")[0]
+    library.define(schema, tags=tags)
+    library.impl(name, run, key)
+    # `register_fake` of torch.library looks for its caller through the sources of all modules, for
+    # a tenth of a second.
     entry = torch._library.simple_registry.singleton.find(f"{library.ns}::{name}")
-    entry.fake_impl.register(function, function.__module__, lib=library)
+    entry.fake_impl.register(fake, fake.__module__, lib=library)
+    if backward is not None:
+        name = f"{library.ns}::{name}"
+        torch.library.register_autograd(name, backward, setup_context=save, lib=library)
 
 
 def op_name(op: Any) -> str:

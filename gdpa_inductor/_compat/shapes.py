@@ -182,10 +182,3 @@ def work_tiles_each(longest: Any, rows: int) -> Any:
     from torch.utils._sympy.functions import CeilDiv
 
     return sympy.Max(1, CeilDiv(longest, rows))
-
-
-def smaller(size: Any, limit: Any) -> Any:
-    """The smaller one of two sizes of Inductor."""
-    import sympy
-
-    return sympy.Min(size, limit)

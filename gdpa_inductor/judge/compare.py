@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..program.expr import AXES, Expr, fold, postorder, torch_apply
+from ..program.expr import AXES, Expr, compute_dtype, dtype_of, fold, postorder, torch_apply
 from .elements import CASTS, Evaluator
 from .fused import Fused
 from .pointwise import Index
@@ -245,7 +245,6 @@ class SampledWeights:
 
     def leaves(self, ev: Evaluator, score: Tensor, grad: Tensor | None = None) -> Any:
         """A function that gives the terms of a program without arguments."""
-        kinds = {"f": score.dtype, "i": torch.int64, "b": torch.bool}
 
         def leaf(node: Expr) -> Tensor:
             if node.op == "s":
@@ -254,26 +253,26 @@ class SampledWeights:
                 assert grad is not None
                 return grad
             if node.op == "aux":
-                number = int(node.value or 0)
+                number = node.value
                 place = self.call.aux[number]
                 at = self.call.aux_at(number, self.at)
                 operand = ev.element(place, self.call.event.number, at)
                 if node.kind == "f":  # loaded in the dtype that the kernel computes in
                     operand = operand.to(self.compute_dtype)
-                return operand.to(kinds[node.kind])
+                return operand.to(dtype_of(node.kind, score.dtype))
             if node.op in self.at:
                 return self.at[node.op]
-            literal = self.call.scalars[int(node.value or 0)] if node.op == "scalar" else node.value
-            wide = torch.float64 if node.kind == "f" else kinds[node.kind]
+            literal = self.call.scalars[node.value] if node.op == "scalar" else node.value
+            wide = torch.float64 if node.kind == "f" else dtype_of(node.kind, score.dtype)
             filled = torch.full((COUNT,), literal, dtype=wide)  # type: ignore[arg-type]
-            return filled.to(kinds[node.kind])
+            return filled.to(dtype_of(node.kind, score.dtype))
 
         return leaf
 
     @property
     def compute_dtype(self) -> torch.dtype:
         """The dtype that kernels compute a score program in."""
-        return torch.float64 if self.call.query.dtype == torch.float64 else torch.float32
+        return compute_dtype(self.call.query.dtype)
 
     def compute_dtypes(self, wide: bool) -> list[torch.dtype]:
         return list(dict.fromkeys([self.compute_dtype, *[torch.float64] * wide]))

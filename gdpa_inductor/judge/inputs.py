@@ -6,6 +6,7 @@ are used if they are known. Inputs that share a storage share one here too.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ class GraphInputs:
         for node in gm.graph.nodes:
             if node.op == "placeholder":
                 real = dynamo.real_input(node)
-                values.append(_captured(node) if real is None else real)
+                values.append(fx.value_of(node) if real is None else real)
         extents: dict[Any, int] = {}
         strided = [x for x in values if _is_strided(x)]
         for tensor in strided:
@@ -57,9 +58,7 @@ class GraphInputs:
 
     def attribute(self, owner: GraphModule, target: str) -> Any:
         """A parameter, buffer or body that a graph fetches."""
-        value: Any = owner
-        for part in target.split("."):
-            value = getattr(value, part)
+        value = operator.attrgetter(target)(owner)
         if not isinstance(value, Tensor):
             return value
         if id(value) not in self._attributes:
@@ -82,7 +81,7 @@ class GraphInputs:
             new = _empty_like(x)
             return new.requires_grad_(grad and new.is_floating_point())
 
-        return fx.tree_map(fake, _captured(node))
+        return fx.tree_map(fake, fx.value_of(node))
 
     def _like(self, tensor: Tensor, extent: int) -> Tensor:
         if tensor.layout != torch.strided:
@@ -107,11 +106,6 @@ class GraphInputs:
         with torch.no_grad():
             fake = base.detach().as_strided(*view).detach()
         return fake.requires_grad_(tensor.requires_grad)
-
-
-def _captured(node: Node) -> Any:
-    value = node.meta.get("example_value")
-    return node.meta.get("val") if value is None else value
 
 
 def _is_strided(value: Any) -> bool:

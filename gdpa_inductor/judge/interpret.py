@@ -33,7 +33,6 @@ class Claim:
 
     before: Tensor
     after: Tensor
-    before_node: str
     after_node: str
 
 
@@ -193,7 +192,7 @@ class Bodies:
         """Decide a claim. From then on its two tensors are one."""
         if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or _kind(a) != _kind(b):
             return False
-        if not self.whole.agree(self.whole, Claim(a, b, before, after)):
+        if not self.whole.agree(self.whole, Claim(a, b, after)):
             return False
         self.others[after] = self.values[before]
         self.whole.log.share(a)

@@ -63,7 +63,7 @@ def _described(gm: GraphModule, path: str = "") -> Iterator[str]:
     for node in gm.graph.nodes:
         arguments = torch.fx.map_arg((node.args, node.kwargs), lambda n: f"%{n.name}")
         value = dynamo.real_input(node) if node.op == "placeholder" else None
-        value = node.meta.get("example_value", node.meta.get("val")) if value is None else value
+        value = fx.value_of(node) if value is None else value
         if node.op == "get_attr":
             value = gm
             for part in str(node.target).split("."):

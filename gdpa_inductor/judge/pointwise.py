@@ -24,12 +24,10 @@ Rule = Callable[["Evaluator", Event, int, Index], Tensor]
 
 # Point-wise operations without the tag, in some version of torch.
 UNTAGGED = frozenset([
-    "where", "lerp", "lerp_", "prelu", "_prelu_kernel", "threshold",
-    "threshold_", "hardtanh", "hardtanh_", "softplus", "elu", "elu_", "log_sigmoid_forward",
-    "gelu", "gelu_", "silu", "silu_", "mish", "mish_", "leaky_relu", "leaky_relu_", "hardswish",
-    "hardswish_", "hardsigmoid", "hardsigmoid_", "softshrink", "hardshrink", "nan_to_num",
-    "nan_to_num_", "addcmul", "addcmul_", "addcdiv", "addcdiv_", "logit", "logit_", "erfinv",
-    "clamp", "clamp_", "isin", "_conj", "positive", "floor_divide", "floor_divide_",
+    "where", "prelu", "_prelu_kernel", "threshold", "threshold_", "hardtanh", "hardtanh_",
+    "softplus", "elu", "elu_", "log_sigmoid_forward", "gelu", "gelu_", "mish", "mish_",
+    "leaky_relu", "leaky_relu_", "hardswish", "hardswish_", "hardsigmoid", "hardsigmoid_",
+    "softshrink", "hardshrink", "isin", "_conj", "floor_divide", "floor_divide_",
 ])  # fmt: skip
 _DIVISIONS = ("floor_divide", "remainder", "fmod")
 _NO_VALUE = ("device", "layout", "pin_memory", "memory_format", "non_blocking", "copy")

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .._compat import dynamo, lowering, shapes, templates
+from ..kernels import devices
 from ..kernels.blocked import chunks, fused, jagged, loop
 from ..kernels.blocked.loop import Results
 from ..kernels.blocked.operands import BlockOperands
@@ -42,13 +43,12 @@ from ..ops import (
     fake_output,
     no_autocast,
 )
-from ..program.expr import Expr
+from ..program.expr import Expr, compute_dtype
 from ..program.expr import aux as aux_leaf
 from ..program.expr import call as call_of
 from ..program.score_mod import Aux
-from ..reference import compute_dtype, reference, reference_backward
+from ..reference import reference, reference_backward
 from ..sequences import Padding
-from . import gpu
 from .call import Call, extern_call
 
 log = logging.getLogger("gdpa_inductor")
@@ -127,7 +127,7 @@ def lower_product(query: Any, key: Any, heads: int) -> Any:
     query, key = (lowering.realized(t, device) for t in (query, key))
     units, rows, dim = (int(size) for size in query.get_size())
     cols = int(key.get_size()[1])
-    config = _CONFIG if gpu.shared_memory(device) >= 160 << 10 else _SMALL
+    config = _CONFIG if devices.shared_memory(device) >= 160 << 10 else _SMALL
     padded = max(16, 1 << (dim - 1).bit_length())
     depth = padded if padded <= fused.WHOLE else _DEPTH
     size = (units // heads, heads, rows, cols)

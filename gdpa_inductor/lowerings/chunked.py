@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import torch
 
+from ..kernels import devices
 from ..kernels.blocked import chunks
 from ..kernels.blocked.fused import WHOLE
 from ..problem import Problem
 from ..program.expr import POSITIONS, postorder
 from ..rejection import Code
-from . import gpu
 from .backends import Backend, Rule, hint
 from .blocked import lower_in_chunks
 
@@ -79,7 +79,7 @@ def _operand_bytes(problem: Problem) -> int:
 def precision(problem: Problem) -> str:
     if problem.dtype == torch.float64:
         return "double"
-    return "half" if problem.dtype.itemsize == 2 else gpu.float32_precision()
+    return "half" if problem.dtype.itemsize == 2 else devices.float32_precision()
 
 
 @dataclass(frozen=True)

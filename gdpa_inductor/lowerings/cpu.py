@@ -7,6 +7,7 @@ import math
 import torch
 
 from ..kernels.blocked import tiling
+from ..operands import dtype_name
 from ..problem import Problem
 from ..rejection import Code
 from .backends import Backend, Rule, hint, one_query
@@ -48,7 +49,7 @@ def _gain(problem: Problem) -> str:
     scores = math.prod(map(hint, sizes)) * problem.dtype.itemsize / 2**20
     if scores >= least:
         return ""
-    dtype = str(problem.dtype).removeprefix("torch.")
+    dtype = dtype_name(problem.dtype)
     size = f"{scores:.3g}" if scores >= 1 else f"{scores:.2g}"
     return f"the scores are {size} MiB; on a CPU {step} in {dtype} pays from {least} MiB"
 

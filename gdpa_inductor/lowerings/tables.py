@@ -26,16 +26,12 @@ from .cute.rules import unusable
 
 aten, prims = torch.ops.aten, torch.ops.prims
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
-_LIBRARY.define(
-    "table_sums(Tensor grad, Tensor index, SymInt size) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)  # sums [W, size] in fp32 of gradients [W, R]
 # Below so many terms the CPU would wait longer for the launches than the GPU saves (an H200).
 MANY = 1 << 25
 
 
-@torch.library.impl(_LIBRARY, "table_sums", "CompositeExplicitAutograd")
 def _table_sums(grad: Tensor, index: Tensor, size: int) -> Tensor:
+    """Sums [W, size] in fp32 of gradients [W, R]."""
     if grad.device.type == "cuda":
         with torch.cuda.device(grad.device):
             return tables.sums(grad, index, size)
@@ -46,7 +42,8 @@ def _fake_sums(grad: Tensor, index: Tensor, size: int) -> Tensor:
     return grad.new_empty((grad.shape[0], size), dtype=torch.float32)
 
 
-operators.register_fake(_LIBRARY, "table_sums", _fake_sums)
+_SUMS = "table_sums(Tensor grad, Tensor index, SymInt size) -> Tensor"
+operators.define(_LIBRARY, _SUMS, _table_sums, _fake_sums)
 
 
 def kernel() -> Callable[..., Tensor]:

@@ -7,6 +7,7 @@ candidate is read in the ways of `ATTEMPTS`, one after the other, until one succ
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -23,7 +24,7 @@ from .host.candidates import Candidate, HostGraph
 from .host.finder import Finder, Through
 from .host.functions import REASONS
 from .host.region import Region, Sink
-from .host.sizes import is_one, is_zero, product
+from .host.sizes import is_one, is_zero
 from .jagged.padding import GraphPadding, NotPadded
 from .jagged.unpadding import Understood, without_padding
 from .reading import shadow
@@ -247,7 +248,7 @@ class Analyst:
             return False
         if tensors[0].dtype == torch.bool or tensors[0].dtype.is_floating_point:
             return True
-        size, square = map(shapes.size_hint, (tensors[0].numel(), product(scores.shape[-2:])))
+        size, square = map(shapes.size_hint, (tensors[0].numel(), math.prod(scores.shape[-2:])))
         return size is not None and square is not None and size < square
 
     def _planned(self, candidate: Candidate, region: Region, attempt: Attempt) -> RegionPlan:

@@ -297,6 +297,11 @@ def dtype_of(kind: str, real: torch.dtype) -> torch.dtype:
     return {"f": real, "i": torch.int64, "b": torch.bool}[kind]
 
 
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What scores and programs are computed in: fp64 for fp64, else fp32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def torch_apply(dtype: torch.dtype) -> Callable[[Expr, list[Any]], torch.Tensor]:
     """The plain-torch meaning of an operation, floats in `dtype`: the `apply` that `fold` wants."""
 

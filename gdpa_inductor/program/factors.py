@@ -22,7 +22,7 @@ LEAST = 2.0**-16  # the least factor of queries: numbers that matter keep all th
 
 def factored(terms: Sequence[Expr]) -> tuple[tuple[Expr, ...], float]:
     """(rests, c) with each term = c · rest. c is 1 if the terms have no common factor."""
-    pairs = [_split(term) for term in terms]
+    pairs = [split(term) for term in terms]
     factors = {factor for _, factor in pairs}
     if len(factors) > 1 or not all(1 / EXTREME <= abs(c) <= EXTREME for c in factors):
         return tuple(terms), 1.0
@@ -58,26 +58,26 @@ def _power_of_two(node: Expr) -> float:
     return factor if exact else 1.0
 
 
-def _split(term: Expr) -> tuple[Expr, float]:
-    """(rest, c) with term = c · rest."""
+def split(term: Expr, inside: bool = True) -> tuple[Expr, float]:
+    """(rest, c) with term = c · rest. inside: Also look into activations and below conditions."""
     numbers = [float(x.value) if x.is_const else None for x in term.args]
     match term.op, numbers:
-        case "where", [_, _, 0.0]:
+        case "where", [_, _, 0.0] if inside:
             condition, chosen, zero = term.args
-            rest, factor = _split(chosen)
+            rest, factor = split(chosen)
             return call("where", condition, rest, zero), factor
         case "neg", _:
-            rest, factor = _split(term.args[0])
+            rest, factor = split(term.args[0], inside)
             return rest, -factor
         case "mul", [float() as c, None]:
-            rest, factor = _split(term.args[1])
+            rest, factor = split(term.args[1], inside)
             return rest, factor * c
         case "mul", [None, float() as c]:
-            rest, factor = _split(term.args[0])
+            rest, factor = split(term.args[0], inside)
             return rest, factor * c
         case "div", [None, float() as c] if c:
-            rest, factor = _split(term.args[0])
+            rest, factor = split(term.args[0], inside)
             return rest, factor / c
-        case "gelu_tanh", _:
+        case "gelu_tanh", _ if inside:
             return gelu_tanh_halves(term)
     return term, 1.0

@@ -37,10 +37,18 @@ def build(name: str, *operands: Expr | Literal) -> Expr:
     return call(name, *args) if known is None else known
 
 
-def _connective(name: str, x: Expr, y: Expr) -> Expr:
+def with_literal(name: str, x: Expr, y: Expr) -> Expr | None:
+    """x and y, or x or y, where one of them is a literal; else None."""
     for one, other in ((x, y), (y, x)):
         if one.is_const:
             return other if one.value is (name == "and") else const(name == "or")
+    return None
+
+
+def _connective(name: str, x: Expr, y: Expr) -> Expr:
+    known = with_literal(name, x, y)
+    if known is not None:
+        return known
     for one, other in ((x, y), (y, x)):  # one may say already what the other says
         if other in _parts(name, one):
             return one

@@ -9,10 +9,11 @@ report finds, chooses and runs nothing.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, overload
 
+from ..operands import dtype_name
 from ..patterns import Match
 from ..rejection import Rejection
 from ..terminal import printable
@@ -58,8 +59,8 @@ class Report:
         return {
             "matches": [match_dict(m) for m in self.matches],
             "rejections": [rejection_dict(r) for r in self.rejections],
-            "graph_breaks": [b.to_dict() for b in self.graph_breaks],
-            "skipped_frames": [f.to_dict() for f in self.skipped_frames],
+            "graph_breaks": [asdict(b) for b in self.graph_breaks],
+            "skipped_frames": [asdict(f) for f in self.skipped_frames],
             "graphs": [
                 {"title": g.title, "nodes": [line.name for line in g.lines]} for g in self.graphs
             ],
@@ -92,11 +93,11 @@ def match_dict(match: Match) -> dict[str, Any]:
         "query": _sizes(p.batch, p.heads, p.rows, p.head_dim),
         "key": _sizes(p.batch, p.key_heads, p.cols, p.head_dim),
         "value": _sizes(p.batch, p.value_heads, p.cols, p.value_dim),
-        "dtype": sections.dtype_text(p.dtype),
-        "value_dtype": sections.dtype_text(p.value_dtype),
+        "dtype": dtype_name(p.dtype),
+        "value_dtype": dtype_name(p.value_dtype),
         "operands": [
             {
-                "dtype": sections.dtype_text(dtype),
+                "dtype": dtype_name(dtype),
                 "access": list(spec.access),
                 "bytes": p.aux_bytes(i),
             }

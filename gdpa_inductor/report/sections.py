@@ -7,11 +7,11 @@ as the layers of one model, become one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..operands import Size
+from ..operands import Size, dtype_name
 from ..patterns import Match
 from ..problem import Problem
 from ..rejection import Category, Code, Rejection
@@ -37,9 +37,6 @@ class GraphBreak:
     reason: str
     advice: str
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class SkippedFrame:
@@ -49,9 +46,6 @@ class SkippedFrame:
     location: str
     reason: str
     advice: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -264,9 +258,9 @@ def shapes(problem: Problem) -> str:
     }
     text = "  ".join(f"{name} [{', '.join(map(str, size))}]" for name, size in sizes.items())
     dtype = (
-        dtype_text(p.dtype)
+        dtype_name(p.dtype)
         if p.dtype == p.value_dtype
-        else f"{dtype_text(p.dtype)}, V {dtype_text(p.value_dtype)}"
+        else f"{dtype_name(p.dtype)}, V {dtype_name(p.value_dtype)}"
     )
     return f"{text}  {dtype}, {'training' if p.training else 'inference'}"
 
@@ -301,17 +295,13 @@ def operands(match: Match) -> Iterator[str]:
             named = f" = {origin.name}{place}" if origin.name else f" in `{origin.line}`{place}"
         size = problem.aux_bytes(number) if number in problem.stored_aux() else None
         stored = f", stored: {mebibytes(size)}" if size else ""
-        yield f"a{number}{named}, {dtype_text(dtype)} [{', '.join(spec.access)}]{stored}"
+        yield f"a{number}{named}, {dtype_name(dtype)} [{', '.join(spec.access)}]{stored}"
 
 
 def mebibytes(size: int) -> str:
     """`0.035 MiB`, `2 MiB`, `12,288 MiB`."""
     value = size / 2**20
     return f"{value:,.0f} MiB" if value >= 10 else f"{value:.2g} MiB"
-
-
-def dtype_text(dtype: object) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _count(number: int, noun: str) -> str:

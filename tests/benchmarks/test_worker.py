@@ -1,10 +1,13 @@
 """One job in a worker, and the run over crashes and past its budget."""
 
+import contextlib
 import dataclasses
 import logging
 import os
 import sys
 import threading
+import types
+from unittest import mock
 
 import pytest
 import torch
@@ -183,3 +186,39 @@ def test_inductor_compares_kernels_while_others_wait(tmp_path, monkeypatch):
         heuristics.CachingAutotuner.benchmark_all_configs(None)
     thread.join()
     assert order == ["compiled", "compared"]
+
+
+def test_around_comparisons():
+    """Inductor compares configurations of a kernel by the method that is wrapped."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    order = []
+
+    @contextlib.contextmanager
+    def around():
+        order.append("begins")
+        yield
+        order.append("ends")
+
+    class Tuner(CachingAutotuner):
+        """A kernel of two configurations, of which only the comparison is real."""
+
+        def __init__(self):
+            self.launchers = [mock.MagicMock(), mock.MagicMock()]
+            self._prune_compile_results_to_launcher = lambda launcher: None  # 2.13
+            self.fn = types.SimpleNamespace(__name__="kernel")
+
+        def __getattr__(self, name):
+            return mock.MagicMock()
+
+    def compare(self, *args, **kwargs):
+        order.append("compares")
+        return dict(zip(self.launchers, (2.0, 1.0), strict=True))
+
+    with mock.patch.object(CachingAutotuner, "benchmark_all_configs", compare):
+        with worker.around_comparisons(around):
+            tuner = Tuner()
+            fast = tuner.launchers[1]
+            tuner.autotune_to_one_config(1)
+        assert CachingAutotuner.benchmark_all_configs is compare
+    assert order == ["begins", "compares", "ends"] and tuner.launchers == [fast]

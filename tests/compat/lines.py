@@ -25,7 +25,7 @@ Line = tuple[str, int]  # the name of the code, and the number
 def modules() -> list[str]:
     """The modules of `_compat` that hold functions."""
     (folder,) = gdpa_inductor._compat.__path__
-    return [module.name for module in pkgutil.iter_modules([folder]) if module.name != "symbols"]
+    return [module.name for module in pkgutil.iter_modules([folder])]
 
 
 def load(name: str) -> ModuleType:

@@ -257,24 +257,6 @@ def test_restored_state_under_fakes_of_the_caller():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_keep_saved_buffers():
-    """A compiled backward runs twice over one forward, which donated buffers forbid."""
-    x, weight = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
-
-    def twice(on: bool) -> list[torch.Tensor]:
-        torch._dynamo.reset()
-        with autograd.keep_saved_buffers(on):
-            run = torch.compile(lambda x, w: (x @ w) @ w, backend="aot_eager", dynamic=True)
-            out = run(x, weight).sum()
-            return [torch.autograd.grad(out, weight, retain_graph=True)[0] for _ in range(2)]
-
-    (wanted,) = torch.autograd.grad(((x @ weight) @ weight).sum(), weight)
-    for gradient in twice(True):
-        torch.testing.assert_close(gradient, wanted)
-    with pytest.raises(RuntimeError, match="donated"):
-        twice(False)
-
-
 def test_backward_runs_once():
     answers = []
 

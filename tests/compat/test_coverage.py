@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gdpa_inductor._compat.symbols import SYMBOLS
 from tests.test_compat import last
 
 from . import lines
+from .symbols import SYMBOLS
 
 HERE = Path(__file__).parent
 

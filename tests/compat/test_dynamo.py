@@ -24,20 +24,6 @@ def test_counters():
     assert dynamo.counters["gdpa"]["matched"] == 0
 
 
-def test_may_vary():
-    """One compile serves all sizes; a function that wants one size is compiled for it."""
-    counter = CompileCounter()
-    run = torch.compile(lambda x: x * 2, backend=counter)
-    for size in (3, 5, 9):
-        x = torch.ones(size, 4)
-        dynamo.may_vary(x, 0)
-        assert torch.equal(run(x), x * 2)
-    assert counter.frame_count == 1
-    x = torch.ones(3, 4)
-    dynamo.may_vary(x, 0)
-    torch.compile(lambda x: x * 2 if x.shape[0] == 3 else x, backend=counter)(x)
-
-
 def varying(x):
     return x * x.shape[-1]
 

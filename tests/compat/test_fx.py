@@ -173,6 +173,16 @@ def checkpointed(x):
     return torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False)
 
 
+def test_value_of():
+    """Dynamo's, else that of an exported graph."""
+    node = torch.fx.Graph().placeholder("x")
+    assert fx.value_of(node) is None
+    node.meta["val"] = 1
+    assert fx.value_of(node) == 1
+    node.meta["example_value"] = 2
+    assert fx.value_of(node) == 2
+
+
 def test_body_of():
     graph = captured(checkpointed, torch.ones(2, requires_grad=True))
     (call,) = [node for node in graph.nodes if fx.has_plain_bodies(node.target)]

@@ -1,9 +1,7 @@
 """What `_compat.inductor` has Inductor do: compile, find its caches, start its processes."""
 
-import contextlib
 import logging
 import os
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch._inductor import config
+from torch._inductor.utils import fresh_cache
 from torch.utils._config_module import _UNSET_SENTINEL
 
 from gdpa_inductor._compat import inductor
@@ -95,7 +94,7 @@ def hits(**options: Any) -> int:
 
 def test_cache_key_tag(graph_cache):
     """A graph under another tag is another graph."""
-    with inductor.fresh_cache():
+    with fresh_cache():
         assert hits() == 0 and hits() == 1
         with inductor.cache_key_tag(TAG):
             assert torch.compiler.config.cache_key_tag.endswith(TAG)
@@ -153,51 +152,6 @@ def test_in_background(processes):
         assert inductor.in_background(os.getpid) is None
 
 
-def test_fresh_cache(tmp_path: Path):
-    with inductor.fresh_cache():
-        folder = Path(torch._inductor.runtime.cache_dir_utils.cache_dir())
-        assert folder.is_dir() and not list(folder.rglob("*.py"))
-        (folder / "left").touch()
-    assert not folder.exists()
-    assert Path(torch._inductor.runtime.cache_dir_utils.cache_dir()) != folder
-
-
-def test_around_comparisons():
-    """Inductor compares configurations of a kernel by the method that is wrapped."""
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-
-    order = []
-
-    @contextlib.contextmanager
-    def around():
-        order.append("begins")
-        yield
-        order.append("ends")
-
-    class Tuner(CachingAutotuner):
-        """A kernel of two configurations, of which only the comparison is real."""
-
-        def __init__(self):
-            self.launchers = [mock.MagicMock(), mock.MagicMock()]
-            self._prune_compile_results_to_launcher = lambda launcher: None  # 2.13
-            self.fn = types.SimpleNamespace(__name__="kernel")
-
-        def __getattr__(self, name):
-            return mock.MagicMock()
-
-    def compare(self, *args, **kwargs):
-        order.append("compares")
-        return dict(zip(self.launchers, (2.0, 1.0), strict=True))
-
-    with mock.patch.object(CachingAutotuner, "benchmark_all_configs", compare):
-        with inductor.around_comparisons(around):
-            tuner = Tuner()
-            fast = tuner.launchers[1]
-            tuner.autotune_to_one_config(1)
-        assert CachingAutotuner.benchmark_all_configs is compare
-    assert order == ["begins", "compares", "ends"] and tuner.launchers == [fast]
-
-
 def test_custom_graph_pass(graph_cache):
     """Inductor calls a pass of this class with the captured graph."""
     calls = []
@@ -209,7 +163,7 @@ def test_custom_graph_pass(graph_cache):
         def uuid(self):
             return "of a test"
 
-    with inductor.fresh_cache():
+    with fresh_cache():
         hits(options={"pre_grad_custom_pass": Pass()})
     assert calls == [True]
 
@@ -316,7 +270,7 @@ def check_compiled(aot: bool) -> None:
 def test_what_compile_graph_made_is_found_in_the_cache(dynamic: bool, aot: bool) -> None:
     """So the next process need not compile it. What it is for is known then too."""
     counts = []
-    with inductor.fresh_cache():
+    with fresh_cache():
         for _ in range(2):
             counters.clear()
             x, y = torch.randn(4, 6), torch.randn(6, 5)

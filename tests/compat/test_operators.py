@@ -57,15 +57,23 @@ def test_strided_view():
     assert of_view.tolist() == [5.0, 8.0]  # the offset counts from the base's first element
 
 
-def test_register_fake(library):
-    library.define("shortened(Tensor x, SymInt by) -> Tensor")
-    library.impl("shortened", lambda x, by: x[by:].clone(), "CPU")
-    operators.register_fake(library, "shortened", lambda x, by: x.new_empty(x.shape[0] - by))
+def test_define(library):
+    schema = "shortened(Tensor x, SymInt by) -> Tensor"
+    run, fake = lambda x, by: x[by:].clone(), lambda x, by: x.new_empty(x.shape[0] - by)
+    backward = lambda ctx, grad: (torch.nn.functional.pad(grad, (ctx.by, 0)), None)
+
+    def save(ctx, inputs, output):
+        ctx.by = inputs[1]
+
+    operators.define(library, schema, run, fake, "CPU", backward=backward, save=save)
     shortened = torch.ops.gdpa_compat.shortened.default
     with FakeTensorMode():
         assert shortened(torch.empty(7), 2).shape == (5,)
     compiled = torch.compile(lambda x: shortened(x, 2), backend="aot_eager", dynamic=True)
     assert torch.equal(compiled(torch.arange(7.0)), torch.arange(2.0, 7.0))
+    x = torch.ones(7, requires_grad=True)
+    shortened(x, 2).sum().backward()
+    assert x.grad.tolist() == [0, 0, 1, 1, 1, 1, 1]
 
 
 def test_op_name():

@@ -205,11 +205,6 @@ def test_work_tiles_each():
     values(lambda longest: shapes.work_tiles_each(longest, 64), range(1, 140, 21))
 
 
-def test_smaller():
-    assert shapes.smaller(sympy.Integer(3), 5) == 3 and shapes.smaller(sympy.Integer(7), 5) == 5
-    values(lambda size: shapes.smaller(size, 5), range(1, 9))
-
-
 def test_known_equal(guarded_env):
     """Also by halves of an even size, below torch 2.15 too; and without a guard of its own."""
     n, m = symbolic(guarded_env, 6, 7).shape

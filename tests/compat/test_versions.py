@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
 from gdpa_inductor._compat import versions
@@ -25,3 +26,8 @@ def test_is_tested(monkeypatch):
         versions.is_tested.cache_clear()
         assert versions.is_tested() is (release in tested)
     versions.is_tested.cache_clear()
+
+
+def test_version_of():
+    assert versions.version_of("pytest") == pytest.__version__
+    assert versions.version_of("no-such-distribution") is None

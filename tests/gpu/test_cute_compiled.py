@@ -10,7 +10,6 @@ from torch._dynamo.utils import counters
 
 from benchmarks.cases import Case as BenchCase
 from benchmarks.jagged import formula, offsets
-from gdpa_inductor._compat import dynamo
 from gdpa_inductor.kernels.cute.architectures import config_of
 from gdpa_inductor.lowerings.cute import calls
 from tests.gpu import checks
@@ -87,7 +86,7 @@ def test_batches_of_any_rows_share_a_record(monkeypatch: pytest.MonkeyPatch) -> 
 
         def run_compiled(*matrices: torch.Tensor, ends=ends) -> torch.Tensor:
             for x in matrices:
-                dynamo.may_vary(x, 0)
+                torch._dynamo.maybe_mark_dynamic(x, 0)
             return function(*matrices, ends)
 
         doubles = [x.double() for x in leaves]

@@ -14,7 +14,7 @@ from gdpa_inductor.kernels.cute.launcher import Launcher
 from gdpa_inductor.kernels.cute.replay import Record
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
-from gdpa_inductor.operands import Operands, output_shape, score_shape
+from gdpa_inductor.operands import Operands, dtype_name, output_shape, score_shape
 from gdpa_inductor.ops import operands_of
 from gdpa_inductor.rejection import GDPAError
 
@@ -387,7 +387,7 @@ def test_offsets_of_two_dtypes_are_read_in_one(far: int):
         read = result.readable(o)
         assert read.cu_seqlens_q.dtype == cu_k.dtype
         assert read.cu_seqlens_q.tolist() == [0, 10, last_row]
-        assert read.cu_seqlens_k is cu_k and result.config.offsets == plan.name(cu_k.dtype)
+        assert read.cu_seqlens_k is cu_k and result.config.offsets == dtype_name(cu_k.dtype)
     assert len(plan.PLANS) == 1
 
 

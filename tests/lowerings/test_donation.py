@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 
 from gdpa_inductor import gdpa_backend
@@ -57,7 +58,7 @@ def backward_of(function: Callable, shapes: Sequence = SHAPES, *, retain: bool =
     options = {"gdpa.profit": False, "gdpa.strict": True}
     backend = lambda gm, inputs: gdpa_backend(gm, inputs, options=options)
     arguments = [torch.randn(shape, requires_grad=True) for shape in shapes]
-    with autograd.keep_saved_buffers(retain):
+    with functorch_config.patch(donated_buffer=not retain):
         out = torch.compile(function, backend=backend)(*arguments)
         out = out[0] if isinstance(out, tuple) else out
         torch.autograd.grad(out.sum(), arguments, retain_graph=retain)

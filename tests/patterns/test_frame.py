@@ -1,13 +1,14 @@
 """The dimension algebra against tensors that hold their own positions."""
 
 import itertools
+import math
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from gdpa_inductor.patterns.host.sizes import is_one, product
+from gdpa_inductor.patterns.host.sizes import is_one
 from gdpa_inductor.patterns.reading.frame import Space, broadcast, permuted
 from gdpa_inductor.patterns.result import Refused
 from gdpa_inductor.rejection import Code
@@ -48,7 +49,7 @@ RESHAPES = [
 
 @pytest.mark.parametrize(("old", "new"), RESHAPES)
 def test_regroup_is_reshape(old, new):
-    space, source = Space(), torch.arange(product(old)).reshape(old)
+    space, source = Space(), torch.arange(math.prod(old)).reshape(old)
     index = tuple(space.fresh(size) for size in new)
     agree(space, source, space.regroup(index, old), source.reshape(new), index)
 
@@ -89,7 +90,7 @@ def test_permuted_is_permute(order):
 
 @pytest.mark.parametrize("shape", [(2, 3, 4), (3, 4), (4,), (), (1, 3, 1), (2, 1, 4), (1, 4)])
 def test_broadcast_is_expand(shape):
-    space, source = Space(), torch.arange(product(shape)).reshape(shape)
+    space, source = Space(), torch.arange(math.prod(shape)).reshape(shape)
     index = tuple(space.fresh(size) for size in (2, 3, 4))
     agree(space, source, broadcast(index, (2, 3, 4), shape), source.expand(2, 3, 4), index)
 

@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from ..._compat import dynamo, inductor
-from ...operands import dtype_of
-from ...program.expr import AXES, GRAD, SCORE, Expr, fold, postorder, torch_apply
+from ...program.expr import AXES, GRAD, SCORE, Expr, dtype_of, fold, postorder, torch_apply
 
 log = logging.getLogger("gdpa_inductor")
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ...operands import on_axis
-from ...program.expr import AXES, Expr
+from ...program.expr import AXES, Expr, compute_dtype
 from ...program.score_mod import ScoreMod
 from .block_pass import storable
 from .fused import fuses
@@ -183,7 +183,7 @@ class BlockOperands:
     @staticmethod
     def on_cpu(query: Tensor, key: Tensor, value: Tensor, **others: Any) -> BlockOperands:
         """The operands of the CPU kernel, in the compute dtype."""
-        dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+        dtype = compute_dtype(query.dtype)
         query, key, value = [_multipliable(t, dtype) for t in (query, key, value)]
         return BlockOperands(query, key, value, **others)
 
@@ -197,7 +197,7 @@ class BlockOperands:
 
     @property
     def compute(self) -> torch.dtype:
-        return torch.float64 if self.query.dtype == torch.float64 else torch.float32
+        return compute_dtype(self.query.dtype)
 
     @property
     def score_dtype(self) -> torch.dtype:
@@ -219,7 +219,7 @@ class BlockOperands:
 
     def leaf(self, node: Expr) -> Tensor:
         """The tensor that a leaf of the program stands for, for the whole problem."""
-        number = int(node.value or 0)
+        number = node.value
         if node.op == "aux":
             return storable(self.aux[number].to(self.device))
         if node.op == "scalar":

@@ -16,8 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...operands import dtype_of
-from ...program.expr import AXES, Expr, fold, torch_apply
+from ...program.expr import AXES, Expr, dtype_of, fold, torch_apply
 from ...program.score_mod import Aux
 from ...program.tile_classes import TILE, classify
 from .block_pass import Pass
@@ -174,10 +173,10 @@ def verdicts(
             return index(node.op)
         kind = dtype_of(node.kind, dtype)
         if node.op.startswith("aux"):
-            operand = aux[int(node.value or 0)]
+            operand = aux[node.value]
             operand = operand if node.kind == "b" else operand.to(kind)
             return operand if node.op == "aux" else _per_block(operand, steps, node.op[-2:])
-        literal = scalars[int(node.value or 0)] if node.op == "scalar" else node.value
+        literal = scalars[node.value] if node.op == "scalar" else node.value
         return torch.tensor(literal, dtype=kind)
 
     value = fold([term], leaf, torch_apply(dtype))[0]

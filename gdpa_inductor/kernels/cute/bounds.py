@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ..._compat.device import empty
-from ...operands import Operands
+from ...operands import Operands, dtype_name
 from ...program.expr import AXES
 from .config import ENDS, LETTERS, TableKey, TileSize, table_dtype
 from .launcher import WordLauncher, word_launcher
-from .plan import LaunchPlan, name
+from .plan import LaunchPlan
 from .replay import Record
 
 WORDS = 11  # arguments of a launch of `bounding.Bounding`
@@ -70,7 +70,7 @@ def _table_form(plan: LaunchPlan, number: int, size: TileSize) -> TableForm:
     shape.append(len(ENDS))
     own = zip(torch.empty(shape, device="meta").stride(), shape, strict=True)
     known = dict(zip(AXES, [step if extent > 1 else 0 for step, extent in own], strict=False))
-    source, kind = name(operand.dtype), table_dtype(spec.kind, name(operand.dtype))
+    source, kind = dtype_name(operand.dtype), table_dtype(spec.kind, dtype_name(operand.dtype))
     launcher = word_launcher("bounding", WORDS, source, kind, *heights[2:], plan.config.arch)
     by_letter = tuple(known.get(x, 0) for x in LETTERS)
     words, dtype = (*extents, *strides), getattr(torch, kind)

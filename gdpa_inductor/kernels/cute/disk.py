@@ -7,12 +7,10 @@ its content, so a damaged file does not match its name. Errors of the disk cost 
 kernel is compiled instead. cutlass is imported only to compile.
 """
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import importlib
-import importlib.metadata
 import logging
 import os
 import platform
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._compat import inductor
+from ..._compat.versions import version_of
 from ...sources import source_hash
 from .config import PACKAGE
 from .runtime import exported
@@ -104,11 +103,8 @@ def _surroundings() -> list[str]:
 
 @functools.cache
 def _versions() -> tuple[str, ...]:
-    versions = []
-    for part in PARTS:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions.append(f"{part} {importlib.metadata.version(PACKAGE + part)}")
-    return tuple(versions)
+    versions = [(part, version_of(PACKAGE + part)) for part in PARTS]
+    return tuple(f"{part} {version}" for part, version in versions if version)
 
 
 @functools.cache

@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 
 from ..._compat.device import current_stream, empty
-from ...operands import Operands
+from ...operands import Operands, dtype_name
 from ...rejection import GDPAError
+from ..devices import processors
 from .bounds import table
 from .config import KernelConfig
 from .launcher import Launcher, load, word_launcher
-from .plan import LaunchPlan, name, offsets_of, plan_of
+from .plan import LaunchPlan, offsets_of, plan_of
 from .replay import Record
 
 MOST_RANKED = 8192  # sequences; for more, a sort is faster
+multiprocessors = functools.cache(processors)  # of each device
 
 
 @functools.cache
@@ -109,11 +111,6 @@ def place(device: torch.device, ctas: int, stream: int | None) -> tuple[int, int
     return ctas or multiprocessors(device), stream
 
 
-@functools.cache
-def multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def longest_first(
     operands: Operands[Tensor], config: KernelConfig, stream: int, record: Record
 ) -> Tensor | None:
@@ -129,7 +126,7 @@ def longest_first(
         order = torch.argsort(offsets[1:] - offsets[:-1], descending=True, stable=True)
         return torch.nn.functional.pad(order, (0, 1))
     order = record.add_buffer(empty((batch + 1,), torch.int64, offsets.device))
-    ranking = word_launcher("ranking", 4, name(offsets.dtype), config.arch)
+    ranking = word_launcher("ranking", 4, dtype_name(offsets.dtype), config.arch)
     ranking(offsets.data_ptr(), order.data_ptr(), batch, stream)
     record.add_ranking(ranking, order, batch)
     return order

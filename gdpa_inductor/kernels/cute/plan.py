@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ...operands import Operands, check, output_shape, score_shape
+from ...operands import Operands, check, dtype_name, output_shape, score_shape
 from ...program.score_mod import ScoreMod
 from ...program.tile_classes import boundable
 from ...rejection import GDPAError
@@ -238,14 +238,14 @@ def config_for(o: Operands[Tensor], kind: Kind, fast: bool, skip: bool) -> Kerne
     batch, offsets = score_shape(o)[0], offsets_of(o)
     matrices = {"q": o.query, "k": o.key, "v": o.value}
     return kind(
-        dtype=name(o.query.dtype),
+        dtype=dtype_name(o.query.dtype),
         head_dim=o.query.shape[-1],
         value_dim=slice_of(kind, o.value.shape[-1]),
         program=str(o.program),
-        aux=tuple(name(x.dtype) for x in o.aux),
+        aux=tuple(dtype_name(x.dtype) for x in o.aux),
         jagged_q=o.cu_seqlens_q is not None,
         jagged_k=o.cu_seqlens_k is not None,
-        offsets="int32" if offsets is None else name(offsets.dtype),
+        offsets="int32" if offsets is None else dtype_name(offsets.dtype),
         shared=frozenset(
             letter for letter, x in matrices.items() if x.dim() == 4 and x.shape[0] == 1 != batch
         ),
@@ -263,10 +263,6 @@ def _complaint(config: KernelConfig, o: Operands[Tensor]) -> str:
         return "too many tiles for the CuTe kernel, which numbers them in 32 bits"
     dtypes, dims = (o.query.dtype, o.value.dtype), (config.head_dim, config.value_dim)
     return unsupported(type(config), dtypes, dims, config.aux)
-
-
-def name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def strides(matrix: Tensor) -> tuple[int, int, int]:

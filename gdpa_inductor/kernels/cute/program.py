@@ -37,17 +37,17 @@ class Program(Fixed):
         return each(Int64)(pair) if self.wide else each(Int32)(pair)
 
     def access(self, node: Expr) -> tuple[str, ...]:
-        return self.mod.aux[int(node.value or 0)].access
+        return self.mod.aux[node.value].access
 
     def place(self, node: Expr, places: dict[str, Any]):
-        return address(self.aux[int(node.value or 0)], self.access(node), places)
+        return address(self.aux[node.value], self.access(node), places)
 
     def read(self, node: Expr, places: dict[str, Any]):
         return self.of_kind(node, element(self.place(node, places)))
 
     def of_kind(self, node: Expr, value):
         """A loaded element, in the type that the node has."""
-        return of_kind(node, widened(value, self.dtypes[int(node.value or 0)]), self.wide)
+        return of_kind(node, widened(value, self.dtypes[node.value]), self.wide)
 
     def evaluate(self, leaves: dict[str, Any], operand) -> list[Any]:
         """The values of the roots, from those of s, g and the indices, by name.
@@ -59,7 +59,7 @@ class Program(Fixed):
             if node.op.startswith("aux"):
                 return operand(node)
             if node.op == "scalar":
-                return Pair(Int64(self.scalars[int(node.value or 0)]))
+                return Pair(Int64(self.scalars[node.value]))
             return self.index(leaves[node.op]) if node.kind == "i" else leaves[node.op]
 
         return emit(self.roots, self.mod.weight, leaf, self.fast)
@@ -138,7 +138,7 @@ class Row(Fixed):
             )
 
         def operand(node: Expr) -> Pair:
-            number = int(node.value or 0)
+            number = node.value
             if number in values:
                 return values[number]
             if fetched and node in fetched:
@@ -190,7 +190,7 @@ class ProgramLine(Fixed):
 
     def walked(self, node: Expr, index) -> tuple[Any, Any]:
         """(pointer to the element at streamed row `index`, stride to the next). The row exists."""
-        strides = dict(zip(LETTERS, self.program.aux[int(node.value or 0)][1], strict=True))
+        strides = dict(zip(LETTERS, self.program.aux[node.value][1], strict=True))
         offset = step = Int64(0)
         for letter, place in ((self.runs, index), (self.jagged, self.tile.origin + index)):
             if letter in self.program.access(node):
@@ -206,7 +206,7 @@ class ProgramLine(Fixed):
         """
 
         def operand(node: Expr) -> Pair:
-            number = int(node.value or 0)
+            number = node.value
             if number in values:
                 return values[number]
             return self.loaded.get(node) or Pair(*(self.read(node, x) for x in indices.lanes))

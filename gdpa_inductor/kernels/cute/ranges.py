@@ -53,7 +53,7 @@ class TileClass(Fixed):
         def operand(node: Expr) -> Pair:
             if node.op not in ENDS:
                 return Pair(self.program.read(node, places))
-            number = int(node.value or 0)
+            number = node.value
             access = self.program.mod.aux[number].access
             place = address(self.tables[number], access, {**places, **cells})
             return Pair(of_kind(node, element(place + ENDS.index(node.op)), self.program.wide))

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from ..._compat.device import current_stream, empty
+from ...operands import dtype_name
 from . import precompile
 from .architectures import config_of
 from .config import SHARED_MEMORY, VECTOR
 from .form import off_alignment
 from .launch import multiprocessors
 from .launcher import WordLauncher, word_launcher
-from .plan import name
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ROWS = 2048  # that a CTA loads at once
@@ -74,7 +74,7 @@ def _kernel(
 ) -> tuple[Hashable, ...]:
     config = config_of(device)
     assert config  # else the lowering has not chosen the kernel
-    return name(grad), name(index), size, threads_for(size), ROWS, width, config.arch
+    return dtype_name(grad), dtype_name(index), size, threads_for(size), ROWS, width, config.arch
 
 
 @functools.cache

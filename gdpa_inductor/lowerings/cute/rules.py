@@ -11,12 +11,12 @@ form.
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 from dataclasses import replace
 
 import torch
 
 from ..._compat import shapes
+from ..._compat.versions import version_of
 from ...kernels.cute.architectures import CONFIGS, config_of
 from ...kernels.cute.backward import roots
 from ...kernels.cute.config import (
@@ -27,6 +27,7 @@ from ...kernels.cute.config import (
     slices_of,
     unsupported,
 )
+from ...operands import dtype_name
 from ...problem import Problem
 from ...program.expr import POSITIONS
 from ...program.tile_classes import classify
@@ -74,10 +75,7 @@ def unusable() -> str:
 
 @functools.cache
 def installed() -> str | None:
-    try:
-        return importlib.metadata.version(PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return version_of(PACKAGE)
 
 
 def unsupported_operands(problem: Problem) -> str:
@@ -90,7 +88,7 @@ def unsupported_operands(problem: Problem) -> str:
         kind,
         (problem.dtype, problem.value_dtype),
         (int(dims[0] or 0), slice_of(kind, int(dims[1] or 0))),
-        [str(dtype).removeprefix("torch.") for dtype in problem.aux_dtypes],
+        [*map(dtype_name, problem.aux_dtypes)],
     )
 
 
@@ -171,7 +169,7 @@ def no_such_gradients(problem: Problem) -> str:
     if not problem.needs:
         return ""
     key, value = problem.key_heads, problem.value_heads
-    needs, dtype = problem.needs[3:], str(problem.dtype).removeprefix("torch.")
+    needs, dtype = problem.needs[3:], dtype_name(problem.dtype)
     if any(needs) and problem.unbounded:
         return f"{roots.NONE} where no `max_seqlen` bounds the lengths"
     return (

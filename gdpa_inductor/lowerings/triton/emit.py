@@ -154,7 +154,7 @@ def subgraph(
                 else ops.constant(bool(value), torch.bool)
             )
         if node.op == "scalar":
-            return lowering.symbolic_scalar(scalars[int(node.value or 0)], I64)
+            return lowering.symbolic_scalar(scalars[node.value], I64)
         if node.op.startswith("aux"):
             name = f"a{node.value}{node.op.removeprefix('aux')}"
             value = lowering.fixed_input(name, {"f": F32, "i": I64, "b": torch.bool}[node.kind])

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ..._compat import lowering, shapes
+from ...kernels import devices
 from ...operands import Size
 from ...problem import Problem
-from .. import gpu
 from .inputs import Inputs, block_dim
 from .plan import Output, few, skips
 
@@ -56,21 +56,21 @@ def applies(outputs: dict[int, Output], o: Inputs) -> bool:
 def _fits(rule: FiveMatmul, p: Problem) -> bool:
     """Symbolic sizes count by their hints, without a guard."""
     dims = [block_dim(d) for d in (p.head_dim, p.value_dim)]
-    kind = (gpu.capability(p.device), p.dtype.itemsize, *dims)
+    kind = (devices.capability(p.device), p.dtype.itemsize, *dims)
     rows, keys = shapes.size_hint(p.rows), shapes.size_hint(p.cols)
     if kind != (rule.capability, rule.itemsize, rule.head_dim, rule.head_dim) or not rows:
         return False
     of_all = shapes.size_hint(p.total_rows if p.jagged_query else p.batch) or 0
     units = of_all * (shapes.size_hint(p.heads) or 0) // (rows if p.jagged_query else 1)
     short = rows <= rule.rows and (keys or rule.keys + 1) <= rule.keys
-    return short and units >= rule.units * gpu.processors(p.device)
+    return short and units >= rule.units * devices.processors(p.device)
 
 
 def sums(o: Inputs) -> Any:
     """A buffer [CTAs, rows, D] where each CTA sums dQ of its current head. Not initialised."""
     p = o.problem
     rows: Size = (p.rows + ROWS - 1) // ROWS * ROWS
-    size = (gpu.processors(p.device), rows, block_dim(p.head_dim))
+    size = (devices.processors(p.device), rows, block_dim(p.head_dim))
     return lowering.empty(size, torch.float32, p.device)
 
 

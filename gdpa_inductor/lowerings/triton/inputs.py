@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from ..._compat import lowering, shapes
-from ...kernels.devices import nvidia
+from ...kernels import devices
 from ...operands import Operands, Size
 from ...problem import Problem
 from ...program.score_mod import ScoreMod
-from .. import gpu
 from ..call import Call
 
 _FAST_DTYPES = (torch.float16, torch.bfloat16)
@@ -59,7 +58,7 @@ class Inputs:
     @property
     def fast(self) -> bool:
         narrow = self.problem.dtype in _FAST_DTYPES
-        return self.options.fast_math and narrow and nvidia(self.problem.device)
+        return self.options.fast_math and narrow and devices.nvidia(self.problem.device)
 
     def longest(self, side: str) -> Size:
         return self.problem.rows if side == "q" else self.problem.cols
@@ -97,7 +96,7 @@ def _smaller(fakes: Operands[Any], problem: Problem, dim: int, size: Size) -> fr
 def rounds(problem: Problem) -> bool:
     """Whether operands are rounded to TF32 before the kernel."""
     # The tensor core truncates fp32 to TF32, which would make every product smaller.
-    return problem.dtype == torch.float32 and gpu.float32_precision() == "tf32"
+    return problem.dtype == torch.float32 and devices.float32_precision() == "tf32"
 
 
 def block_dim(dim: Size) -> int:

@@ -13,9 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import sympy
 import torch
 
 from ..._compat import inductor, lowering, shapes, templates
+from ...kernels import devices
 from ...kernels.triton.configs import SHORT, Config, Shape, configs, settled
 from ...kernels.triton.device_tables import (
     BOUNDS_TILE,
@@ -29,7 +31,6 @@ from ...kernels.triton.template import AuxRead, Plan
 from ...operands import Size
 from ...problem import Problem
 from ...program.expr import POSITIONS
-from .. import gpu
 from ..backends import hint
 from . import five_matmul, one_tile
 from .inputs import Inputs, block_dim, rounds
@@ -161,7 +162,7 @@ def _call_sizes(plan: Plan, output: Output, o: Inputs) -> list[Any]:
         own = output.size[0] * output.size[2] if plan.split else output.size[1]
         return [WORK_TILE, WORK_TILE, _work_tiles(plan, o) * shapes.size_expr(own)]
     if plan.kernel == "five_matmul":
-        return [1, 1, shapes.smaller(batch * heads, gpu.processors(p.device))]
+        return [1, 1, sympy.Min(batch * heads, devices.processors(p.device))]
     if plan.kernel == "one_tile":
         return [1, 1, batch * heads * one_tile.shares(p)]
     units = output.size[: 3 if plan.split or plan.kernel == "tiles" else 2]
@@ -174,7 +175,7 @@ def _work_tiles(plan: Plan, o: Inputs) -> Any:
     listed = shapes.listed_work_tiles(shapes.size_expr(o.total(plan.listed)), batch, WORK_TILE)
     longest = shapes.size_expr(o.longest(plan.listed))
     each = batch * shapes.work_tiles_each(longest, WORK_TILE)
-    return each if plan.direct else shapes.smaller(listed, each) if few(o, FEW) else listed
+    return each if plan.direct else sympy.Min(listed, each) if few(o, FEW) else listed
 
 
 def _configs(plan: Plan, problem: Problem) -> list[Config]:
@@ -188,7 +189,7 @@ def _configs(plan: Plan, problem: Problem) -> list[Config]:
     loop = frozenset(kind for kind, is_so in kinds.items() if is_so)
     least = one_tile.tile_rows(problem) if plan.kernel == "one_tile" else 0
     shape = Shape(dims[0], dims[1], problem.dtype.itemsize, score_bytes, loop, least)
-    shared, capability = gpu.shared_memory(problem.device), gpu.capability(problem.device)
+    shared, capability = devices.shared_memory(problem.device), devices.capability(problem.device)
     thorough = inductor.thorough()
     candidates = configs(plan.kernel, shape, shared, thorough, capability)
     if plan.kernel != "five_matmul":  # the layout of its sums follows from these very tiles
@@ -236,7 +237,7 @@ def _constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[st
         "EVEN_D": block_d == head_dim,
         "EVEN_V": block_v == value_dim,
         "SPLITS": one_tile.shares(problem) if plan.kernel == "one_tile" else splits,
-        "PRECISION": repr(gpu.float32_precision()),
+        "PRECISION": repr(devices.float32_precision()),
         "ROUND_TF32": rounds(problem),
     }
     if plan.listed:

@@ -11,10 +11,10 @@ Measured on an H100 (torch 2.11, Triton 3.6), gelu, in ms beside "rows" and "key
 from __future__ import annotations
 
 from ..._compat import shapes
+from ...kernels import devices
 from ...kernels.triton import splits
 from ...operands import Size
 from ...problem import Problem
-from .. import gpu
 
 # (widest head dim, the most rows of a sequence). More rows do not fit into registers.
 ROWS = ((64, 128), (128, 64))
@@ -48,4 +48,4 @@ def shares(p: Problem, width: Size = 0) -> int:
         return 1
     written = shapes.size_hint(p.total_rows) if p.jagged_query else None
     partial = 4 * (written or batch * rows) * heads * int(width or p.head_dim)
-    return splits.shares(batch * heads, keys, gpu.processors(p.device), partial)
+    return splits.shares(batch * heads, keys, devices.processors(p.device), partial)

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from ..._compat import shapes
-from ...kernels.devices import nvidia
+from ...kernels import devices
 from ...problem import Problem
 from ...rejection import Code
-from .. import gpu
 from ..backends import Rule, hint, one_query
 
 MAX_HEAD_DIM = 256
@@ -32,7 +31,7 @@ def _no_triton(problem: Problem) -> str:
 
 
 def _old_device(problem: Problem) -> str:
-    if not nvidia(problem.device):
+    if not devices.nvidia(problem.device):
         return "the Triton kernel has been checked on NVIDIA devices only"
     major, minor = torch.cuda.get_device_capability(problem.device)
     if major >= 8:
@@ -67,7 +66,7 @@ def _wide_in_full_precision(problem: Problem) -> str:
     widest = max(hint(problem.head_dim), hint(problem.value_dim))
     if (
         problem.dtype != torch.float32
-        or gpu.float32_precision() != "ieee"
+        or devices.float32_precision() != "ieee"
         or widest <= MAX_IEEE_DIM
     ):
         return ""
@@ -99,7 +98,7 @@ _GAINS: dict[str, tuple[Gain, ...]] = {
 
 
 def _gain(problem: Problem) -> str:
-    precision = "half" if problem.dtype != torch.float32 else gpu.float32_precision()
+    precision = "half" if problem.dtype != torch.float32 else devices.float32_precision()
     widest = max(hint(problem.head_dim), hint(problem.value_dim))
     gain = next((gain for gain in _GAINS[precision] if widest <= gain.head_dim), None)
     least = None if gain is None else gain.training if problem.training else gain.inference

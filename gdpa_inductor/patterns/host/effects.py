@@ -99,7 +99,10 @@ def _check_copies(graph: HostGraph, region: Region) -> None:
     for copy in copies:
         below = _aliases(region, [copy])
         # What it may be an alias of, up to the call that made the storage.
-        bases = facts.walk(copy.all_input_nodes[:1], _aliased_input)
+        bases = facts.walk(
+            copy.all_input_nodes[:1],
+            lambda node: [n for n in node.all_input_nodes[:1] if _is_alias(node, n)],
+        )
         above = _aliases(region, bases, below)
         for writer in (n for n in writers if order[n] > order[copy]):
             targets = set(writes.mutated(writer))
@@ -123,10 +126,6 @@ def _check_expanded(graph: HostGraph, region: Region) -> None:
             if targets & _aliases(region, [view]):
                 reason = f"changes the scores through {places.describe(view)}"
                 raise Refused(Code.MUTATED_SCORES, f"{places.describe(writer)} {reason}")
-
-
-def _aliased_input(node: Node) -> list[Node]:
-    return [n for n in node.all_input_nodes[:1] if _is_alias(node, n)]
 
 
 def _aliases(region: Region, start: Iterable[Node], without: Collection[Node] = ()) -> set[Node]:

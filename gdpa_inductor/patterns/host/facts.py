@@ -24,6 +24,7 @@ from ..._compat import dynamo, fx, operators, subclasses
 from . import functions
 
 T = TypeVar("T")
+value = fx.value_of
 
 # fmt: off
 _RANDOM = re.compile(
@@ -53,12 +54,6 @@ def walk(starts: Iterable[T], following: Callable[[T], Iterable[T]]) -> Iterator
 def is_call(node: Node) -> bool:
     """Whether a node calls a function or a method."""
     return node.op in ("call_function", "call_method")
-
-
-def value(node: Node) -> Any:
-    """The fake value of a node, or None."""
-    example = node.meta.get("example_value")
-    return node.meta.get("val") if example is None else example
 
 
 def tensors(node: Node) -> list[torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -36,10 +36,3 @@ def is_one(size: Size) -> bool:
 
 def is_zero(size: Size) -> bool:
     return same(size, 0)
-
-
-def product(sizes: Iterable[Size]) -> Size:
-    result: Size = 1
-    for size in sizes:
-        result = result * size
-    return result

@@ -140,11 +140,8 @@ def _module(node: Node) -> tuple[str, str] | None:
     if not modules:
         return None
     path, kind = modules[-1]
-    place, _, name = str(kind if isinstance(kind, str) else _full(kind)).rpartition(".")
+    full = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
+    place, _, name = full.rpartition(".")
     if not place.startswith("torch.nn."):
         return None
     return re.split(r"\W+", path.rstrip("']"))[-1], name.lower()
-
-
-def _full(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__name__}"

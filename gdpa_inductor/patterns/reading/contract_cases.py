@@ -31,9 +31,6 @@ _DIVISION = "remainder floor_divide".split()
 class TorchCall:
     """at_nan: the slope of torch's vectors at NaN, where its single elements have another one.
 
-    only_finite: gradients that come in are finite. Under others torch's slope is no product as the
-    row's is, or torch's vectors and single elements differ.
-
     decides: Where a name has several rules, this case tells which one holds.
     """
 
@@ -42,7 +39,6 @@ class TorchCall:
     args: tuple[Any, ...] = (X,)
     options: dict[str, Any] = field(default_factory=dict)
     at_nan: float | None = None
-    only_finite: bool = False
     decides: bool = False
 
     @property
@@ -91,9 +87,9 @@ CASES: list[TorchCall] = [
     TorchCall("clamp", "fff", THREE, decides=True),
     *_cases(["clamp"], "iii", "fif", args=THREE),
     *_cases(["clamp"], "ff", args=(X, None, X)),
-    TorchCall("nan_to_num", "f", (X, 0.0, 3e38, -3e38), only_finite=True),
-    TorchCall("nan_to_num", "f", (X, 2.0, 1.0, -1.0), only_finite=True),
-    TorchCall("tan", "f", only_finite=True),
+    TorchCall("nan_to_num", "f", (X, 0.0, 3e38, -3e38)),
+    TorchCall("nan_to_num", "f", (X, 2.0, 1.0, -1.0)),
+    TorchCall("tan", "f"),
     *_cases(["nan_to_num"], "i"),
     *_cases(["lerp"], "fff", args=THREE),
     *_cases(["addcmul"], "fff", args=THREE),
@@ -121,7 +117,7 @@ CASES: list[TorchCall] = [
     *(TorchCall("clamp", "i", (X, *ends)) for ends in ((0, 2), (2, 0), (None, 3))),
     *(TorchCall("pow", "f", (X, e)) for e in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, -0.5, -1.0, -2.0, 2)),
     *(TorchCall("pow", "f", (base, X)) for base in (0.5, 2.0, 3.0, 10.0, 2)),
-    TorchCall("pow", "f", (1.0, X), only_finite=True),
+    TorchCall("pow", "f", (1.0, X)),
     *(TorchCall("leaky_relu", "f", (X, slope)) for slope in (0.3, -0.3, 0.0)),
     *(
         TorchCall(name, "i", (X, bits))
@@ -138,8 +134,3 @@ CASES: list[TorchCall] = [
 BY_KEY: dict[str, list[TorchCall]] = {}
 for _case in CASES:
     BY_KEY.setdefault(_case.key, []).append(_case)
-
-# Rows that have no case: what functionalisation makes of `fill_` and `zero_`.
-WRITTEN = {"fill", "zero"}
-# Refused for every call, so that the refusal has the function's name.
-REFUSED = {"addcdiv"}

@@ -18,6 +18,7 @@ Shared atoms are divided into batch and heads so that no aux operand has to be e
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,7 +28,7 @@ from ...program.expr import INDEX, SCORE, Expr, aux, postorder, with_leaves
 from ...program.score_mod import Aux, ScoreMod
 from ...rejection import Code
 from ..host import facts, places
-from ..host.sizes import Size, product
+from ..host.sizes import Size
 from ..result import Refused
 from .frame import CUTS_ACROSS, Atom, Digits, Index, atoms, flat
 from .reading import Operand, Reading
@@ -264,7 +265,7 @@ def output_dims(layout: Layout) -> Index:
 
 
 def sizes(digits: Digits) -> Size:
-    return product(atom.size for atom in digits)
+    return math.prod(atom.size for atom in digits)
 
 
 def program_of(reading: Reading, layout: Layout) -> tuple[ScoreMod, list[Operand]]:

@@ -10,6 +10,7 @@ of one position is taken is the index itself. So `s[:, 1]`, in the branch h = 1,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from torch.fx import Node
 
 from ...program.expr import Expr, call
 from ..host import facts
-from ..host.sizes import product, same
+from ..host.sizes import same
 from .frame import Digits, Index, Space
 from .kinds import as_kind, where
 from .views import tensor_of
@@ -64,7 +65,7 @@ def in_branches(space: Space, branches: Sequence[Branch], index: Index) -> Index
         if len(digits) != 1 or digits[0].value is None or digits[0].value not in known:
             return digits
         whole = known[digits[0].value]
-        return whole if same(product(a.size for a in whole), digits[0].size) else digits
+        return whole if same(math.prod(a.size for a in whole), digits[0].size) else digits
 
     return tuple(map(running, index)) if known else index
 

@@ -27,7 +27,7 @@ from ...program.rounding import (
 from ...program.score_mod import formula
 from ...rejection import Code
 from ..host import facts
-from ..host.sizes import Size, product
+from ..host.sizes import Size
 from ..result import Refused
 from .frame import Digits
 from .kinds import real
@@ -82,7 +82,7 @@ class Precision:
             return _limits(facts.tensors(self.operands[leaf.value].leaf)[0].dtype)
         if leaf.op == "scalar":
             return _size_range(self.scalars[leaf.value])
-        low, high = _size_range(product(atom.size for atom in self.positions[leaf.value]))
+        low, high = _size_range(math.prod(atom.size for atom in self.positions[leaf.value]))
         return 0, max(high - 1, 0) if low >= 0 else INT32[1]
 
     def note_numbers(self, node: Node, args: Iterable[Any], dtype: torch.dtype) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch.fx import Node
 
 from ...rejection import Code
 from ..host import facts, heads
-from ..host.sizes import is_one, product, same
+from ..host.sizes import is_one, same
 from ..result import Refused
 from .frame import Index, Space, broadcast, permuted
 
@@ -121,7 +122,7 @@ def _narrowed(
     within = index[dim]
     if len(within) == 1 and within[0].part is not None and within[0].part[1] == start:
         whole = within[0].part[0]
-        if same(product(atom.size for atom in whole), total):
+        if same(math.prod(atom.size for atom in whole), total):
             return source, (*index[:dim], whole, *index[dim + 1 :])
     if start % length or total % length:
         return None

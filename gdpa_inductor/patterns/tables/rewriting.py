@@ -14,6 +14,7 @@ read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -23,7 +24,7 @@ from ..._compat import fx, subclasses
 from ...rejection import Rejection
 from ..host import facts, places
 from ..host.candidates import HostGraph
-from ..host.sizes import Size, product, same
+from ..host.sizes import Size, same
 from ..reading.shadow import execute
 from ..result import Refused
 from ..writing.recipe import Handle, Recipe
@@ -120,7 +121,7 @@ def _check_result(lookup: Lookup, writer: Writer) -> None:
 
 def _numbers(recipe: Recipe, lookup: Lookup) -> Handle:
     table = facts.tensors(lookup.table)[0]
-    numbers = recipe.call(aten.arange.default, product(table.shape), device=table.device)
+    numbers = recipe.call(aten.arange.default, math.prod(table.shape), device=table.device)
     return recipe.call(aten.view.default, numbers, list(table.shape))
 
 
@@ -156,7 +157,7 @@ def _flat_places(
 def _narrow(lookup: Lookup, index: Node, writer: Writer) -> Node:
     """The index in int32, since it is stored for the backward. A wrong place stays wrong."""
     recipe, table, places = _recipe(lookup), facts.tensors(lookup.table)[0], lookup.places
-    size = product(table.shape) if places.flat else table.shape[places.dim or 0]
+    size = math.prod(table.shape) if places.flat else table.shape[places.dim or 0]
     narrowed = recipe.call(aten.clamp.default, recipe.leaf(index), -size - 1, size)
     narrowed = recipe.cast(narrowed, torch.int32)
     return writer.write(recipe, lookup.node, lookup.node)[narrowed]

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.node import map_aggregate
 
 from ..._compat.shapes import expression_of
 from ...ops import ATTENTION
 from ..host.sizes import same_shape
-from .recipe import Handle, Recipe, map_nested
+from .recipe import Handle, Recipe
 
 aten = torch.ops.aten
 _VALUE = ATTENTION.positional.index("value")
@@ -45,7 +46,7 @@ class _Merge:
         self.handles[call] = self.calls[key]
 
     def arguments(self, args: Any) -> Any:
-        return map_nested(lambda x: self._handle(x) if isinstance(x, Handle) else x, args)
+        return map_aggregate(args, lambda x: self._handle(x) if isinstance(x, Handle) else x)
 
     def _handle(self, old: Handle) -> Handle:
         return self.handles[old] if old.node is None else self.handles.setdefault(old.node, old)

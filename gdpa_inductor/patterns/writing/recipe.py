@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.node import map_aggregate
 
 from ..._compat import fx, shapes
 from ...ops import ATTENTION
@@ -79,7 +80,7 @@ class Recipe:
 
         target: A function or the name of a method. args: May hold handles and symbolic sizes.
         """
-        values = map_nested(lambda x: x.value if isinstance(x, Handle) else x, args)
+        values = map_aggregate(args, lambda x: x.value if isinstance(x, Handle) else x)
         function: Any = target
         if isinstance(target, str):
             function, values = getattr(values[0], target), values[1:]
@@ -173,10 +174,3 @@ class Recipe:
         back = [order.index(dim) for dim in range(wanted.dim())]
         source = self.contiguous(self.call(aten.permute.default, source, order))
         return self.call(aten.permute.default, source, back)
-
-
-def map_nested(function: Callable[[Any], Any], args: Any) -> Any:
-    """Apply a function to everything in nested tuples and lists."""
-    if isinstance(args, (tuple, list)):
-        return type(args)(map_nested(function, x) for x in args)
-    return function(args)

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.node import map_aggregate
 
 from ..._compat import fx, shapes, subclasses
 from ..host import facts, functions
 from ..host.candidates import HostGraph
 from ..host.sizes import Size
-from .recipe import Handle, Recipe, map_nested
+from .recipe import Handle, Recipe
 
 aten = torch.ops.aten
 
@@ -40,7 +41,7 @@ class Writer:
         with graph.inserting_before(before):
             for call in recipe.calls:
                 assert call.target is not None
-                args = map_nested(lambda x: self._argument(x, written, like), call.args)
+                args = map_aggregate(call.args, lambda x: self._argument(x, written, like))
                 op = "call_method" if isinstance(call.target, str) else "call_function"
                 node = graph.create_node(op, call.target, args, dict(call.options))
                 describe(node, like, call.value)

@@ -18,13 +18,12 @@ import torch
 from torch import Tensor
 
 from ...._compat.device import empty
-from ....operands import Operands, aux_on_axes, score_shape
+from ....operands import Operands, aux_on_axes, dtype_name, score_shape
 from ....program.expr import AXES, postorder
 from ....program.score_mod import Aux
 from ..config import VECTOR
 from ..form import off_alignment
 from ..launcher import word_launcher
-from ..plan import name
 from ..replay import Record
 from ..runtime import for_gradient
 from .roots import factor_of
@@ -297,7 +296,7 @@ def total(
     apart = step != width
     if apart and (outer > 1 or inner // VECTOR >= MOST_APART):
         return False
-    dtypes = (name(scores.dtype), name(own.dtype))
+    dtypes = (dtype_name(scores.dtype), dtype_name(own.dtype))
     launcher = word_launcher("backward.summation", 8, *dtypes, factor, arch, apart)
     addresses = (scores.data_ptr(), own.data_ptr())
     rows = (width // VECTOR, step // VECTOR) if apart else (1, 1)

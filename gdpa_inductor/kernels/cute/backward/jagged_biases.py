@@ -22,11 +22,10 @@ import torch
 from torch import Tensor
 
 from ...._compat.device import empty
-from ....operands import Operands, aux_from_axes, score_shape
+from ....operands import Operands, aux_from_axes, dtype_name, score_shape
 from ....sequences import Padding, padded_program
 from ..config import VECTOR, StoredTiling, whole_vectors
 from ..launcher import word_launcher
-from ..plan import name
 from .biases import ROOM
 from .roots import factor_of
 
@@ -180,5 +179,5 @@ def _launch(
 ) -> None:
     words = [x.data_ptr() for x in (stored.scores, total, stored.hulls, stored.order)]
     words += (*stored.sizes, *numbers)
-    form = (kind, arguments, name(stored.scores.dtype), name(total.dtype), arch)
+    form = (kind, arguments, dtype_name(stored.scores.dtype), dtype_name(total.dtype), arch)
     word_launcher("backward.jagged_sums", len(words), *form)(*words)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....program.expr import SCORE, Expr, aux, const, differentiate
+from ....program.factors import split
 from ....program.score_mod import ScoreMod
 from ..config import KernelConfig, classes
 
@@ -48,7 +49,7 @@ def factor_of(program: str, number: int | None) -> float:
     score, other = (_slopes(program)[i] for i in (0, 1 + number))
     if score is None or other is None:
         return 0.0
-    (base, factor), (like, divisor) = _stripped(score), _stripped(other)
+    (base, factor), (like, divisor) = (split(slope, inside=False) for slope in (score, other))
     return factor / divisor if base == like and divisor else 0.0
 
 
@@ -82,27 +83,6 @@ def _slopes(program: str) -> tuple[Expr | None, ...]:
     mod = ScoreMod.parse(program)
     leaves = [SCORE, *(aux(number, spec.kind) for number, spec in enumerate(mod.aux))]
     return tuple(differentiate(mod.weight, leaves, const(1.0)))
-
-
-def _stripped(term: Expr) -> tuple[Expr, float]:
-    factor = 1.0
-    while term.op in ("neg", "mul", "div"):
-        numbers = [_number(x) for x in term.args]
-        if term.op == "neg":
-            term, factor = term.args[0], -factor
-        elif term.op == "mul" and numbers[0] is not None:
-            term, factor = term.args[1], factor * numbers[0]
-        elif term.op == "mul" and numbers[1] is not None:
-            term, factor = term.args[0], factor * numbers[1]
-        elif term.op == "div" and numbers[1]:
-            term, factor = term.args[0], factor / numbers[1]
-        else:
-            break
-    return term, factor
-
-
-def _number(term: Expr) -> float | None:
-    return float(term.value or 0) if term.is_const else None
 
 
 def no_such_heads(key_heads: Any, value_heads: Any, alike: bool) -> str:

@@ -28,7 +28,7 @@ class RegisterOperand(Fixed):
 
     def __post_init__(self) -> None:
         self.count = cute.size(self.S)
-        self.dtype = self.program.aux[int(self.node.value or 0)][0].dtype
+        self.dtype = self.program.aux[self.node.value][0].dtype
         size, kind = (-(-self.count // BITS), Int32) if self.bits else (self.count, self.dtype)
         self.registers = cute.make_rmem_tensor(size, kind)
 
@@ -83,7 +83,7 @@ def register_operands(program: Program, tiled: int | None) -> list[Expr]:
     def qualifies(node: Expr) -> bool:
         if node.op != "aux" or node.value == tiled:
             return False
-        narrow = program.aux[int(node.value or 0)][0].dtype.width <= 32
+        narrow = program.aux[node.value][0].dtype.width <= 32
         return narrow and set(program.access(node)) >= POSITIONS
 
     nodes = list(filter(qualifies, program.nodes))

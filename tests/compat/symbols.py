@@ -8,7 +8,7 @@ such a place is asked for. `tests/test_compat.py` looks each one up in the insta
 
 from __future__ import annotations
 
-from .versions import TESTED
+from gdpa_inductor._compat.versions import TESTED
 
 __all__ = ["SYMBOLS"]
 
@@ -49,7 +49,6 @@ _ROWS: dict[str, dict[str, str | _Row]] = {
         "variables.base.VariableTracker.visit": "the tensors in what is stored",
         "variables.tensor.TensorVariable.proxy": "the node of a tensor that is stored",
         "utils.get_optimize_ddp_mode": "whether DDP cuts graphs",
-        "maybe_mark_dynamic": "lengths that vary compile once in a benchmark",
         "utils.counters": "counts what was matched and lowered where users look for it",
         "utils.get_compilation_metrics": "`explain` reports frames that Dynamo gave up",
         "utils._compilation_metrics.maxlen": "how many of them Dynamo keeps",
@@ -206,10 +205,6 @@ _ROWS: dict[str, dict[str, str | _Row]] = {
         "_exit_dual_level": "ends a level that an interpretation left open",
         "_set_grad_enabled": "Dynamo writes it for `torch.no_grad`",
     },
-    "torch._functorch.config": {
-        "patch": "sets `donated_buffer` for one compile",
-        "donated_buffer": "benchmarks run a backward twice over one forward",
-    },
     "torch.amp.autocast_mode": {
         "_enter_autocast": "Dynamo writes it for `with torch.autocast(...)`",
         "_exit_autocast": "ends `_enter_autocast`",
@@ -270,14 +265,10 @@ _ROWS: dict[str, dict[str, str | _Row]] = {
         "async_compile.get_compile_threads": "how many processes compile",
         "async_compile.AsyncCompile.use_process_pool": "are there processes to compile in",
         "async_compile.AsyncCompile.process_pool": "CuTe kernels are compiled there",
-        "utils.fresh_cache": "a compile that is timed finds nothing in caches",
         "virtualized.NullKernelHandler": "what is there while no kernel is written",
         "virtualized.ops": "the operations of a kernel's inner function",
         "virtualized.OpsValue": "a value with arithmetic operators",
         "virtualized.V": "the graph that is being lowered, and the kernel being written",
-    },
-    "torch._inductor.runtime.triton_heuristics.CachingAutotuner": {
-        "benchmark_all_configs": "compares kernels by time while other processes wait",
     },
     "torch._inductor.codegen.triton.TritonKernel": {
         "compute": "where a scalar is computed",
