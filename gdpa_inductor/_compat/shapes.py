@@ -110,14 +110,6 @@ def guarded_equal(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def guarded_positive(number: int | torch.SymInt) -> bool:
-    """Whether a number is at least 1: always, or now, which a guard is added for."""
-    if isinstance(number, int) or statically_known_true(number >= 1):
-        return number >= 1 if isinstance(number, int) else True
-    hint = getattr(number.node, "hint", None)
-    return hint is not None and hint >= 1 and bool(number >= 1)
-
-
 def exact_quotient(
     size: int | torch.SymInt, divisor: int | torch.SymInt
 ) -> int | torch.SymInt | None:

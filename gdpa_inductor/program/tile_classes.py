@@ -174,8 +174,13 @@ def within(lo: Expr | None, hi: Expr | None) -> Expr:
 
 def _keep(opened: Mapping[Expr, Expr], roots: Sequence[Expr], leaf: Leaf) -> Expr | None:
     # The conjunction of all conditions, if each of them alone makes every term 0 where it masks.
-    # Scalars are sizes, so at least 1: they may divide.
-    divisor = lambda node: Interval(const(1), None) if node.op == "scalar" else leaf(node)
+    # Scalars are at least 1, so they may divide. One that may be 0 is compared with it.
+    doubtful = {x for node in postorder(roots) if node.op == "eq" for x in node.args}
+
+    def divisor(node: Expr) -> Interval:
+        is_positive = node.op == "scalar" and node not in doubtful
+        return Interval(const(1), None) if is_positive else leaf(node)
+
     keep = TRUE
     for condition, value in opened.items():
         masked = substitute(roots, {condition: const(not value.value)})

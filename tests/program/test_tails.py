@@ -22,6 +22,7 @@ STILL = [
 ]
 RESTLESS = [
     "div(1.0,s)",
+    "div(silu(s),float(where(eq(i0,0),0,i0)))",  # a number that may be 0
     "log(s)",
     "exp(add(s,200.0))",
     "mul(exp(add(s,80.0)),1e-30)",

@@ -257,8 +257,9 @@ def test_masks_that_are_no_one_condition():
 def test_what_is_0_for_one_size_only_is_kept(masked: str):
     program = ScoreMod.parse(f"where(le(kv_idx,q_idx),silu(s),{masked})")
     assert classify([program.weight], ()).keep is None
-    divided = ScoreMod.parse("where(le(kv_idx,q_idx),div(silu(s),float(i0)),0.0)")
-    assert classify([divided.weight], ()).keep is not None
+    for number, is_kept in (("i0", True), ("where(eq(i0,0),0,i0)", False)):
+        divided = ScoreMod.parse(f"div(where(le(kv_idx,q_idx),silu(s),0.0),float({number}))")
+        assert (classify([divided.weight], ()).keep is not None) is is_kept
 
 
 @pytest.mark.parametrize("bound", ["minimum(a0,-inf)", "maximum(a0,inf)"])

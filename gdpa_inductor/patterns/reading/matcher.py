@@ -62,7 +62,7 @@ class Matcher:
         if SCORE not in set(postorder([weight])) or weights.score is None:
             raise Refused(Code.CONTRACTION, "the weights do not depend on the first product")
         weights.precision.check_conditions(weight)
-        weights.precision.check_divisors(weight)
+        weight = weights.precision.doubtful_divisors(weight)
         value = factors.operand(*value_side)
         product, at = weights.score
         inner = factors.contracted(product)

@@ -25,6 +25,7 @@ from ...program.rounding import (
     rounded_term,
 )
 from ...program.score_mod import formula
+from ...program.simplify import substitute
 from ...rejection import Code
 from ..host import facts
 from ..host.sizes import Size
@@ -117,23 +118,21 @@ class Precision:
             reason = f"a mask that depends on how its numbers round: {formula(fragile)}"
             raise Refused(Code.POINTWISE_OP, reason)
 
-    def check_divisors(self, weight: Expr) -> None:
-        """Refuse a division by a number that may be 0: where scores are masked or past the end,
-        kernels take the quotient for finite.
+    def doubtful_divisors(self, weight: Expr) -> Expr:
+        """The weight, with `where(n == 0, 0, n)` for each number n that it divides by and that may
+        be below 1. Kernels take a plain one for finite in quotients that they mask.
         """
+        doubtful: dict[Expr, Expr] = {}
         for node in postorder([weight]):
             divisors = node.args[1:] if node.op == "div" else node.args
             for term in divisors if node.op not in _FINITE else ():
-                leaves = postorder([term])
-                if node.op == "div" or SCORE not in set(leaves):
-                    self._check_positive([x for x in leaves if x.op == "scalar"])
+                leaves = set(postorder([term]))
+                if node.op == "div" or SCORE not in leaves:
+                    doubtful |= {x: _or_zero(x) for x in leaves if self._may_be_zero(x)}
+        return substitute([weight], doubtful)[0]
 
-    def _check_positive(self, leaves: Iterable[Expr]) -> None:
-        for leaf in leaves:
-            size = self.scalars[leaf.value]
-            if not shapes.guarded_positive(size):
-                reason = f"a division by {size}, which may be below 1"
-                raise Refused(Code.POINTWISE_OP, f"{reason}: rule it out by torch._check")
+    def _may_be_zero(self, x: Expr) -> bool:
+        return x.op == "scalar" and not shapes.statically_known_true(self.scalars[x.value] >= 1)
 
     def check_dtypes(self, dtype: torch.dtype, weight: Expr) -> None:
         """Refuse what is no product of reals, and what rounds elsewhere than the model."""
@@ -151,6 +150,10 @@ class Precision:
         if node is not None:
             reason = f"rounds to fp32 beside scores in {dtype}"
             raise self.shadow.refused(Code.DTYPE, node, reason, at_source=True)
+
+
+def _or_zero(x: Expr) -> Expr:
+    return call("where", call("eq", x, const(0)), const(0), x)
 
 
 def _limits(dtype: torch.dtype) -> Range:
