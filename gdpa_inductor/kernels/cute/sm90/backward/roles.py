@@ -81,8 +81,9 @@ class HopperShapes:
 
     def __init__(self, config: Sm90Config) -> None:
         self.dtype, self.rows = DTYPES[config.dtype], config.query_rows
-        # Whole swizzle atoms. Tiles of 128 columns caused an illegal access at head dims up to 64
-        # if both sides were jagged; the cause is not known.
+        # Whole swizzle atoms. Tiles of 128 columns cause an illegal access at head dims up to 64 if
+        # queries are jagged (H200, driver 580.159.04, CuTe DSL 4.8.1). The cause is not known: the
+        # emulator and compute-sanitizer's memcheck see none.
         self.width = HALF if config.head_dim <= HALF else COLS
         self.value_width = config.padded_value_dim
         self.columns = -(-config.head_dim // HALF)  # into how many parts of 64 columns dQ is cut
