@@ -25,7 +25,6 @@ from ...program.rounding import (
     rounded_term,
 )
 from ...program.score_mod import formula
-from ...program.simplify import substitute
 from ...rejection import Code
 from ..host import facts
 from ..host.sizes import Size
@@ -129,7 +128,7 @@ class Precision:
                 leaves = set(postorder([term]))
                 if node.op == "div" or SCORE not in leaves:
                     doubtful |= {x: _or_zero(x) for x in leaves if self._may_be_zero(x)}
-        return substitute([weight], doubtful)[0]
+        return with_leaves(weight, lambda x: doubtful.get(x, x)) if doubtful else weight
 
     def _may_be_zero(self, x: Expr) -> bool:
         return x.op == "scalar" and not shapes.statically_known_true(self.scalars[x.value] >= 1)

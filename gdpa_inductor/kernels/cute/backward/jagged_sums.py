@@ -176,9 +176,11 @@ def _floats(place):
 KINDS: dict[str, Any] = {"tiles": TileSums, "rows": RowSums}
 
 
-def compiled(kind: str, arguments: tuple[Any, ...], source: str, target: str, arch: str):
+def compiled(
+    kind: str, arguments: tuple[Any, ...], source: str, target: str, arch: str, more: str = ""
+):
     sums = KINDS[kind](*arguments)
     matrices = (pointer(x, ALIGNMENT) for x in (source, target))
     sizes = tuple(Int32(1) for _ in range(sums.SIZES))
     operands = (*matrices, pointer("int32"), pointer("int64"), sizes, stream())
-    return compile_kernel(sums, operands, arch)
+    return compile_kernel(sums, operands, arch, more)
