@@ -109,6 +109,7 @@ def _is_cut(part: Values, whole: Graph) -> bool:
 def _end(graph: Graph) -> int:
     """The last value that no other node has. No region ends after it."""
     # An in-place call may return what it was given.
+    # DDP cuts a graph into parts that hold the very same fake values, which tell their nodes apart.
     identities = [id(facts.value(n)) for n in graph.nodes if n.op != "output" and facts.tensors(n)]
     counts = Counter(identities)
     return next(value for value in reversed(identities) if counts[value] == 1)

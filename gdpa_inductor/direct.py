@@ -10,7 +10,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -80,7 +80,8 @@ def _reached(function: FunctionType) -> Iterator[Any]:
         for name in code.co_names:
             known = name in ELEMENTWISE or name in _PARTS
             yield own.get(name, None if known else getattr(torch, name, NotImplemented))
-    yield from (cell.cell_contents for cell in function.__closure__ or ())
+    cells = function.__closure__ or ()
+    yield from (cell.cell_contents if cell != CellType() else NotImplemented for cell in cells)
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
 

@@ -244,6 +244,7 @@ def untouched(target: Any, *arguments: Any) -> Iterator[None]:
     modules = _modules(target, arguments)
     tensors = _tensors(target, arguments, modules)
     attributes = [(vars(m), _copied(vars(m))) for m in modules]
+    # Tensors of inference mode cannot be written outside of it, meta ones have no elements.
     owned = [t for t in tensors if not (t.is_inference() or t.is_meta)]
     contents = [
         (part, part.clone()) for t in owned for part in subclasses.strided_parts(t.detach())
@@ -257,6 +258,7 @@ def untouched(target: Any, *arguments: Any) -> Iterator[None]:
         with _generators(tensors):
             yield
     finally:
+        # In place: a `__dict__` is handed out by reference, and cannot be exchanged.
         for now, before in attributes:
             now.clear()
             now.update(before)
@@ -264,6 +266,7 @@ def untouched(target: Any, *arguments: Any) -> Iterator[None]:
             # Not by the version counter: batch norm writes its statistics without counting.
             if not torch.equal(tensor, saved):
                 tensor.data.copy_(saved)
+        # The tensor that holds the gradient is put back too: an optimizer may hold it.
         for tensor, grad, saved_grad in gradients:
             tensor.grad = grad
             if grad is not None and saved_grad is not None:

@@ -230,6 +230,8 @@ def uncompiled(target: Any) -> Any:
 
 def settings(target: Any) -> tuple[bool | None, dict[str, Any]]:
     """What torch.compile was given for a function or module: `dynamic`, and `options` if any."""
+    # torch.compile keeps what it was given in the closure of its wrapper, or in the wrapper of a
+    # module, and has no call to ask for it.
     run = getattr(target, "_compiled_call_impl", None) or target  # of Module.compile
     wrapped = getattr(getattr(target, "dynamo_ctx", None), "callback", None)
     if isinstance(run, FunctionType) and hasattr(run, "_torchdynamo_orig_callable"):
@@ -282,6 +284,7 @@ def stored_attributes() -> dict[int, str]:
                     names.setdefault(id(proxy.node.meta.get("example_value")), name)
 
             VariableTracker.visit(note, value)
+    # Values without a fake are all None here, and one name would stand for all of them.
     names.pop(id(None), None)
     return names
 

@@ -74,6 +74,7 @@ class Lanes:
         self.lane = cases()
         drawn = self.hash("base")
         self.base = torch.tensor(_BASES)[drawn % len(_BASES)]
+        # Other bits of one hash make independent choices.
         self.based, self.whole = (drawn >> 8) % 4 == 0, (drawn >> 16) % 2 == 0
         self._drawn: dict[Any, Tensor] = {}
         self._alive: list[Tensor] = []  # so that an `id` is that of one address
@@ -94,6 +95,8 @@ class Lanes:
 
     def draw(self, key: Any, address: Tensor, dtype: torch.dtype) -> Tensor:
         """The elements of a root."""
+        # By identity: comparing addresses would cost more than drawing. `_alive` keeps each of
+        # them, so that no other tensor gets its `id`.
         known = (key, id(address), dtype)
         if known not in self._drawn:
             self._alive.append(address)

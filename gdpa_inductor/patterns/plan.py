@@ -161,6 +161,7 @@ class Analyst:
         largest_first = sorted(counts, key=lambda copies: -counts[copies])
         outcomes = [self._outcome(Candidate(candidate.second, one)) for one in largest_first]
         for plan in outcomes:
+            # One row against many keys is rather a gate or a pooled bias than scores.
             if isinstance(plan, RegionPlan) and not is_one(plan.problem.rows):
                 return plan
         refusal = next((x for x in outcomes if isinstance(x, Rejection)), None)
@@ -188,10 +189,14 @@ class Analyst:
                 return replace(plan, notes=tuple(notes.values()))
             except Refused as refusal:
                 log.debug("%s, %s: %s", candidate.second, attempt.name, refusal.reason)
+                # What forbids a jagged side does not forbid the dense form: it is a note beside the
+                # match.
                 if attempt.is_jagged:
                     if not isinstance(refusal, NotPadded):
                         notes.setdefault(refusal.code, rejection(candidate, refusal))
                     continue
+                # The first refusal is the one to report: later attempts read less of what the user
+                # wrote.
                 refused = refused or refusal
                 if refusal.code not in _DEPENDS_ON_LEAVES:
                     break
@@ -230,6 +235,8 @@ class Analyst:
                 region = finder.of(candidate, attempt.through, sink, closed)
                 return self._planned(candidate, region, attempt)
             except Refused as refusal:
+                # A mask or bias that cannot be read may be an operand as it is. It is closed, and
+                # the region is found again without it.
                 node = refusal.node
                 if node is None or node in closed or len(closed) == _MOST_CLOSED:
                     raise
@@ -263,6 +270,7 @@ class Analyst:
             raise refusal.but(formula=understood.program.formula) from refusal.__cause__
 
     def _reading(self, region: Region, first: Node) -> Reading:
+        # Attempts and siblings often come to the same nodes, and a trace is the dear part.
         key = first, region.makers, region.nodes, region.leaves
         if key not in self.readings:
             nodes = self.graph.in_order((*region.makers, *region.nodes))
@@ -291,6 +299,7 @@ class Analyst:
         sizes = [*reading.scalars, *recipe.sizes()]
         for values in map(facts.value, region.sizes):
             sizes += values if isinstance(values, (tuple, list)) else [values]
+        # Asked before anything is written: a half-written graph could not be taken back.
         known_sizes = [size for size in sizes if isinstance(size, (int, torch.SymInt))]
         if not all(map(self.writer.can_write, known_sizes)):
             reason = "a symbolic size cannot be computed from the graph's inputs"

@@ -62,6 +62,8 @@ def compatible(
         for plan in left:
             if all(_may_meet(plan, other) for other in chosen):
                 chosen.append(plan)
+        # Without a plan that uses the same scores, the scores are stored after all. So a choice is
+        # made again until all users of each region are replaced, or the region is given up.
         incomplete = [plan for plan in chosen if _outer_users(plan, chosen)]
         slow: list[RegionPlan] = []
         if not incomplete and profit is True:
@@ -152,6 +154,7 @@ def _beside(
         return None
     problem = replace(first.problem, value_dim=recipe.attention.value.shape[-1])
     choice = True if supports is None else supports(problem)
+    # A wider value may be past the head dims of a kernel, and another one is no gain.
     kernels = {getattr(x, "kernel", None) for x in (choice, *(p.choice for p in plans))}
     if not choice or len(kernels) > 1:
         return None
@@ -168,6 +171,8 @@ def _may_move(plan: RegionPlan, first: RegionPlan, writer: Writer) -> bool:
     start, end = graph.order[here], graph.order[there]
     arguments = (x for call in plan.recipe.calls for x in fx.tree_leaves(list(call.args)))
     nodes = {x.node for x in arguments if isinstance(x, Handle) and x.node is not None}
+    # The later call moves up to the end of the earlier one. So a write on the way would come after
+    # it.
     between = (m for m in graph.mutators if start < graph.order[m] < end)
     changed = set[int]().union(*(graph.mutators[m] for m in between))
     own = set[int]().union(*map(facts.storages, nodes))

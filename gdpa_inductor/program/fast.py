@@ -66,6 +66,7 @@ def gated(term: Expr, weight: Expr) -> Expr:
     """A term of the program `weight`, or of its derivative, with the activations in these forms."""
     known = postorder([weight, term])  # a term on whole tiles may have activations of its own
     gates = {node: _scaled(node.args[0]) for node in known if node.op in _FORMS}
+    # Terms are interned: a slope is the one object that building it again gives.
     slopes = {_SLOPES[node.op](const(1.0), node, *node.args)[0]: node for node in gates}
     sigmoids = {call("sigmoid", *node.args): node for node in gates if node.op == "silu"}
     terms: dict[Expr, Expr] = {}

@@ -121,6 +121,8 @@ def add(node: Expr, x: Interval, y: Interval) -> Interval:
     lo, hi = _do("add", x.lo, y.lo), _do("add", x.hi, y.hi)
     lo, hi = _rounded(node.kind, lo, hi, x.whole + y.whole)
     for term in (x, y):
+        # Masks are filled with -inf. If one term is -inf everywhere, so is the sum, although the
+        # other one may be infinite too: the bounds say +inf - inf, which is NaN, and hide that.
         if term.falls and term.hi is not None:
             fallen, rest = build("eq", term.hi, -math.inf), const(math.inf) if hi is None else hi
             hi = build("where", fallen, -math.inf, rest)

@@ -119,6 +119,7 @@ def _half(atom: Expr, kind: str, ends: frozenset[str]) -> tuple[str, Expr] | Non
         return ("empty", atom) if kind == "zero" else ("mixed", negation(atom))
     if atom.op not in ("lt", "le"):
         return None
+    # `x < y` is y - x >= 1 of integers, `x <= y` is y - x >= 0.
     gap = _combined(_linear(atom.args[1], ends), _linear(atom.args[0], ends), -1)
     if gap is None or gap.slope == 0:
         return None

@@ -309,6 +309,8 @@ def _example(layout: Layout, number: int) -> Strided:
     strides: list[int] = []
     packed = 1
     for size, kind in zip(reversed(shape), reversed(kinds), strict=True):
+        # Odd, and past every packed stride: the compiler can take it for no size and no other
+        # stride, and so makes a symbol of its own of it.
         beyond = 2 * max(reach, packed) + 2 * number + 1
         strides.append({"packed": packed, "none": 0, "any": beyond}.get(kind, 1))
         if kind != "single":

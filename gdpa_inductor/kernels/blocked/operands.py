@@ -81,6 +81,7 @@ class MatrixSpec:
 
     def region(self, block: Block) -> Region:
         """Blocks with equal regions are summed before they are stored."""
+        # Chunks add whole matrices to a buffer; heads of a group that follow each other share it.
         if self.folded is None:
             first = 0 if self.shared else block.b.start
             return first, block.h.start // self.group, self.span(block).start

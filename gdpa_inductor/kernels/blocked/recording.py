@@ -119,6 +119,7 @@ class StepRecorder:
 
     def _stand_in(self, dtype: torch.dtype, size: Size, stride: Size | None = None) -> Tensor:
         if dtype not in self._storages:
+            # On the meta device a storage of any size takes no memory.
             self._storages[dtype] = torch.empty(1 << _STORAGE, dtype=dtype, device="meta")
         if stride is None:
             stride = torch.empty(size, device="meta").stride()

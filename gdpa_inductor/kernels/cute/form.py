@@ -84,6 +84,8 @@ def layout_key(
 def _rows_in_key(counts: Sequence[Any], aux: Sequence[Tensor]) -> list[Any]:
     """Each number of rows if an aux operand has this size, else the least of its kind."""
     sizes = {size for x in aux for size in x.shape}
+    # Any number of rows would do that equals no size of an aux operand: an equal one would look
+    # like an operand by token.
     several = SEVERAL
     while several in sizes:
         several += 1

@@ -74,6 +74,8 @@ class Launcher:
 
     def __call__(self, call: Sequence[int], form: bytes) -> None:
         """Launch. call, form: the results of `LaunchPlan.call_words` and `form_words`."""
+        # The words of a form are the same object from call to call (`LaunchPlan.words`), so
+        # comparing addresses is enough to leave them where they are.
         with self.lock:
             if form is not self.written:
                 self.form[:] = form

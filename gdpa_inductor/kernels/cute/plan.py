@@ -191,6 +191,7 @@ def plan_of(operands: Operands[Tensor], fast: bool, skip: bool, kind: Kind | Non
         except GDPAError:
             check(operands)  # if it is what complains, its message has the sizes of this call
             raise
+        # Only writers take the lock. A reader sees the old plan or the new one, and both are right.
         with _LOCK:
             while len(PLANS) >= MOST:
                 del PLANS[next(iter(PLANS))]  # the oldest

@@ -91,6 +91,7 @@ class Replay:
         """
         tensors = [*matrices, *aux, *offsets]
         addresses = [x.data_ptr() for x in tensors]
+        # One or of all addresses: a step in Python for each would cost more than the launch.
         if off_alignment(addresses):
             return None
         stream = current_stream(self.device)

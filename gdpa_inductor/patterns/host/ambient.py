@@ -55,6 +55,7 @@ class Ambient(dict[Node, State]):
             if change == "autocast on":
                 entered.append((node, tuple(node.args)))
             elif change == "autocast off":
+                # The call that leaves a context names the one that entered it: they need not nest.
                 entered = [item for item in entered if item[0] is not node.args[0]]
             if change:
                 called = getattr(node.target, "__name__", "")

@@ -58,10 +58,6 @@ def _check_operands(graph: HostGraph, region: Region) -> None:
         for mutator in graph.written(facts.storages(operand), place, end):
             reason = "changes an operand between its use and the output"
             raise Refused(Code.MUTATED_OPERAND, f"{places.describe(mutator)} {reason}")
-        for mutator in graph.written(facts.storages(operand), end):
-            if graph.ambient[region.end].grad and facts.name(mutator) in functions.UNVERSIONED:
-                reason = "changes an operand before the backward reads it"
-                raise Refused(Code.MUTATED_OPERAND, f"{places.describe(mutator)} {reason}")
     outer = frozenset().union(*map(facts.storages, reads))
     for mutator in _writers(graph, region):
         if not graph.mutators[mutator].isdisjoint(outer):

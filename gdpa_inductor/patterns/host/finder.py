@@ -91,6 +91,8 @@ class Finder:
         """The nodes between products. firsts: One product, or several that compute the same."""
         inside, stack = {*firsts, second}, [second]
         order, mutators = self.host.order, self.host.mutators
+        # A call that writes into a value of the region belongs to it, with all that it reads. Such
+        # a call may bring in another one, so both walks go on until nothing is added.
         between = [m for m in mutators if order[firsts[0]] < order[m] < order[second]]
         while stack:
             while stack:

@@ -60,6 +60,7 @@ class Factors:
             return None
         wanted = {atom for digits in over for atom in self.space.resolve(digits)}
         summed = tuple(d for d, digits in enumerate(operand.index) if wanted & {*digits})
+        # The sum must run over whole dims of the leaf, each once: else it is no sum of an operand.
         covered = [atom for dim in summed for atom in operand.index[dim]]
         if operand.casts or not summed or len(covered) != len(wanted) or {*covered} != wanted:
             return None

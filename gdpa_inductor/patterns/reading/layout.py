@@ -179,6 +179,7 @@ def _splits(shared: Sequence[Atom]) -> Iterator[tuple[Digits, Digits]]:
     count = len(shared)
     for cut in range(min(count, 1), count + 1):
         yield tuple(shared[:cut]), tuple(shared[cut:])
+    # With six dims there are 720 orders, and each is weighed against every operand.
     if count > 5:
         return
     for order in itertools.permutations(shared):
@@ -188,6 +189,8 @@ def _splits(shared: Sequence[Atom]) -> Iterator[tuple[Digits, Digits]]:
 
 def _cost(layout: Layout, reading: Reading) -> int:
     batch, heads = layout.batch, layout.heads
+    # Ranks, not times: what is refused outweighs all copies, a copy four expansions, and one of
+    # these any order. Of equal layouts the one in the model's order needs no transposition.
     neighbours = (*itertools.pairwise(batch), *itertools.pairwise(heads))
     cost = sum(a.number > b.number for a, b in neighbours)
     for operand in reading.aux:

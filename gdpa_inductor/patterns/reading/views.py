@@ -57,6 +57,7 @@ def through_view(space: Space, node: Node, index: Index) -> tuple[Node, Index] |
         return source, permuted(index, target(probe, *args).shape)
     if called == "expand":
         return source, broadcast(index, result.shape, shape)
+    # A copy with a part written over: an element of the rest is the element of the source.
     if called in ("select_scatter", "slice_scatter"):
         return _through_scatter(node, index)
     if called == "select":
@@ -89,6 +90,7 @@ def _through_piece(space: Space, node: Node, index: Index) -> tuple[Node, Index]
     dim = (rest[-1] if len(rest) > (called != "unbind") else 0) % tensor_of(source).dim()
     if called == "unbind":
         return _narrowed(space, source, (*index[:dim], (), *index[dim:]), dim, number, 1)
+    # The pieces on fakes say where each begins, however the call gave their sizes.
     start = sum(piece.shape[dim] for piece in outputs[:number])
     return _narrowed(space, source, index, dim, start, outputs[number].shape[dim])
 

@@ -85,6 +85,7 @@ def _inputs(recipe: Recipe, layout: Layout, understood: Understood) -> Operands[
     aux = [_operand(recipe, x, aux_dims(layout, x)[0]) for x in understood.operands]
     device = query.value.device
     for number, tensor in enumerate(aux):
+        # A scalar on the CPU may meet tensors of any device, but a kernel reads its own.
         if tensor.value.device != device:
             aux[number] = recipe.call(aten._to_copy.default, tensor, device=device)
     lengths = _lengths(recipe, understood.sides)
@@ -105,7 +106,10 @@ def _result(
     if region.sink is not None and not all(map(same, result.value.shape, expected.shape)):
         # Other symbols for its sizes: the call checks at run time.
         result = recipe.call(aten.view.default, result, list(expected.shape))
+    # Code after the region may ask for the strides, or view by them.
     result = recipe.with_strides(result, expected)
+    # Made without gradients, but used where they flow: a view of the operator's output would be
+    # refused an in-place write that the model may make.
     if not recipe.grad and any(state.grad for state in graph.ambient.values()):
         result = recipe.own(result)
     copies = _meets_foreach(graph, region.end)

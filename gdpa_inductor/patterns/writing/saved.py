@@ -53,6 +53,8 @@ def to_copy(
         if _changes_later(graph, region, node) or graph.ambient[node].inference > inference:
             _check_later(graph, region, node, most, saved)
             copies.add(node)
+    # In eager, padding saves its offsets only if the values have a gradient. The fused call always
+    # keeps them.
     unsaved = [pad.offsets for pad in pads if not facts.requires_grad(pad.values)]
     outside = _caller_storages(graph)
     for node in dict.fromkeys((*factors, *others, *unsaved)):
@@ -83,13 +85,13 @@ def _check_later(
 
 
 def _is_silent(mutator: Node) -> bool:
-    """A write through `.data`."""
+    """A write through `.data`, or one without a new version."""
 
     def bases(node: Node) -> list[Node]:
         own = facts.storages(node)
         return [n for n in node.all_input_nodes if facts.storages(n) & own]
 
-    return any(
+    return facts.name(mutator) in functions.UNVERSIONED or any(
         facts.name(n) in functions.SILENT for n in facts.walk(writes.mutated(mutator), bases)
     )
 

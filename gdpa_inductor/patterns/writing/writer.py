@@ -106,6 +106,8 @@ class Writer:
             return node
         if facts.tensors(node)[0].is_nested:
             nested, node = node, self.host.graph.call_method("values", (node,))
+            # The sizes of a nested tensor are those of its values and offsets: its own are symbols
+            # of no graph input.
             describe(node, like, subclasses.values_of(facts.tensors(nested)[0]))
         size = self.host.graph.call_function(aten.sym_size.int, (node, dim))
         describe(size, like, facts.tensors(node)[0].shape[dim])
@@ -121,6 +123,7 @@ class Writer:
         for node in self.host.graph.nodes:
             if facts.name(node) not in functions.SHAPES:
                 places.append((facts.value(node), node, None))
+        # Nodes that hold a symbol come first: to read a size of an input would be one node more.
         for node in self.host.graph.nodes:
             padded = facts.name(node) in ("to_padded_tensor", "nested_to_padded_tensor")
             if node.op == "placeholder" or padded:
@@ -153,5 +156,6 @@ def _evaluate(node: Node, like: Node) -> Any:
 def describe(node: Node, like: Node, value: Any) -> None:
     """Set the metadata of a new node: that of `like`, and its own value."""
     node.meta.update({key: like.meta[key] for key in _SOURCE if key in like.meta})
+    # Graphs of export and AOTAutograd name the fake value otherwise than those of Dynamo.
     key = "val" if "val" in like.meta and "example_value" not in like.meta else "example_value"
     node.meta[key] = value
