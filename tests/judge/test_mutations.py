@@ -52,12 +52,29 @@ def test_every_check_can_be_removed():
             assert check.original is not None, check.label
 
 
+def hooks_are_captured() -> bool:
+    """From torch 2.15 on."""
+    graphs = []
+
+    def backend(gm, _):
+        graphs.append(gm)
+        return gm.forward
+
+    def hooked(x):
+        y = x * 2
+        y.register_hook(lambda grad: grad * 3)
+        return y.cos()
+
+    torch.compile(hooked, backend=backend)(torch.ones(2, requires_grad=True))
+    return any("register_hook" in node.name for gm in graphs for node in gm.graph.nodes)
+
+
 @pytest.mark.refused_by_judge
 @pytest.mark.parametrize("name", SAMPLE)
 def test_sample(name):
     (subject,) = [s for s in [*corpus.from_programs(), *corpus.from_hunts()] if s.name == name]
     outcome = examine(subject)
-    if outcome.status == "matcher" and "hook" in name:
+    if "hook" in name and not hooks_are_captured():
         pytest.skip("this torch keeps hooks out of the graph")
     assert outcome.wrong, "no check matters here"
     assert_stopped(outcome)
