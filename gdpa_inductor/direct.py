@@ -31,6 +31,7 @@ _PARTS = ("nn", "functional", "special", "pi", "e", "inf", "dtype", "device")  #
 _RETRY = 60.0  # seconds
 _LONG = 5.0  # seconds; a first call that takes longer says so
 _failed: dict[Kind, float] = {}
+_unfused: set[Kind] = set()
 _new: set[Kind] = set()  # which no call has been compiled for yet
 
 
@@ -61,7 +62,7 @@ def reads_arguments_alone(*mods: Any) -> bool:
     """
     reached, seen = list(mods), set[object]()
     for value in reached:
-        if isinstance(value, FunctionType) and not str(value.__module__).startswith("torch."):
+        if isinstance(value, FunctionType) and not _is_of_torch(value):
             if value.__dict__ or len(reached) > _KINDS:
                 return False
             if value not in seen:
@@ -77,13 +78,18 @@ def _reached(function: FunctionType) -> Iterator[Any]:
     codes, own = [function.__code__], function.__globals__
     for code in codes:
         codes += [x for x in code.co_consts if isinstance(x, CodeType)]
-        for name in code.co_names:
-            known = name in ELEMENTWISE or name in _PARTS
-            yield own.get(name, None if known else getattr(torch, name, NotImplemented))
+        for name in code.co_names:  # a global, or an attribute of one or of a value
+            yield own.get(name)
+            if name not in ELEMENTWISE and name not in _PARTS:
+                yield getattr(torch, name, None if name in own else NotImplemented)
     cells = function.__closure__ or ()
     yield from (cell.cell_contents if cell != CellType() else NotImplemented for cell in cells)
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
+
+
+def _is_of_torch(function: FunctionType) -> bool:
+    return str(function.__globals__.get("__name__")).startswith("torch.")
 
 
 def _is_plain(value: Any) -> bool:
@@ -96,17 +102,29 @@ def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (int, float, bool, str, torch.dtype)
 
 
-def compiled(kind: Kind, formula: Callable[..., Tensor], arguments: Sequence[Any]) -> Tensor:
+class NotFused(Exception):
+    """What Inductor would compile has the scores."""
+
+
+def compiled(
+    kind: Kind,
+    formula: Callable[..., Tensor],
+    arguments: Sequence[Any],
+    fused_only: bool = False,
+) -> Tensor:
     """`formula(*arguments)` as one fused operator; as it is where that cannot be compiled.
 
     Raises:
         GDPAError: under `gdpa.strict`, which only the environment can set here.
+        NotFused: with `fused_only`, if it would be compiled, and not fused.
     """
+    if fused_only and kind in _unfused:
+        raise NotFused
     if _failed and time.monotonic() - _failed.get(kind, -_RETRY) < _RETRY:
         return formula(*arguments)
     start = time.monotonic()
     try:
-        result = _alone(formula, kind)(*arguments)
+        result = _alone(formula, kind, fused_only)(*arguments)
         if _new:
             _called(kind, time.monotonic() - start)
         return result
@@ -120,7 +138,9 @@ def compiled(kind: Kind, formula: Callable[..., Tensor], arguments: Sequence[Any
             return formula(*arguments)
         failure = error
     cause = getattr(failure, "inner_exception", failure)
-    if isinstance(cause, GDPAError):
+    if isinstance(cause, NotFused):
+        _unfused.add(kind)
+    if isinstance(cause, (GDPAError, NotFused)):
         raise cause
     unfused = formula(*arguments)  # which says so where the arguments are wrong
     if kind not in _failed:
@@ -131,22 +151,28 @@ def compiled(kind: Kind, formula: Callable[..., Tensor], arguments: Sequence[Any
 
 
 @functools.lru_cache(_KINDS)
-def _alone(formula: Callable[..., Tensor], kind: Kind) -> Callable[..., Tensor]:
+def _alone(formula: Callable[..., Tensor], kind: Kind, fused_only: bool) -> Callable[..., Tensor]:
     from ._compat import dynamo
 
     _new.add(kind)
-    return dynamo.compiled_alone(formula, _backend, {"gdpa.profit": False})
+    backend = functools.partial(_backend, fused_only)
+    return dynamo.compiled_alone(formula, backend, {"gdpa.profit": False})
 
 
-def _backend(gm: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-    """The backend "gdpa". It finds no candidate only where a mod had to be mapped (`scalars`)."""
-    from ._compat import dynamo
+def _backend(
+    fused_only: bool, gm: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any
+) -> Any:
+    """The backend "gdpa". It finds no candidate where a mod had to be mapped (`scalars`)."""
+    from ._compat import dynamo, fx
     from .backend import gdpa_backend
 
-    candidates = lambda: [dynamo.counters["gdpa"][name] for name in ("matched", "rejected")]
-    before = candidates()
+    calls = [node.target for node in gm.graph.nodes if node.op == "call_function"]
+    is_mapped = any(fx.state_change(target) == "transform" for target in calls)
+    before = dynamo.counters["gdpa"]["matched"]
     compiled = gdpa_backend(gm, inputs, **options)
-    if candidates() == before:
+    if fused_only and dynamo.counters["gdpa"]["matched"] == before:
+        raise NotFused
+    if is_mapped:
         reason = "attention is not fused: a mod calls what may see more than one element"
         if Options.make({}).strict:
             raise GDPAError(f"gdpa.strict: {reason}")

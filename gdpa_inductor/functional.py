@@ -8,6 +8,7 @@ padded by ops that the matcher removes again.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -92,15 +93,18 @@ def attention(
         kind = direct.kind_of(operands, score_mod, mask_mod)
     if kind is None:
         return _attention(*arguments, *bounds)
-    is_dense = cu_seqlens_q is None and cu_seqlens_k is None
-    if not is_dense and _reads_lengths(query, score_mod, mask_mod, *bounds):
-        longest = key_longest = _longest("query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
-        rows = (id(cu_seqlens_q), max_seqlen_q, query.shape[0])  # what `_longest` reads
-        if (id(cu_seqlens_k), max_seqlen_k, key.shape[0]) != rows:
-            key_longest = _longest("key", key, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
-        bounds = (longest, key_longest)
-    kind = (*kind, bounds[0] is None, bounds[1] is None)  # Dynamo would try one after the other
-    return direct.compiled(kind, _attention, (*arguments, *bounds))
+    if cu_seqlens_q is None and cu_seqlens_k is None:
+        return direct.compiled(kind, _attention, (*arguments, *bounds))
+    if not _reads_lengths(query, score_mod, mask_mod, *bounds):
+        # Not fused, the formula would be as large as the number of all rows.
+        with contextlib.suppress(direct.NotFused):
+            unread = (*kind, "unread")  # of its own: Dynamo would try one after the other
+            return direct.compiled(unread, _attention, (*arguments, *bounds), fused_only=True)
+    longest = key_longest = _longest("query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
+    rows = (id(cu_seqlens_q), max_seqlen_q, query.shape[0])  # what `_longest` reads
+    if (id(cu_seqlens_k), max_seqlen_k, key.shape[0]) != rows:
+        key_longest = _longest("key", key, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
+    return direct.compiled(kind, _attention, (*arguments, longest, key_longest))
 
 
 def _reads_lengths(

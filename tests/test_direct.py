@@ -1,5 +1,6 @@
 """direct: `gdpa_inductor.attention` outside of a compiled model is compiled alone, and fused."""
 
+import functools
 import logging
 import sys
 import threading
@@ -396,6 +397,10 @@ class _Table:
     values = torch.arange(16.0)
 
 
+def full(s):
+    return s
+
+
 def _halved(s):
     return F.silu(s) / 2
 
@@ -411,6 +416,8 @@ def _halved(s):
         (False, biased),
         (False, lambda s, b, h, q_idx, kv_idx: s * torch.tensor([1.0, 2.0])[kv_idx]),
         (False, lambda s, b, h, q_idx, kv_idx: s * [1.0, 2.0].copy()[0]),
+        (False, lambda s, b, h, q_idx, kv_idx: s * torch.full((9,), 2.0)[kv_idx]),  # and `full`
+        (False, functools.wraps(F.relu)(lambda s, *at: s * CU[at[-1]])),
         (False, _Table.values.add),
         (False, lambda s, b, h, q_idx, kv_idx: s * _Table.values[q_idx]),
         (False, lambda s, b, h, q_idx, kv_idx, t=CU: s * t[b]),
@@ -438,3 +445,33 @@ def test_a_mod_that_is_mapped_is_said(caplog: pytest.LogCaptureFixture, monkeypa
     with pytest.raises(GDPAError, match="more than one element"):
         gdpa_inductor.attention(*operands, score_mod=wide)
     direct._alone.cache_clear()
+
+
+def test_weights_without_a_score_are_no_candidate(caplog, monkeypatch) -> None:
+    """Nothing is said of them, by `strict` neither."""
+    monkeypatch.setenv("GDPA_STRICT", "1")
+    with caplog.at_level(logging.WARNING, "gdpa_inductor"):
+        assert_is_formula(dense(), score_mod=lambda s, b, h, i, j: torch.exp(-(i - j).abs() * 0.1))
+    assert not any("not fused" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("mod, reads", [(silu, False), (lambda s, *at: torch.lgamma(s), True)])
+def test_lengths_are_read_where_nothing_is_fused(monkeypatch, mod, reads: bool) -> None:
+    """Of all rows, the scores would be many times as large. (As on a GPU: there a read waits.)"""
+    operands, options = jagged((3, 0, 7))
+    monkeypatch.setattr(functional, "_reads_lengths", lambda *_: False)
+    direct._alone.cache_clear()
+    direct._unfused.clear()
+    bounds = []
+    original = functional._longest
+
+    def longest(*arguments):
+        bounds.append(original(*arguments))
+        return bounds[-1]
+
+    monkeypatch.setattr(functional, "_longest", longest)
+    for _ in range(2):
+        assert_is_formula(operands, score_mod=mod, **options)
+    assert bounds == [7] * 4 * reads  # of the formula too
+    direct._alone.cache_clear()
+    direct._unfused.clear()

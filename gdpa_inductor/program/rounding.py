@@ -53,15 +53,14 @@ def fragile_condition(weight: Expr, rounded: Collection[Expr] = ()) -> Expr | No
 
 
 def decision_at_limit(weight: Expr, limited: Collection[Expr]) -> Expr | None:
-    """A term that may decide by whether one of `limited` is at its limit of 1 or -1, or None.
+    """A term that decides by whether one of `limited` is at its limit of 1 or -1, or None.
 
     limited: Terms that only rounding to 16 bits takes there.
     """
     for node in postorder([weight]) if limited else ():
-        values = [x.value for x in node.args if x.is_const]
-        compares = node.kind == "b" and len(node.args) == 2
-        decides = _is(node, Trait.DECIDES) and (not compares or {1.0, -1.0} & set(values))
-        if decides and not set(limited).isdisjoint(postorder(node.args)):
+        compares = len(node.args) == 2 and {1.0, -1.0} & {x.value for x in node.args if x.is_const}
+        cuts = node.op in ("int", "floor", "ceil", "trunc") or (compares and node.kind == "b")
+        if cuts and not set(limited).isdisjoint(node.args):
             return node
     return None
 

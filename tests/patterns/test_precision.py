@@ -177,7 +177,11 @@ AT_A_LIMIT = {
     "a quotient": lambda s: (s / (1 + s.abs())).ceil(),
     "a comparison with a half": lambda s: torch.where(s.sigmoid() > 0.5, s, 0.0),
     "of a scaled score": lambda s: (s / 4).floor(),
+    "a cap": lambda s: F.threshold(30 * torch.tanh(s / 30), 1.0, 0.0),
+    "a sign": lambda s: torch.tanh(s).sign(),
+    "steps": lambda s: torch.round(torch.sigmoid(s) * 15) / 15,
 }
+DECIDED = ("to an integer", "floor", "a comparison with 1", "a quotient")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -187,9 +191,6 @@ def test_a_decision_at_a_limit_that_16_bits_round_to(name: str, dtype: torch.dty
     recorder = Recorder()
     operands = [torch.randn(1, 2, 5, 4, dtype=dtype) for _ in range(3)]
     torch.compile(lambda q, k, v: AT_A_LIMIT[name](q @ k.mT) @ v, backend=recorder)(*operands)
-    decides = dtype == torch.bfloat16 and name not in (
-        "a comparison with a half",
-        "of a scaled score",
-    )
+    decides = dtype == torch.bfloat16 and name in DECIDED
     assert len(recorder.matches) == 1 - decides, recorder.why()
     assert not decides or "depends on how its numbers round" in recorder.why()
