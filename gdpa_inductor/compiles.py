@@ -94,6 +94,7 @@ def regions() -> int:
 
 def values(graph: Graph) -> Values:
     """Of a captured graph, before it is rewritten."""
+    # By identity: DDP cuts a graph into parts that hold the very same fake values.
     inside = (n for n in graph.nodes if n.op not in ("placeholder", "output"))
     return {id(facts.value(n)): n for n in inside if facts.tensors(n)}
 
@@ -109,7 +110,6 @@ def _is_cut(part: Values, whole: Graph) -> bool:
 def _end(graph: Graph) -> int:
     """The last value that no other node has. No region ends after it."""
     # An in-place call may return what it was given.
-    # DDP cuts a graph into parts that hold the very same fake values, which tell their nodes apart.
     identities = [id(facts.value(n)) for n in graph.nodes if n.op != "output" and facts.tensors(n)]
     counts = Counter(identities)
     return next(value for value in reversed(identities) if counts[value] == 1)

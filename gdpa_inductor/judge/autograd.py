@@ -53,15 +53,20 @@ def check_hooks(whole: SideBySide) -> None:
 
 def _behind(tensor: Tensor) -> set[Edge]:
     """The edges behind a tensor in autograd's graph."""
-    edges: dict[Edge, None] = {}
-    following = [autograd.gradient_edge(tensor)]
-    while following:
-        node, _ = following.pop()
-        leaf = None if node is None else autograd.leaf_of(node)
-        reached = [leaf] if leaf else list(node.next_functions) if node is not None else []
-        following += [edge for edge in reached if edge not in edges]
-        edges |= dict.fromkeys(reached)
-    return set(edges)
+    edges: set[Edge] = set()
+    stack = [autograd.gradient_edge(tensor)]
+    while stack:
+        node, _ = stack.pop()
+        new = set(() if node is None else _following(node)) - edges
+        edges |= new
+        stack += new
+    return edges
+
+
+def _following(node: Any) -> list[Edge]:
+    """The edges that a node of autograd's graph passes gradients to."""
+    leaf = autograd.leaf_of(node)
+    return [e for e in node.next_functions if e[0] is not None] if leaf is None else [leaf]
 
 
 def check_tangent(claim: Claim) -> None:
@@ -114,9 +119,7 @@ def _reached(
         unknown = derived is not None and autograd.is_of_user(node) and node not in derived
         if unknown and not behind:
             raise Incomplete("the gradient of an autograd function of the model is not known")
-        leaf = autograd.leaf_of(node)
-        following = [e for e in node.next_functions if e[0] is not None] if leaf is None else [leaf]
-        stack += [(e, behind) for e in following]
+        stack += [(e, behind) for e in _following(node)]
     return names, leaves
 
 
