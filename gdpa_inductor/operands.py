@@ -202,6 +202,9 @@ def _check_aux(o: Operands[Tensor]) -> None:
         if kind_of(tensor.dtype) != spec.kind:
             raise GDPAError(f"a{i} is {tensor.dtype}, the program declares kind {spec.kind}")
         for size, entry in zip(tensor.shape, spec.access, strict=True):
+            if entry == "t":
+                _require(size >= 1, lambda: f"gdpa::attention: table a{i} is empty")
+                continue
             if entry in "qk" and entry not in sizes:
                 raise GDPAError(f"a{i} is read by {entry!r}, but that side is not jagged")
             _fits(f"dimension {entry} of a{i}", size, sizes.get(entry, 1))
@@ -265,10 +268,10 @@ def _is_one(size: Size) -> bool:
 
 
 def aux_on_axes(tensor: Tensor, spec: Aux) -> Tensor:
-    """View an aux tensor as [B|1, H|1, M|1, N|1]."""
+    """View an aux tensor as [B|1, H|1, M|1, N|1], and a table as [B|1, H|1, M|1, N|1, T]."""
     squeezed = tensor.squeeze([d for d, a in enumerate(spec.access) if a == "-"])
     axes = [a for a in spec.access if a != "-"]
-    ordered = squeezed.permute([axes.index(a) for a in AXES if a in axes])
+    ordered = squeezed.permute([axes.index(a) for a in (*AXES, "t") if a in axes])
     for position, axis in enumerate(AXES):
         if axis not in axes:
             ordered = ordered.unsqueeze(position)
@@ -285,7 +288,26 @@ def aux_sums(placed: Tensor, spec: Aux, dtype: torch.dtype) -> Tensor:
 def aux_from_axes(tensor: Tensor, spec: Aux) -> Tensor:
     """The inverse of `aux_on_axes`."""
     squeezed = tensor.squeeze([d for d, a in enumerate(AXES) if a not in spec.access])
-    return by_access(squeezed, [a for a in AXES if a in spec.access], spec)
+    return by_access(squeezed, [a for a in (*AXES, "t") if a in spec.access], spec)
+
+
+def sum_by_place(sums: Tensor, term: Tensor, places: Tensor) -> None:
+    """Add a term to the places of a table at which its elements were looked up.
+
+    sums [B|1, H|1, M|1, N|1, T]; term and places broadcast to the scores [B, H, M, N]. Elements
+    that were looked up outside of the table are left out.
+    """
+    *dims, size = sums.shape
+    shape = torch.broadcast_shapes(term.shape, places.shape)
+    known = (places >= 0) & (places < size)
+    flat = torch.where(known, places, 0)
+    step = size
+    for axis, own in reversed(list(zip(AXES, dims, strict=True))):
+        if own != 1:
+            flat = flat + on_axis(axis, torch.arange(own, device=sums.device)) * step
+            step = step * own
+    terms = torch.where(known, term, 0.0).expand(shape).reshape(-1)
+    sums.view(-1).index_add_(0, flat.expand(shape).reshape(-1), terms.to(sums.dtype))
 
 
 def by_access(tensor: Tensor, letters: Sequence[str], spec: Aux) -> Tensor:

@@ -19,7 +19,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .operands import Operands, aux_from_axes, aux_on_axes, on_axis, score_shape
+from .operands import (
+    Operands,
+    aux_from_axes,
+    aux_on_axes,
+    on_axis,
+    score_shape,
+    sum_by_place,
+)
 from .program.expr import AXES, Expr, compute_dtype, dtype_of, fold, torch_apply
 from .program.score_mod import ScoreMod
 from .sequences import Padding
@@ -140,7 +147,13 @@ def _dense_backward(
     if needs[2]:
         results.append(reduce_to(term(0).mT @ out, o.value))
     for i, (tensor, spec) in enumerate(zip(o.aux, program.aux, strict=True)):
-        if needs[3 + i]:
+        if needs[3 + i] and spec.is_table:
+            sums = torch.zeros_like(aux_on_axes(tensor, spec), dtype=score.dtype)
+            sums = sums.contiguous()
+            (places,) = fold([program.places[i]], leaf, torch_apply(score.dtype))
+            sum_by_place(sums, term(2 + i), places)
+            results.append(aux_from_axes(sums, spec).to(tensor.dtype).contiguous())
+        elif needs[3 + i]:
             dims = [d for d, axis in enumerate(AXES) if axis not in spec.access]
             summed = term(2 + i).sum(dims, keepdim=True) if dims else term(2 + i)
             results.append(aux_from_axes(summed, spec).to(tensor.dtype).contiguous())

@@ -10,7 +10,7 @@ from gdpa_inductor.operands import Operands
 from gdpa_inductor.ops import operands_of
 from gdpa_inductor.program.expr import POSITIONS
 from gdpa_inductor.program.score_mod import ScoreMod, ScoreModError
-from gdpa_inductor.reference import reference
+from gdpa_inductor.reference import reference, reference_backward
 from gdpa_inductor.rejection import GDPAError
 from tests.jagged_cases import CASES, JaggedCase, poisoned
 from tests.test_ops import OPCHECKS
@@ -206,3 +206,34 @@ def test_narrow_integers_are_computed_with_in_64_bits(dtype: torch.dtype) -> Non
     mask = indices[0] - 5 < -indices[1][:, None]
     torch.testing.assert_close(wide, torch.where(mask, query @ key.mT, 0.0) @ value)
     torch.testing.assert_close(narrow, wide, rtol=0, atol=0)
+
+
+def test_tables_against_autograd() -> None:
+    """Learned tables [T, H] by position and [H, T] by an index [B, M, N], read out of order."""
+    batch, heads, rows, cols, places = 2, 3, 5, 7, 9
+    text = "a0:f[t,h]; a1:i[b,q_idx,kv_idx]; a2:f[h,t]; silu(add(add(s,{}),lookup(a2,a1)))"
+    program = ScoreMod.parse(text.format("lookup(a0,add(sub(q_idx,kv_idx),6))"))
+    shapes = [(batch, heads, n, 4) for n in (rows, cols, cols)] + [(11, heads), (heads, places)]
+    tensors = [torch.randn(x, dtype=torch.float64, requires_grad=True) for x in shapes]
+    q, k, v, position, table = tensors
+    index = torch.randint(0, places, (batch, rows, cols), dtype=torch.uint8)
+    o = Operands(*(x.detach() for x in (q, k, v)), [], [], program)
+    o = o.with_aux([position.detach(), index, table.detach()])
+    distance = torch.arange(rows)[:, None] - torch.arange(cols) + 6
+    s = q @ k.mT + position[distance].permute(2, 0, 1) + table[:, index.long()].transpose(0, 1)
+    out = torch.nn.functional.silu(s) @ v
+    torch.testing.assert_close(reference(o), out.detach())
+    grad = torch.randn_like(out)
+    expected = torch.autograd.grad(out, tensors, grad)
+    actual = reference_backward(grad, o, [True, True, True, True, False, True])
+    torch.testing.assert_close(actual, list(expected))
+
+
+def test_a_place_outside_of_a_table_is_nan_and_has_no_gradient() -> None:
+    program = ScoreMod.parse("a0:f[t]; add(s,lookup(a0,sub(q_idx,kv_idx)))")
+    matrices = (torch.ones(1, 1, 3, 2) for _ in range(3))
+    o = Operands(*matrices, [torch.arange(2.0)], [], program)
+    out = reference(o)[0, 0, :, 0]
+    assert out.isnan().tolist() == [True, True, True]  # q_idx - kv_idx is -2 to 2
+    (grad,) = reference_backward(torch.ones(1, 1, 3, 2), o, [False, False, False, True])
+    assert grad.tolist() == [6.0, 4.0]

@@ -5,7 +5,8 @@ same object, so common subexpressions are shared. `OPS` is the whole vocabulary,
 operation (`ops`). A program has no other operations. Kernels emit operations, and do not redefine
 them.
 
-Kinds: "f" a real number in the compute dtype, "i" an integer, "b" a truth value.
+Kinds: "f" a real number in the compute dtype, "i" an integer, "b" a truth value, "t" a table of
+reals, which only `lookup` reads.
 """
 
 from __future__ import annotations
@@ -294,7 +295,7 @@ def differentiate(output: Expr, wrt: Sequence[Expr], seed: Expr = GRAD) -> list[
 
 def dtype_of(kind: str, real: torch.dtype) -> torch.dtype:
     """The dtype of a kind, where real numbers are in `real`."""
-    return {"f": real, "i": torch.int64, "b": torch.bool}[kind]
+    return {"f": real, "t": real, "i": torch.int64, "b": torch.bool}[kind]
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -7,6 +7,11 @@ map has an entry for each dim of the operand: the score index that reads the dim
 of size 1. "q" and "k" are rows of jagged queries and keys; they replace b together with q_idx or
 kv_idx. The last expression is the weight P[b,h,q_idx,kv_idx] that multiplies V.
 
+An operand with the entry "t" is a table. It is read by `lookup(table, place)` only, at one place in
+a program. The place, an integer term, is the index into this dim:
+
+    a0:f[h,t]; silu(add(s,lookup(a0,add(sub(q_idx,kv_idx),i0))))
+
 The text is an argument of the op, so every cache sees it. It is never executed: its terms are
 expressions of Python, of which names, numbers and calls of operations are read.
 
@@ -50,6 +55,7 @@ _VARIES: dict[str, tuple[str, ...]] = {
     **{axis: (axis,) for axis in AXES},
     **{rows: ("b", position) for rows, position in JAGGED.items()},
     "-": (),
+    "t": (),
 }
 _BEFORE = {"n": "q_idx", "m": "kv_idx"}  # the names of indices in old texts
 _MAX_TEXT = 1 << 16
@@ -84,8 +90,19 @@ class Aux:
 
     @property
     def axes(self) -> frozenset[str]:
-        """The score indices of `AXES` along which the operand varies."""
+        """The score indices of `AXES` along which the operand varies. Those of a table's place do
+        not count: see `ScoreMod.axes`.
+        """
         return frozenset(axis for entry in self.access for axis in _VARIES.get(entry, ()))
+
+    @property
+    def is_table(self) -> bool:
+        return "t" in self.access
+
+    @property
+    def leaf_kind(self) -> str:
+        """The kind of the term that reads it."""
+        return "t" if self.is_table else self.kind
 
 
 @dataclass(frozen=True)
@@ -116,17 +133,43 @@ class ScoreMod:
         for spec in self.aux:
             if not set(spec.access) <= set(_VARIES):
                 raise ScoreModError(f"access map {spec} has an entry outside {', '.join(_VARIES)}")
-            if len(spec.axes) != sum(len(_VARIES[entry]) for entry in spec.access):
+            if (
+                len(spec.axes) != sum(len(_VARIES[entry]) for entry in spec.access)
+                or spec.access.count("t") > 1
+            ):
                 raise ScoreModError(f"access map {spec} reads an index twice")
         for node in postorder([self.weight]):
             if node.op == "aux" and (
-                not 0 <= node.value < len(self.aux) or self.aux[node.value].kind != node.kind
+                not 0 <= node.value < len(self.aux) or self.aux[node.value].leaf_kind != node.kind
             ):
                 raise ScoreModError(f"a{node.value} is used but not declared with kind {node.kind}")
             if node.op in INSTRUCTIONS:
                 raise ScoreModError(f"{node.op} is an instruction of kernels")
             if node is GRAD:
                 raise ScoreModError("g has no meaning in a forward program")
+        self._check_tables()
+
+    def _check_tables(self) -> None:
+        for spec in self.aux:
+            if spec.is_table and spec.kind != "f":
+                raise ScoreModError(f"table {spec} is not of real numbers")
+        tables = Counter(x.args[0] for x in postorder([self.weight]) if x.op == "lookup")
+        for table, count in tables.items():
+            if table.op != "aux" or count > 1:
+                raise ScoreModError(f"{leaf_text(table)} is looked up at several places")
+
+    @functools.cached_property
+    def places(self) -> Mapping[int, Expr]:
+        """The term by which each table is looked up, by the table's number."""
+        lookups = (x for x in postorder([self.weight]) if x.op == "lookup")
+        return {x.args[0].value: x.args[1] for x in lookups}
+
+    def axes(self, number: int) -> frozenset[str]:
+        """The score indices along which what is read of an operand varies."""
+        axes = self.aux[number].axes
+        for leaf in postorder([self.places[number]]) if number in self.places else ():
+            axes |= self.aux[leaf.value].axes if leaf.op == "aux" else {leaf.op} & set(AXES)
+        return axes
 
     def __str__(self) -> str:
         return self._text
@@ -144,7 +187,7 @@ class ScoreMod:
     @functools.cached_property
     def gradients(self) -> Gradients:
         """d/ds and d/da_i of the weight, times g."""
-        leaves = [aux(i, a.kind) for i, a in enumerate(self.aux)]
+        leaves = [aux(i, a.leaf_kind) for i, a in enumerate(self.aux)]
         score, *others = differentiate(self.weight, [SCORE, *leaves])
         return Gradients(score, tuple(others))
 
@@ -244,8 +287,9 @@ def _parse(text: str) -> ScoreMod:
                 wanted = f"a declaration of a{len(declared)}"
                 raise ScoreModError(f"expected {wanted}, found {name}:{kind}")
             entries = [entry.strip() for entry in access.split(",")] if access.strip() else []
-            names[name] = aux(len(declared), kind)
-            declared.append(Aux(kind, tuple(_BEFORE.get(entry, entry) for entry in entries)))
+            spec = Aux(kind, tuple(_BEFORE.get(entry, entry) for entry in entries))
+            names[name] = aux(len(declared), spec.leaf_kind)
+            declared.append(spec)
         elif re.fullmatch(r"t\d+", name):
             names[name] = _parse_term(term, names)
         else:

@@ -2,6 +2,7 @@
 
 import pickle
 import random
+import re
 
 import pytest
 
@@ -27,12 +28,18 @@ def random_program(rng: random.Random) -> ScoreMod:
         "f": [SCORE, *(const(rng.choice(FLOATS)) for _ in range(2))],
         "i": [*INDEX.values(), scalar(rng.randrange(3)), const(rng.randrange(-9, 9))],
         "b": [const(rng.random() < 0.5)],
+        "t": [],
     }
     for number, spec in enumerate(declared):
-        pool[spec.kind].append(aux(number, spec.kind))
+        pool[spec.leaf_kind].append(aux(number, spec.leaf_kind))
     for _ in range(rng.randrange(1, 40)):
         name = rng.choice(sorted(OPS))
         kinds, result = rng.choice(OPS[name].kinds).split(">")
+        if name == "lookup":
+            if pool["t"]:  # a table has one place
+                place = rng.choice(pool["i"])
+                pool["f"].append(call(name, pool["t"].pop(), place))
+            continue
         plain = kinds[: len(kinds) - OPS[name].params]
         literals = [abs(rng.uniform(0.1, 3)) for _ in range(OPS[name].params)]
         pool[result].append(call(name, *(rng.choice(pool[k]) for k in plain), *literals))
@@ -46,7 +53,10 @@ def random_access(rng: random.Random) -> Aux:
     axes = rng.sample(AXES, rng.randrange(5))
     for _ in range(rng.randrange(2)):
         axes.insert(rng.randrange(len(axes) + 1), "-")
-    return Aux(rng.choice("fib"), tuple(axes))
+    kind = rng.choice("fib")
+    if kind == "f" and rng.random() < 0.5:
+        axes.insert(rng.randrange(len(axes) + 1), "t")
+    return Aux(kind, tuple(axes))
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -219,3 +229,35 @@ def test_every_leaf_of_the_text_is_in_the_term() -> None:
     )
     leaves = {node.op for node in postorder([program.weight]) if not node.args}
     assert leaves == {"kv_idx", "aux", "s", "q_idx", "h", "b"}
+
+
+TABLES = "a0:f[h,t]; a1:i[b,q_idx,kv_idx]; a2:f[t]; "
+
+
+def test_a_table_is_looked_up() -> None:
+    text = TABLES + "silu(add(add(s,lookup(a0,add(sub(q_idx,kv_idx),6))),lookup(a2,a1)))"
+    program = ScoreMod.parse(text)
+    assert str(program) == text
+    assert program.aux[0].is_table and not program.aux[1].is_table
+    assert set(program.places) == {0, 2} and program.places[2] is aux(1, "i")
+    assert program.axes(0) == {"h", "q_idx", "kv_idx"}
+    assert program.axes(2) == {"b", "q_idx", "kv_idx"}
+    assert program.gradients.aux[0] is program.gradients.aux[2] is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a0:f[t]; add(s,a0)", "add takes ff>f or ii>i, not ft"),
+        ("a0:f[h]; add(s,lookup(a0,h))", "lookup takes ti>f, not fi"),
+        ("a0:f[t]; add(s,lookup(a0,s))", "lookup takes ti>f, not tf"),
+        ("a0:f[t]; a0", "the weight must be a real number"),
+        ("a0:i[t]; add(s,float(b))", "table i[t] is not of real numbers"),
+        ("a0:f[t,t]; add(s,lookup(a0,b))", "access map f[t,t] reads an index twice"),
+        ("a0:f[t]; lookup(a0,b)*s", "unexpected 'lookup(a0,b)*s'"),
+        ("a0:f[t]; add(lookup(a0,b),lookup(a0,h))", "a0 is looked up at several places"),
+    ],
+)
+def test_a_table_is_not_read_otherwise(text: str, reason: str) -> None:
+    with pytest.raises(ScoreModError, match=re.escape(reason)):
+        ScoreMod.parse(text)
