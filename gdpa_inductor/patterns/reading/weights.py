@@ -24,6 +24,7 @@ from torch.fx import Node
 
 from ..._compat import shapes
 from ...program.expr import SCORE, Expr, aux, call, const, postorder
+from ...program.simplify import substitute
 from ...rejection import Code
 from ..host import facts, functions
 from ..host.functions import MIXING, REASONS
@@ -205,7 +206,7 @@ class Weights:
         while viewed := through_view(self.space, source, digits):
             source, digits = viewed
         try:
-            place = as_kind("i", self.read(node, at))
+            (place,) = substitute([as_kind("i", self.read(node, at))], {})
         except Refused as refusal:
             raise refusal.but(node=self.shadow.source(source)) from None
         leaves = [x for x in postorder([place]) if x.op == "aux"]
