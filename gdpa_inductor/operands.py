@@ -291,6 +291,11 @@ def aux_from_axes(tensor: Tensor, spec: Aux) -> Tensor:
     return by_access(squeezed, [a for a in (*AXES, "t") if a in spec.access], spec)
 
 
+def places_of(tensor: Tensor, spec: Aux) -> Size:
+    """How many places a table has; 1 of another operand."""
+    return tensor.shape[spec.access.index("t")] if spec.is_table else 1
+
+
 def sum_by_place(sums: Tensor, term: Tensor, places: Tensor) -> None:
     """Add a term to the places of a table at which its elements were looked up.
 
