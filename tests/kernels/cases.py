@@ -60,6 +60,7 @@ class Case:
     half: bool = False  # fp16
     processors: int = 0  # of the faked device, see `fake_cuda`
     integers: torch.dtype = torch.int64  # of integer operands
+    places: int = 0  # of tables: integer operands are in 0 to places - 1
     cached: bool = True  # operands that all batches read stay in the L2 cache
 
     @property
@@ -78,7 +79,8 @@ class Case:
     @property
     def sizes(self) -> dict[str, int]:
         """Of the axes that operands of the program may have."""
-        return {"b": self.b, "h": self.h, "q_idx": self.m, "kv_idx": self.n, "-": 1}
+        return {"b": self.b, "h": self.h, "q_idx": self.m, "kv_idx": self.n, "-": 1,
+                "t": self.places}  # fmt: skip
 
     def tensors(self) -> list[torch.Tensor]:
         """grad_out, query, key, value and the aux operands, fp32."""
@@ -102,7 +104,8 @@ class Case:
                     squares += places.view([-1 if d == dim else 1 for d in range(len(shape))])
             assert {*(squares % 2).flatten().tolist()} == {0, 1}, "blocks of both kinds"
             drawn = drawn.abs() * (squares % 2 == 0)
-        return {"f": drawn, "b": drawn > 0, "i": (drawn * 4).long().to(self.integers)}[spec.kind]
+        numbers = (drawn * 4).long() % self.places if self.places else (drawn * 4).long()
+        return {"f": drawn, "b": drawn > 0, "i": numbers.to(self.integers)}[spec.kind]
 
     def function(self) -> Callable:
         def run(grad_out, query, key, value, *aux):
