@@ -10,8 +10,10 @@ from typing import Any
 import cutlass
 from cutlass import Int32, cute
 
+from ....program.simplify import both as both_hold
 from ..config import KernelConfig, TileSize, classes
 from ..operands import KernelArguments
+from ..places import unchecked
 from ..ranges import LANES, TileClass, both, ends_are_bare, lowest, past, span
 from ..values import Fixed, larger, select, smaller
 
@@ -25,7 +27,7 @@ class KeyRanges(Fixed):
         self.skips, self.full_terms = config.skip and conditions.skips, conditions.full_terms
         self.zero, self.full = (
             TileClass(term, config, x, conditions.bounds, size)
-            for term in (conditions.zero, conditions.full)
+            for term in (conditions.zero, both_hold(conditions.full, unchecked(config).condition))
         )
         self.bare = ends_are_bare(config, [config.mod.weight], self.full_terms)
 

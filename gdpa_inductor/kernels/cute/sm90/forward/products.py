@@ -321,7 +321,8 @@ class HopperWeights(Fixed):
     def weigh(self, S, rows, column, end, b_at):
         biases = None if self.bias is None else self.bias.of_scores(b_at)
         for r in range_constexpr(0, cute.size(S), 2):
-            row, first = rows[r // 2 % 2], column + r // 4 * 8
+            row = rows[r // 2 % 2]
+            first = row.program.position(column) + r // 4 * 8
             kv_idx, values = Pair(first, first + 1), {}
             if cutlass.const_expr(self.bias is not None):
                 values = {self.bias.number: next(biases)}
