@@ -1,7 +1,7 @@
 """`python bench45/tables_gpu.py [--no-gradients]`: CuTe kernels of programs that look up tables.
 
 Forward and step (its backward with the gradients of tables) of causal silu attention in bf16:
-without a bias, with a table of positions, and with one of times too. Prints the time of each kernel,
+without a bias, with tables of positions, of times, and both. Prints the time of each kernel,
 the peak of memory over what is allocated before, and errors against fp64 of one (batch, head).
 """
 
@@ -103,7 +103,7 @@ def table_gradients(o, name: str, grad, dtype) -> list[torch.Tensor]:
             scores = ((q @ k.mT).double() + bias).to(dtype).requires_grad_()
             out = torch.where(mask, torch.nn.functional.silu(scores) / 1024, 0).to(dtype) @ v
             (ds,) = torch.autograd.grad(out, scores, grad[b, h].to(dtype))
-            for total, place in zip(sums, places):
+            for total, place in zip(sums, places, strict=True):
                 if place is None:
                     total[h] += ds.double()
                 else:
@@ -151,44 +151,45 @@ def show(what: str, run) -> None:
             print(f"    {time:8.1f}  {short(name)}")
 
 
+def bench(name: str, sizes: tuple[int, int, int, int], gradients: bool) -> None:
+    o = operands(name, *sizes)
+    grad = torch.randn_like(o.query)
+    learned = [gradients and spec.kind == "f" for spec in o.program.aux]
+    needs = (True, True, True, *learned)
+    print(f" {name}: {o.program}")
+    out = forward(o)
+    exact = formula(o, name, grad, torch.float64)
+    eager = formula(o, name, grad, torch.bfloat16)
+    print(f"  O {errors(out[0, 0], exact[0], eager[0])}")
+    show("forward", lambda: forward(o))
+    grads = backward(grad, o, needs)
+    for letter, mine, truth, other in zip("qkv", grads, exact[1:], eager[1:], strict=False):
+        print(f"  d{letter} {errors(mine[0, 0], truth, other)}")
+    if any(learned):
+        truths = table_gradients(o, name, grad, torch.float64)
+        others = table_gradients(o, name, grad, torch.bfloat16)
+        for mine, truth, other in zip(grads[3:], truths, others, strict=True):
+            print(f"  da {errors(mine, truth, other)}")
+    again = all(map(torch.equal, backward(grad, o, needs), grads))
+    print(f"  the same bits: {again}")
+    show("backward", lambda: backward(grad, o, needs))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--no-gradients", action="store_true", help="not those of tables")
     parser.add_argument("--sizes", type=int, default=3)
     parser.add_argument("--names", default="")
     args = parser.parse_args()
-    for b, h, n, d in SIZES[: args.sizes]:
-        print(f"(B,H,N,D) = {b, h, n, d}; one matrix {b * h * n * d * 2 / 2**20:.0f} MiB")
+    for sizes in SIZES[: args.sizes]:
+        b, h, n, d = sizes
+        print(f"(B,H,N,D) = {sizes}; one matrix {b * h * n * d * 2 / 2**20:.0f} MiB")
         for name in programs(n):
-            if args.names and name not in args.names.split(","):
-                continue
-            o = operands(name, b, h, n, d)
-            grad = torch.randn_like(o.query)
-            learned = [spec.kind == "f" for spec in o.program.aux]
-            if args.no_gradients:
-                learned = [False] * len(learned)
-            needs = (True, True, True, *learned)
-            print(f" {name}: {o.program}")
-            out = forward(o)
-            exact = formula(o, name, grad, torch.float64)
-            eager = formula(o, name, grad, torch.bfloat16)
-            print(f"  O {errors(out[0, 0], exact[0], eager[0])}")
-            show("forward", lambda: forward(o))
-            try:
-                grads = backward(grad, o, needs)
-            except Exception as error:
-                print(f"  backward: {error}")
-                continue
-            for letter, mine, truth, other in zip("qkv", grads, exact[1:], eager[1:]):
-                print(f"  d{letter} {errors(mine[0, 0], truth, other)}")
-            if any(learned):
-                truths = table_gradients(o, name, grad, torch.float64)
-                others = table_gradients(o, name, grad, torch.bfloat16)
-                for mine, truth, other in zip(grads[3:], truths, others):
-                    print(f"  da {errors(mine, truth, other)}")
-            again = all(map(torch.equal, backward(grad, o, needs), grads))
-            print(f"  the same bits: {again}")
-            show("backward", lambda: backward(grad, o, needs))
+            if not args.names or name in args.names.split(","):
+                try:
+                    bench(name, sizes, not args.no_gradients)
+                except Exception as error:
+                    print(f"  failed: {type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

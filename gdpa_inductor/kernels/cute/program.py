@@ -123,8 +123,6 @@ class Row(Fixed):
     def __init__(self, program: Program, tile, q_idx) -> None:
         self.program, self.tile = program, tile
         row = smaller(q_idx, tile.q_rows - 1)  # past the end it only has to be a readable address
-        # Past the end look-ups without a check must not leave their tables either.
-        q_idx = row if program.far else q_idx
         self.fixed = {"b": tile.batch, "h": tile.head, "q_idx": q_idx}
         self.places = {**self.fixed, "q_idx": row, "q": tile.q_start + row}
         self.loaded = {

@@ -305,7 +305,8 @@ class HopperWeights(Fixed):
     def __post_init__(self) -> None:
         row = self.first + first_row(self.thread)
         self.plain, self.careful = (
-            [Row(program, self.tile, row + half) for half in (0, 8)] for program in self.programs
+            [Row(program, self.tile, program.position(row) + half) for half in (0, 8)]
+            for program in self.programs
         )
         self.column = self.thread % 4 * 2
 
