@@ -102,7 +102,7 @@ def boundable(aux: Sequence[Aux]) -> list[int]:
 
     A float vector that all batches share is a scale, and not a mask. A float operand that no
     (batch, head) share costs as much to read as it may save. Operands that are indexed by jagged
-    rows have no table.
+    rows have no table of bounds, and neither has a table that is looked up.
     """
 
     def worth_reading(spec: Aux) -> bool:
@@ -112,8 +112,13 @@ def boundable(aux: Sequence[Aux]) -> list[int]:
     return [
         number
         for number, spec in enumerate(aux)
-        if spec.axes & POSITIONS and not {"q", "k"} & set(spec.access) and worth_reading(spec)
+        if spec.axes & POSITIONS and not {"q", "k", "t"} & set(spec.access) and worth_reading(spec)
     ]
+
+
+def bounds_on_tiles(terms: Sequence[Expr], aux: Sequence[Aux]) -> list[Interval]:
+    """The bounds of terms on a tile, as terms of the same leaves as `TileClasses`."""
+    return lift(terms, _leaves(aux, ()))
 
 
 def classify_by_tables(

@@ -8,7 +8,7 @@ cutlass is not imported here.
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -46,6 +46,14 @@ class StoredTiling:
         if self.by_keys:
             return key_heads, -(-cols // self.cols)
         return heads, -(-rows // self.rows)
+
+
+class LookUp(NamedTuple):
+    """An aux operand that is a table."""
+
+    number: int
+    size: int  # how many elements the program chooses among
+    stride: int  # from one to the next
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,7 @@ class KernelConfig:
     offsets: str = "int32"  # the dtype name of `cu_seqlens`
     # The aux operands whose keys are contiguous, at multiples of 16 bytes.
     vectors: frozenset[int] = frozenset()
+    lookups: tuple[LookUp, ...] = ()  # the aux operands that are tables
     expanded: frozenset[int] = frozenset()  # those with a stride of 0, which TMA does not read
     # In a backward: the aux operand whose gradient is stored, one number for each score.
     stored: int | None = None

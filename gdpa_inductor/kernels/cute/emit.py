@@ -130,6 +130,7 @@ PLAIN: dict[str, Callable] = {
     "float": each(lambda x: Float32(x)),
     "int": each(lambda x: Int64(x)),  # truncation towards zero, as torch's cast
     "bool": each(lambda x: x != 0),
+    "lookup": lambda table, place: table.look_up(place),
     "tanh_approx": _unary("tanh", approx=True),
     "exp2_approx": _unary("exp2", approx=True, ftz=True),
     "log2_approx": each(lambda x: cute.math.log2(x, fastmath=True)),

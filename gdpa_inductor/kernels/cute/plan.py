@@ -24,7 +24,7 @@ from ...program.score_mod import ScoreMod
 from ...program.tile_classes import boundable
 from ...rejection import GDPAError
 from .architectures import config_of
-from .config import LETTERS, KernelConfig, slice_of, unsupported
+from .config import LETTERS, KernelConfig, LookUp, slice_of, unsupported
 from .form import ALIGNMENT, JAGGED, Form, Kind, example_of, key_of
 
 MOST = 512  # plans in the cache
@@ -253,6 +253,7 @@ def config_for(o: Operands[Tensor], kind: Kind, fast: bool, skip: bool) -> Kerne
         fast=fast,
         skip=skip,
         vectors=_vectors(o.aux, o.program),
+        lookups=_lookups(o.aux, o.program),
         expanded=frozenset(number for number, x in enumerate(o.aux) if 0 in x.stride()),
         bounded=frozenset(boundable(o.program.aux) if skip else ()),
     )
@@ -293,13 +294,23 @@ def _vectors(aux: Sequence[Tensor], program: ScoreMod) -> frozenset[int]:
         unit = ALIGNMENT // tensor.element_size()
         steps = dict(zip(access, tensor.stride(), strict=True))
         return (
-            steps.pop("kv_idx", 0) == 1
+            "t" not in steps
+            and steps.pop("kv_idx", 0) == 1
             and tensor.data_ptr() % ALIGNMENT == 0
             and all(step % unit == 0 for step in steps.values())
         )
 
     suitable = (side_by_side(x, spec.access) for x, spec in zip(aux, program.aux))
     return frozenset(number for number, fits in enumerate(suitable) if fits)
+
+
+def _lookups(aux: Sequence[Tensor], program: ScoreMod) -> tuple[LookUp, ...]:
+    found = []
+    for number, (x, spec) in enumerate(zip(aux, program.aux, strict=True)):
+        if spec.is_table:
+            dim = spec.access.index("t")
+            found.append(LookUp(number, x.shape[dim], x.stride(dim)))
+    return tuple(found)
 
 
 def _by_letter(tensor: Tensor, access: Sequence[str]) -> list[int]:

@@ -16,25 +16,42 @@ from ...program.integers import wide
 from .config import LETTERS, KernelConfig
 from .emit import emit
 from .operands import KernelArguments
-from .values import Fixed, Pair, each, smaller
+from .places import unchecked
+from .values import Fixed, Pair, Table, each, smaller
 
 
 class Program(Fixed):
-    """The terms `roots` of a score program, by default the weight, for any score."""
+    """The terms `roots` of a score program, by default the weight, for any score.
+
+    on_full: The program runs only on tiles for which the condition of `places.unchecked` holds.
+    """
 
     def __init__(
-        self, config: KernelConfig, x: KernelArguments, roots: Sequence[Expr] = ()
+        self,
+        config: KernelConfig,
+        x: KernelArguments,
+        roots: Sequence[Expr] = (),
+        on_full: bool = False,
     ) -> None:
         self.mod, self.fast, self.aux, self.scalars = config.mod, config.fast, x.aux, x.scalars
         self.vectors, self.dtypes = config.vectors, config.aux
         self.roots = tuple(roots or (self.mod.weight,))
         self.nodes = list(postorder(self.roots))
         self.wide = wide(self.roots)
+        self.lookups = {x.number: x for x in config.lookups}
+        self.unchecked = unchecked(config, always=not on_full).tables
+        # The compiler adds constants to an address without an instruction if the place has the
+        # 64 bits of an address. It does not where a narrower sum might wrap.
+        self.far = on_full and bool(self.unchecked)
 
     def index(self, value) -> Pair:
         """A position as an integer of the program: 64 bits if the program multiplies integers."""
         pair = value if isinstance(value, Pair) else Pair(value)
-        return each(Int64)(pair) if self.wide else each(Int32)(pair)
+        return each(Int64)(pair) if self.wide or self.far else each(Int32)(pair)
+
+    def position(self, value):
+        """A position to which constants will be added."""
+        return Int64(value) if self.far else value
 
     def access(self, node: Expr) -> tuple[str, ...]:
         return self.mod.aux[node.value].access
@@ -43,7 +60,9 @@ class Program(Fixed):
         return address(self.aux[node.value], self.access(node), places)
 
     def read(self, node: Expr, places: dict[str, Any]):
-        return self.of_kind(node, element(self.place(node, places)))
+        """The element, or the pointer to the first element of a table."""
+        place = self.place(node, places)
+        return place if node.kind == "t" else self.of_kind(node, element(place))
 
     def of_kind(self, node: Expr, value):
         """A loaded element, in the type that the node has."""
@@ -56,6 +75,9 @@ class Program(Fixed):
         """
 
         def leaf(node: Expr):
+            if node.kind == "t":
+                number = node.value
+                return Table(operand(node), self.lookups[number], number in self.unchecked)
             if node.op.startswith("aux"):
                 return operand(node)
             if node.op == "scalar":
@@ -100,8 +122,8 @@ class Row(Fixed):
 
     def __init__(self, program: Program, tile, q_idx) -> None:
         self.program, self.tile = program, tile
-        self.fixed = {"b": tile.batch, "h": tile.head, "q_idx": q_idx}
         row = smaller(q_idx, tile.q_rows - 1)  # past the end it only has to be a readable address
+        self.fixed = {"b": tile.batch, "h": tile.head, "q_idx": q_idx}
         self.places = {**self.fixed, "q_idx": row, "q": tile.q_start + row}
         self.loaded = {
             node: Pair(program.read(node, self.places))
@@ -177,7 +199,10 @@ class ProgramLine(Fixed):
                 self.loaded[node] = Pair(program.read(node, places))
 
     def read(self, node: Expr, index):
-        """The element of an aux operand at streamed row `index`, in the type of the node."""
+        """What `Program.read` gives, at streamed row `index`."""
+        if node.kind == "t":
+            place, _ = self.walked(node, smaller(index, self.tile.length - 1))
+            return place
         return self.program.of_kind(node, self.element(node, index))
 
     def element(self, node: Expr, index):

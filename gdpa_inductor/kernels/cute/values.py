@@ -15,9 +15,11 @@ import math
 from collections.abc import Callable
 
 import cutlass
-from cutlass import Boolean, Float32, Int32, Int64, cute
+from cutlass import Boolean, Float32, Int32, Int64, Uint32, Uint64, cute
 from cutlass.base_dsl.arch import Arch
 from cutlass.cutlass_dsl import BaseDSL, Numeric, select_
+
+from .config import LookUp
 
 LIMIT = 1 << 31
 DTYPES = {
@@ -76,6 +78,32 @@ class Product:
         if self._pair is None:
             self._pair = packed(cute.arch.mul_packed_f32x2, self.x, pair(self.y))
         return self._pair
+
+
+class Table:
+    """A table that is looked up. pointers: To its first element, for both scores."""
+
+    __slots__ = ("checked", "pointers", "size", "stride")
+
+    def __init__(self, pointers: Pair, lookup: LookUp, unchecked: bool) -> None:
+        self.pointers, self.checked = pointers, not unchecked
+        self.size, self.stride = lookup.size, lookup.stride
+
+    def look_up(self, place) -> Pair:
+        return each(self.element)(self.pointers, place)
+
+    def element(self, pointer, place):
+        """The element as Float32. NaN if the place is outside."""
+        if not self.checked:
+            return self.read(pointer, place)
+        unsigned = Uint64 if isinstance(place, Int64) else Uint32
+        inside = unsigned(place) < unsigned(self.size)  # a negative place is a large one
+        value = self.read(pointer, select(inside, place, 0))
+        return select(inside, value, Float32(math.nan))
+
+    def read(self, pointer, place):
+        own = pointer + Int64(place) * self.stride
+        return Float32(cute.make_tensor(own, cute.make_layout(1))[0])
 
 
 def literal(value):

@@ -10,8 +10,10 @@ import cutlass
 from cutlass import Boolean, Int32, cute
 
 from ....program.expr import GRAD, Expr, call, postorder
+from ....program.simplify import both as both_hold
 from ..config import KernelConfig, TileSize, classes
 from ..operands import KernelArguments
+from ..places import unchecked
 from ..ranges import LANES, TileClass, both, ends_are_bare, lowest, past, span
 from ..values import Fixed, smaller
 from .roots import roots_of
@@ -42,7 +44,7 @@ class StreamedRanges(Fixed):
         self.bare = keys and ends_are_bare(config, *map(_flow, (roots, self.full_terms)))
         self.zero, self.full = (
             TileClass(term, config, x, conditions.bounds, size)
-            for term in (conditions.zero, conditions.full)
+            for term in (conditions.zero, both_hold(conditions.full, unchecked(config).condition))
         )
         self.per_head = any(
             node.op == "h" or (node.op.startswith("aux") and "h" in self.zero.program.access(node))

@@ -81,7 +81,7 @@ def adds_all(config: KernelConfig) -> bool:
 def _slopes(program: str) -> tuple[Expr | None, ...]:
     """The slopes of P by the score and by each aux operand; None where zero."""
     mod = ScoreMod.parse(program)
-    leaves = [SCORE, *(aux(number, spec.kind) for number, spec in enumerate(mod.aux))]
+    leaves = [SCORE, *(aux(number, spec.leaf_kind) for number, spec in enumerate(mod.aux))]
     return tuple(differentiate(mod.weight, leaves, const(1.0)))
 
 
@@ -104,6 +104,8 @@ def no_such_biases(program: str, needs: Sequence[bool], dtype: str) -> str:
     if not wanted:
         return ""
     for number in wanted:
+        if ScoreMod.parse(program).aux[number].is_table:
+            return f"{NONE} that are looked up, as a{number}"
         factor = factor_of(program, number)
         if not factor:
             return f"{NONE} that are not added to the score, as a{number}"

@@ -10,8 +10,10 @@ from typing import Any
 import cutlass
 from cutlass import Int32, cute
 
+from ....program.simplify import both as both_hold
 from ..config import KernelConfig, TileSize, classes
 from ..operands import KernelArguments
+from ..places import unchecked
 from ..ranges import LANES, TileClass, both, ends_are_bare, lowest, past, span
 from ..values import Fixed, larger, select, smaller
 
@@ -21,11 +23,12 @@ class KeyRanges(Fixed):
 
     def __init__(self, config: KernelConfig, x: KernelArguments) -> None:
         conditions, size = classes(config), TileSize(config.rows, config.cols)
+        self.config = config
         self.rows, self.cols, self.tiles = config.rows, config.cols, config.tiles
         self.skips, self.full_terms = config.skip and conditions.skips, conditions.full_terms
         self.zero, self.full = (
             TileClass(term, config, x, conditions.bounds, size)
-            for term in (conditions.zero, conditions.full)
+            for term in (conditions.zero, both_hold(conditions.full, unchecked(config).condition))
         )
         self.bare = ends_are_bare(config, [config.mod.weight], self.full_terms)
 
@@ -38,6 +41,8 @@ class KeyRanges(Fixed):
         """Whether a tile of scores is whole, so that the terms without a mask serve."""
         # With bare ends this is always true. A literal made ptxas serialize the products of fp16.
         inside = column < tile.k_rows if self.bare else column + self.cols <= tile.k_rows
+        if self.config.lookups:  # of rows past the end, places may be outside of a table
+            inside = inside & (row + self.rows <= tile.q_rows)
         return both(inside, self.holds(self.full, tile, row, column))
 
     @cute.jit

@@ -61,7 +61,7 @@ class Sm90Config(config.KernelConfig):
         # Jagged queries have three too. Where a sequence ends within a tile, warpgroups without
         # rows take no time from the others.
         read = (x.access for number, x in enumerate(self.mod.aux) if number != self.tiled)
-        one_by_one = any("kv_idx" in access or "k" in access for access in read)
+        one_by_one = any({"kv_idx", "k", "t"} & set(access) for access in read)
         return 2 if self._widest > 64 or one_by_one else 3
 
     @property
@@ -105,7 +105,7 @@ class Sm90Config(config.KernelConfig):
         # Then the warpgroups need not be equally far. There are two exceptions. A bias that is
         # loaded or stored uses the buffers of dS. Aux operands that are read for each score need
         # the registers.
-        read = any(set(x.access) >= POSITIONS for x in self.mod.aux)
+        read = any(set(x.access) >= POSITIONS or x.is_table for x in self.mod.aux)
         return self.stored is None and not read
 
     @property

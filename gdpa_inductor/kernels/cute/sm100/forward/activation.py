@@ -25,7 +25,7 @@ PARTS = COLS // PART
 
 def weights_of(scores, row: Row, fetched, column, end):
     """The weights of `PART` scores from key `column` on."""
-    weights = cute.make_rmem_tensor(PART, Float32)
+    weights, column = cute.make_rmem_tensor(PART, Float32), row.program.position(column)
     for i in range(0, PART, 2):
         kv_idx = Pair(column + i, column + (i + 1))
         (weight,) = row(Pair(scores[i], scores[i + 1]), kv_idx, fetched, i)

@@ -134,7 +134,7 @@ class ForwardKernel(AttentionKernel):
         if warp < EPILOGUE:
             cute.arch.setmaxregister_increase(REGISTERS["activation"])
             plain, lane = (
-                Program(c, x, ranges.full_terms),
+                Program(c, x, ranges.full_terms, on_full=True),
                 TensorMemoryRow(tmem, thread, self.dtype),
             )
             role = ForwardActivation(channels, lane, ranges, plain, Program(c, x))

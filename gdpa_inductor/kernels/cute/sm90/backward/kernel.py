@@ -175,7 +175,7 @@ class HopperBackward(AttentionKernel):
             stores = {y: self.tiles(y, copies[y], shared[y]) for y in copies if y in ("gk", "gv")}
             epilogue = KeyGradients(self.shapes, stores, gradients, factor)
             roots = (ranges.full_terms, terms_of(c))
-            programs = [Program(c, x, terms) for terms in roots]
+            programs = [Program(c, x, y, full) for y, full in zip(roots, (True, False))]
             stored = self.tiles("g", copies["g"], shared["g"]) if "g" in copies else None
             walk = Turns(x, ranges)
             HopperBackwardProducts(

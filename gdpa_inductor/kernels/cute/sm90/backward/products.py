@@ -374,9 +374,9 @@ class HopperBackwardProducts(Fixed):
     def evaluate(self, tile: ResidentTile, turn, block, stage, program, slope, careful):
         # careful: P and the slope are zero past the end of either side, as program(0) may differ
         # from 0.
-        S, row = self.fragments.S, tile.first + self.row
+        S, row = self.fragments.S, program.position(tile.first + self.row)
         lines = [ProgramLine(program, self.walk, tile, turn, row + half) for half in (0, 8)]
-        first = block * self.walk.heights.streamed + self.column
+        first = program.position(block * self.walk.heights.streamed + self.column)
         operand = cute.make_rmem_tensor(S.layout, self.fragments.shapes.dtype)
         for r in range_constexpr(0, cute.size(S), 2):
             half, column = r // 2 % 2, first + r // 4 * 8

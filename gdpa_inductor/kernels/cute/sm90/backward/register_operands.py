@@ -12,15 +12,16 @@ from typing import Any
 from cutlass import Int32, cute
 
 from .....program.expr import POSITIONS, Expr
-from ...program import Program, ProgramLine, element
+from ...program import Program, ProgramLine, element, widened
 from ...values import Fixed, Pair
 
-BITS = 16  # truth values in a word
+# How many numbers share a word. So they take fewer registers.
+TOGETHER = {"bool": 16, "uint8": 4}
 
 
 @dataclass
 class RegisterOperand(Fixed):
-    """The numbers of such an operand for one step, in registers. Truth values are kept as bits."""
+    """The numbers of such an operand for one step, in registers, some `TOGETHER` in a word."""
 
     node: Expr
     program: Program
@@ -29,12 +30,11 @@ class RegisterOperand(Fixed):
     def __post_init__(self) -> None:
         self.count = cute.size(self.S)
         self.dtype = self.program.aux[self.node.value][0].dtype
-        size, kind = (-(-self.count // BITS), Int32) if self.bits else (self.count, self.dtype)
-        self.registers = cute.make_rmem_tensor(size, kind)
-
-    @property
-    def bits(self) -> bool:
-        return self.node.kind == "b"
+        self.stored = self.program.dtypes[self.node.value]
+        self.together = TOGETHER.get(self.stored, 1)
+        kind = self.dtype if self.together == 1 else Int32
+        self.registers = cute.make_rmem_tensor(-(-self.count // self.together), kind)
+        self.bits = 1 if self.stored == "bool" else 8  # of a number in a word
 
     def take(self, lines: Sequence[ProgramLine], first) -> None:
         """Fetch the numbers of a query tile. lines: The program for both keys of the thread."""
@@ -54,23 +54,27 @@ class RegisterOperand(Fixed):
         self.keep(numbers)
 
     def keep(self, numbers: Sequence[Any]) -> None:
-        if not self.bits:
+        if self.together == 1:
             for r, value in enumerate(numbers):
                 self.registers[r] = value
             return
         for word in range(cute.size(self.registers)):
-            bits = Int32(0)
-            for place, value in enumerate(numbers[word * BITS : (word + 1) * BITS]):
-                bits = bits | (Int32(value != 0) << place)
+            bits, first = Int32(0), word * self.together
+            for place, value in enumerate(numbers[first : first + self.together]):
+                narrow = widened(value, self.stored) if self.bits > 1 else Int32(value != 0)
+                bits = bits | (narrow << (place * self.bits))
             self.registers[word] = bits
 
     def pair(self, r: int) -> Pair:
-        if self.bits:
-            word = self.registers[r // BITS]
-            return Pair(*((word & Int32(1 << (r % BITS + lane))) != 0 for lane in range(2)))
-        return Pair(
-            *(self.program.of_kind(self.node, self.registers[r + lane]) for lane in range(2))
-        )
+        return Pair(*(self.number(r + lane) for lane in range(2)))
+
+    def number(self, r: int):
+        word, place = self.registers[r // self.together], r % self.together * self.bits
+        if self.together == 1:
+            return self.program.of_kind(self.node, word)
+        if self.bits == 1:
+            return (word & Int32(1 << place)) != 0
+        return self.program.of_kind(self.node, word >> place)  # which masks the others off
 
 
 def register_operands(program: Program, tiled: int | None) -> list[Expr]:
@@ -81,7 +85,7 @@ def register_operands(program: Program, tiled: int | None) -> list[Expr]:
     """
 
     def qualifies(node: Expr) -> bool:
-        if node.op != "aux" or node.value == tiled:
+        if node.op != "aux" or node.kind == "t" or node.value == tiled:
             return False
         narrow = program.aux[node.value][0].dtype.width <= 32
         return narrow and set(program.access(node)) >= POSITIONS

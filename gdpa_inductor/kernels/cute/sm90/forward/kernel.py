@@ -156,7 +156,7 @@ class HopperForward(AttentionKernel):
             cute.arch.setmaxregister_increase(roles.registers[0])
             fragments = HopperFragments(c, qk, pv, q.sX, k.sX, v.sX, self.dtype)
             terms, factor = c.factored((*ranges.full_terms, c.mod.weight))
-            programs = tuple(Program(c, x, (term,)) for term in terms)
+            programs = [Program(c, x, [y], full) for y, full in zip(terms, (True, False))]
             epilogue = HopperEpilogue(pv, o, self.dtype, factor)
             t = warp // 4
             turns = IssueTurns(t, c.tiles, OWN + c.tiles)

@@ -305,7 +305,8 @@ class HopperWeights(Fixed):
     def __post_init__(self) -> None:
         row = self.first + first_row(self.thread)
         self.plain, self.careful = (
-            [Row(program, self.tile, row + half) for half in (0, 8)] for program in self.programs
+            [Row(program, self.tile, program.position(row) + half) for half in (0, 8)]
+            for program in self.programs
         )
         self.column = self.thread % 4 * 2
 
@@ -321,7 +322,8 @@ class HopperWeights(Fixed):
     def weigh(self, S, rows, column, end, b_at):
         biases = None if self.bias is None else self.bias.of_scores(b_at)
         for r in range_constexpr(0, cute.size(S), 2):
-            row, first = rows[r // 2 % 2], column + r // 4 * 8
+            row = rows[r // 2 % 2]
+            first = row.program.position(column) + r // 4 * 8
             kv_idx, values = Pair(first, first + 1), {}
             if cutlass.const_expr(self.bias is not None):
                 values = {self.bias.number: next(biases)}

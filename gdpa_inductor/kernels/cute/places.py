@@ -1,0 +1,67 @@
+"""Where a program looks up its tables: which look-ups need no check. cutlass is not imported here.
+
+A place outside of a table gives NaN, and must not be read. The check costs a few instructions for
+each score. It is left out in two cases:
+
+- The integers of the place are so narrow that they always lie in the table.
+- The place depends on positions. Then a condition on the tile says whether all of its places lie in
+  the table. On a tile for which it holds, a kernel runs a variant of the program without checks.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ...program.expr import Expr, postorder
+from ...program.integers import ANY, inside, ranges
+from ...program.score_mod import ScoreMod
+from ...program.simplify import TRUE, both, build
+from ...program.tile_classes import bounds_on_tiles
+from .config import KernelConfig, LookUp
+
+_NARROW = ("uint8", "int8", "int16")
+
+
+class Unchecked(NamedTuple):
+    """The numbers of tables whose look-ups need no check on tiles for which `condition` holds."""
+
+    tables: frozenset[int]
+    condition: Expr
+
+
+def unchecked(config: KernelConfig, always: bool = False) -> Unchecked:
+    """The look-ups that need no check on some tiles, or on all of them (`always`)."""
+    return _unchecked(config.program, config.lookups, config.aux, always)
+
+
+@functools.lru_cache(512)
+def _unchecked(
+    program: str, lookups: Sequence[LookUp], dtypes: Sequence[str], always: bool
+) -> Unchecked:
+    mod = ScoreMod.parse(program)
+    numbers, condition = set(), TRUE
+    for number, size, _ in lookups:
+        place = mod.places.get(number)
+        if place is None:
+            continue
+        if _is_narrow(place, size, dtypes):
+            numbers.add(number)
+        elif not always and not any(x.op == "aux" for x in postorder([place])):
+            (bounds,) = bounds_on_tiles([place], mod.aux)
+            if bounds.lo is not None and bounds.hi is not None:
+                numbers.add(number)
+                own = both(build("le", 0, bounds.lo), build("lt", bounds.hi, size))
+                condition = both(condition, own)
+    return Unchecked(frozenset(numbers), condition)
+
+
+def _is_narrow(place: Expr, size: int, dtypes: Sequence[str]) -> bool:
+    def leaf(node: Expr) -> tuple[int, int]:
+        if node.op != "aux" or dtypes[node.value] not in _NARROW:
+            return ANY
+        limits = torch.iinfo(getattr(torch, dtypes[node.value]))
+        return limits.min, limits.max
+
+    return inside(ranges([place], leaf)[place], (0, size - 1))
