@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gdpa_inductor.kernels.cute import bounds, launch, launcher, plan
-from gdpa_inductor.kernels.cute.backward import biases, jagged_biases
+from gdpa_inductor.kernels.cute.backward import biases, jagged_biases, table_gradients
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.launcher import word_launcher
 from gdpa_inductor.kernels.cute.sm90.backward.roles import EMPTY
@@ -105,10 +105,11 @@ def gradients(
 
     with pytest.MonkeyPatch.context() as patch, recording(), tables() as tables_room:
         patch.setattr(plan, "PLANS", {})
-        for module in (biases, jagged_biases, backward_launch):
+        for module in (biases, jagged_biases, table_gradients, backward_launch):
             patch.setattr(module, "empty", memory.empty)
         for module in (biases, jagged_biases):
             patch.setattr(module, "ROOM", room)
+        patch.setattr(biases, "TABLE_ROOM", min(room, biases.TABLE_ROOM))
         patch.setattr(biases, "unshared", unshared)
         patch.setattr(backward_launch, "longest_first", lambda *_: order)
         known = (grad, *o.differentiable, *o.lengths[:2], order)

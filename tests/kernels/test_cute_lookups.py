@@ -7,16 +7,22 @@ import torch
 
 pytest.importorskip("cutlass")
 
+from gdpa_inductor.kernels.cute.backward import table_gradients
+from gdpa_inductor.kernels.cute.backward.roots import no_such_biases
+from gdpa_inductor.kernels.cute.backward.table_gradients import distance
 from gdpa_inductor.kernels.cute.places import unchecked
 from gdpa_inductor.kernels.cute.plan import plan_of
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
+from gdpa_inductor.operands import Operands
+from gdpa_inductor.program.score_mod import ScoreMod
 from tests.tolerances import error_of
 
+from .cute_backward_cases import exact
 from .cute_cases import check_output, formula
 from .cute_memory import fresh_kernels, gradients
 from .marks import slow_but
-from .lookup_cases import CASES, Case
+from .lookup_cases import BF16, BOTH, CASES, CAUSAL, FP32, POSITION, TIME, U8, Case
 from .test_cute_forward import forward
 
 KINDS = {"sm90": Sm90Config, "sm100": Sm100Config}
@@ -51,11 +57,10 @@ def emulated(case: Case, grad, o, needs, kind: str, **options) -> list[torch.Ten
 
 def check(case: Case, grad, o, needs, results) -> None:
     """By the error rule."""
-    exact, eager = (formula(o, x, grad, learned=True)[1:] for x in (torch.float64, case.dtype))
+    wide, eager = (formula(o, x, grad, learned=True)[1:] for x in (torch.float64, case.dtype))
     real = [*needs[:3], *[y for x, y in zip(o.aux, needs[3:]) if x.is_floating_point()]]
-    exact, eager = ([x for x, need in zip(y, real, strict=True) if need] for y in (exact, eager))
-    assert len(results) == len(exact)
-    for number, (mine, theirs, truth) in enumerate(zip(results, eager, exact, strict=True)):
+    wide, eager = ([x for x, need in zip(y, real, strict=True) if need] for y in (wide, eager))
+    for number, (mine, theirs, truth) in enumerate(zip(results, eager, wide, strict=True)):
         wrong = error_of(mine, theirs, truth, direction="backward")
         assert wrong is None, (number, wrong)
 
@@ -83,3 +88,109 @@ def test_a_place_outside_of_the_table_is_nan(kind: str) -> None:
     assert outside.sum() == 2
     assert result[0, 0].isnan().all(-1).equal(outside)
     assert result[0, 0].isnan().any(-1).equal(outside)
+
+
+LEARNED = [name for name, case in CASES.items() if not isinstance(case.keys, tuple)]
+LEARNED.remove("a table of each query")
+QUICK_LEARNED = ("positions, causal", "positions and times", "places of tokens")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", slow_but(QUICK_LEARNED, LEARNED))
+def test_gradients_of_tables(name: str, kind: str) -> None:
+    case = CASES[name]
+    grad, o = case.call()
+    needs = (True,) * 3 + tuple(x.is_floating_point() for x in o.aux)
+    check(case, grad, o, needs, emulated(case, grad, o, needs, kind))
+
+
+RELU = "relu(add(s,{}))"
+SHARED = "a0:f[t]; a1:i[b,q_idx,kv_idx]; a2:f[t]; "
+BESIDE = "a0:f[h,q_idx,kv_idx]; a1:f[h,t]; "
+SUMS = f"add({POSITION.format(150)},lookup(a2,a1))"
+EXACT = {
+    "each head has tables": Case(
+        BOTH + CAUSAL.format(RELU.format(SUMS)), (300, 40), (FP32, U8, BF16), batch=3, heads=4,
+        key_heads=2, rows=150, keys=136,
+    ),
+    "all heads share tables": Case(
+        SHARED + RELU.format(SUMS), (290, 33), (BF16, U8, FP32), batch=2, heads=3, rows=133,
+        keys=150,
+    ),
+    "batches at a time": Case(
+        SHARED + f"where(ge(h,1),{RELU.format(SUMS)},0.0)", (290, 33), (BF16, U8, FP32), batch=3,
+        heads=2, rows=133, keys=150,
+    ),
+    "a large table": Case(TIME + RELU.format("lookup(a0,a1)"), (2000,), (FP32, torch.int16)),
+    "beside a bias": Case(
+        BESIDE + RELU.format("add(a0,lookup(a1,sub(add(150,kv_idx),q_idx)))"), (300,), (BF16, BF16),
+        batch=2, rows=150, keys=136,
+    ),
+    "shared keys": Case(
+        TIME + RELU.format("lookup(a0,a1)"), (9,), (FP32, U8), batch=2, shared="kv"
+    ),
+}  # fmt: skip
+FEW = ("each head has tables", "beside a bias")
+
+
+@pytest.mark.parametrize("room", [1, 256 << 20], ids=["parts", "at once"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", slow_but(FEW, EXACT))
+def test_sums_on_integers(name: str, kind: str, room: int) -> None:
+    """Every product and every sum is exact, so a wrong place is a wrong bit."""
+    case = dataclasses.replace(EXACT[name], dims=(16, 8))
+    grad, o = case.call()
+    o = integers(o)
+    grad = few(grad)
+    needs = (True,) * 3 + tuple(x.is_floating_point() for x in o.aux)
+    results = emulated(case, grad, o, needs, kind, room=room)
+    for mine, truth in zip(results, exact(grad, o, needs), strict=True):
+        assert truth.any()
+        assert torch.equal(mine, truth.to(mine.dtype))
+
+
+def integers(o: Operands[torch.Tensor]) -> Operands[torch.Tensor]:
+    aux = [few(x) if x.is_floating_point() else x for x in o.aux]
+    query, key, value = map(few, (o.query, o.key, o.value))
+    return dataclasses.replace(o, query=query, key=key, value=value, aux=aux)
+
+
+def few(x: torch.Tensor) -> torch.Tensor:
+    """-1, 0 and 1, mostly 0."""
+    return (x.sign() * (torch.rand(x.shape) < 0.3)).to(x.dtype)
+
+
+@pytest.mark.parametrize("octets", [2, 32])
+def test_large_row_groups(octets: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_gradients, "CTAS", 0)
+    monkeypatch.setattr(table_gradients, "OCTETS", octets)
+    test_sums_on_integers("each head has tables", "sm90", 1)
+
+
+@pytest.mark.parametrize(
+    "place, expected",
+    [
+        ("add(sub(q_idx,kv_idx),7)", (1, 7)),
+        ("sub(kv_idx,sub(q_idx,7))", (-1, 7)),
+        ("sub(add(kv_idx,i0),add(q_idx,1))", (-1, 4)),
+        ("neg(sub(q_idx,kv_idx))", (-1, 0)),
+        ("add(q_idx,kv_idx)", None),
+        ("mul(2,sub(q_idx,kv_idx))", None),
+        ("maximum(sub(q_idx,kv_idx),0)", None),
+        ("sub(q_idx,a1)", None),
+    ],
+)
+def test_places_that_are_distances(place: str, expected: tuple[int, int] | None) -> None:
+    mod = ScoreMod.parse(f"a0:f[t]; a1:i[b,kv_idx]; add(s,lookup(a0,{place}))")
+    found = distance(mod.places[0])
+    assert (found and (found.sign, found.offset_of([5]))) == expected
+
+
+@pytest.mark.parametrize(
+    "access, jagged, reason",
+    [("h,t", False, ""), ("h,t", True, "jagged"), ("b,t", False, "for each batch")],
+)
+def test_gradients_of_other_tables_are_refused(access: str, jagged: bool, reason: str) -> None:
+    program = f"a0:f[{access}]; silu(add(s,lookup(a0,add(sub(q_idx,kv_idx),9))))"
+    result = no_such_biases(program, (True,), "bfloat16", jagged)
+    assert reason in result and bool(reason) == bool(result)

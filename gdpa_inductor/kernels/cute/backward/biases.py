@@ -21,14 +21,18 @@ from ...._compat.device import empty
 from ....operands import Operands, aux_on_axes, dtype_name, score_shape
 from ....program.expr import AXES, postorder
 from ....program.score_mod import Aux
+from ....program.tile_classes import classify
 from ..config import VECTOR
 from ..form import off_alignment
 from ..launcher import word_launcher
 from ..replay import Record
 from ..runtime import for_gradient
 from .roots import factor_of
+from .table_gradients import Part, TableSum
 
 ROOM = 256 << 20  # bytes of stored scores for a part; a single batch or key head may need more
+# The same if gradients of tables are wanted. They stay in the L2 cache until they are summed.
+TABLE_ROOM = 32 << 20
 GOOD = 0.95  # a part may be larger if it still uses the CTAs this well, relative to the best
 ALIGNED = 8  # scores; TMA stores rows that begin at multiples of 16 bytes
 KEYS = AXES.index("kv_idx")
@@ -38,7 +42,7 @@ MOST_APART = 1 << 31  # vectors; `Summation` with `apart` counts them in 32 bits
 # Stores factor · (sum of scores) in the second tensor. Returns False if it cannot: see `total`.
 Total = Callable[[Tensor, Tensor, float], bool]
 # Launches a share: its operands, gradient of O, memory for dQ, dK and dV, and for stored scores.
-Launch = Callable[["Share", Operands[Tensor], Tensor, dict[str, Tensor], Tensor], None]
+Launch = Callable[["Share", Operands[Tensor], Tensor, dict[str, Tensor], Tensor], Part]
 
 
 @dataclass(frozen=True)
@@ -151,10 +155,22 @@ class Division:
         self.direct = len(wanted) == 1 and _is_the_scores(o, wanted[0])
         read = {node.op for node in postorder([o.program.weight])}
         axis = None if self.direct else _axis(o, wanted, read)
-        self.shares = _shares(o, axis or 0, keys, ctas, None if axis is None else ROOM)
-        if cuts and not self.direct and "kv_idx" not in read:
+        tables = any(o.program.aux[number].is_table for number in wanted)
+        room = _room_beside_tables(o) if tables else ROOM
+        self.shares = _shares(o, axis or 0, keys, ctas, None if axis is None else room)
+        if cuts and not self.direct and not tables and "kv_idx" not in read:
             self.shares = _cut(o, self.shares, keys, ctas)
-        self.sums = [BiasSum(o, number, wanted[0], self.shares) for number in wanted]
+        self.sums = [self._sum(o, number, wanted[0], ctas) for number in wanted]
+
+    def _sum(self, o: Operands[Tensor], number: int, stored: int, ctas: int) -> BiasSum | TableSum:
+        if o.program.aux[number].is_table:
+            return TableSum(o, number, stored, self.shares, ctas)
+        return BiasSum(o, number, stored, self.shares)
+
+    @property
+    def tables(self) -> bool:
+        """Whether only tables need a gradient."""
+        return all(isinstance(each, TableSum) for each in self.sums)
 
     def scores(
         self, o: Operands[Tensor], first: Tensor, record: Record
@@ -193,12 +209,20 @@ def gradients(
     totals = [each.room(o.aux[each.number], each.number in donated, record) for each in sums]
     for share, scores in division.scores(o, totals[0], record):
         own = {x: share.matrix(y, x) for x, y in rooms.items()}
-        launch(share, share.of(o), share.matrix(grad_out, "q"), own, scores)
+        part = launch(share, share.of(o), share.matrix(grad_out, "q"), own, scores)
         for each, total in zip(sums, totals) if not division.direct else ():
-            each.add(share, scores, total, fast_total, record)
+            if isinstance(each, TableSum):
+                each.add(share, scores, total, part, record)
+            else:
+                each.add(share, scores, total, fast_total, record)
     requested = zip("qkv", (operands.query, operands.key, operands.value), needs, strict=False)
     grads = [like(rooms[letter], x) for letter, x, need in requested if need]
-    return grads + [total.to(each.dtype) for each, total in zip(sums, totals)]
+    return grads + [
+        each.finished(total, o, part, record)
+        if isinstance(each, TableSum)
+        else total.to(each.dtype)
+        for each, total in zip(sums, totals)
+    ]
 
 
 def unshared(o: Operands[Tensor]) -> Operands[Tensor]:
@@ -225,6 +249,8 @@ def _on_axes(o: Operands[Tensor], number: int) -> Tensor:
 
 def _is_the_scores(o: Operands[Tensor], number: int) -> bool:
     """Whether the kernel stores exactly the gradient of this operand: the same shape and layout."""
+    if o.program.aux[number].is_table:
+        return False
     shape, on_axes = score_shape(o), _on_axes(o, number)
     alike = o.aux[number].dtype == o.query.dtype and on_axes.shape == shape
     return alike and on_axes.is_contiguous() and shape[-1] % ALIGNED == 0
@@ -249,6 +275,14 @@ def _shares(o: Operands[Tensor], axis: int, keys: int, ctas: int, room: int | No
     count = _at_a_time(units, tiles, size, ctas, room) if room else units
     starts = range(0, max(units, 1), max(count, 1))
     return [Share(axis, i, min(count, units - i), group, len(starts) == 1) for i in starts]
+
+
+def _room_beside_tables(o: Operands[Tensor]) -> int:
+    """Bytes of stored scores for a part, if gradients of tables are wanted."""
+    # Key tiles under a mask differ in length. With two for each CTA a long one goes with a short
+    # one. Half of the memory is never touched then.
+    conditions = classify([o.program.weight], o.program.aux)
+    return TABLE_ROOM * (2 if conditions.skips else 1)
 
 
 def _cut(o: Operands[Tensor], shares: list[Share], keys: int, ctas: int) -> list[Share]:

@@ -49,6 +49,7 @@ class StoredScores:
     order: Any = None  # the number of the sequence in each slot, int64
     count: int | None = None  # how many sequences the launch computes
     tiling: Any = None  # a `StoredTiling`
+    sparse: bool = False  # whoever sums them knows which are not stored, so that none is cleared
 
     @property
     def matrices(self) -> list[Tensor]:

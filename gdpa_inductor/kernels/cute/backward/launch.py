@@ -34,6 +34,7 @@ from .roots import (
     no_such_dims,
     no_such_heads,
 )
+from .table_gradients import Part, skips_tiles
 
 Rooms = dict[str, Tensor]
 
@@ -100,10 +101,11 @@ def _in_parts(
     plan, record, scratch = call.plan, call.record, dict[str, Tensor]()
     division = plan.once(_division, call.ctas, *_wanted(needs))
     stored = division.sums[0].number
+    sparse = division.tables and plan.once(_skips_tiles, stored)
 
     def launch_share(
         share: biases.Share, o: Operands[Tensor], grad_out: Tensor, rooms: Rooms, scores: Tensor
-    ) -> None:
+    ) -> Part:
         own, read, gradient = plan, call.read, call.grad_out
         if not share.whole or division.shared:
             own, gradient = plan_of(o, *options), aligned(grad_out)
@@ -117,12 +119,13 @@ def _in_parts(
             grad_out=gradient,
             stored=stored,
             rooms=rooms,
-            launches=[StoredScores(scores)],
+            launches=[StoredScores(scores, sparse=sparse)],
             part=share.part,
             shared_scratch=scratch,
             tables={},
         )
         GRADIENTS[plan.config.folder](part, letters)
+        return Part(own, read, call.stream)
 
     def fast_total(scores: Tensor, own: Tensor, factor: float) -> bool:
         return total(scores, own, factor, plan.config.arch, call.stream, record)
@@ -172,6 +175,10 @@ def _overwrites(plan: LaunchPlan, stored: int) -> bool:
     return kernel.overwrites and not masked(kernel)
 
 
+def _skips_tiles(plan: LaunchPlan, stored: int) -> bool:
+    return skips_tiles(plan.config.backward_kernels(True, stored)[-1])
+
+
 def _jagged_division(plan: LaunchPlan, *wanted: int) -> JaggedDivision:
     return JaggedDivision(plan.example, wanted, plan.config.tiling)
 
@@ -181,7 +188,7 @@ def _complaint(plan: LaunchPlan, *needs: bool) -> str:
     return (
         no_such_dims(type(c), (c.head_dim, plan.output[-1]))
         or no_such_heads(key_heads, value_heads, key_heads == value_heads)
-        or no_such_biases(c.program, needs[3:], c.dtype)
+        or no_such_biases(c.program, needs[3:], c.dtype, c.jagged)
     )
 
 
@@ -286,8 +293,9 @@ class BackwardCall:
         """Launch a kernel for each of the `launches`."""
         for stored in launches:
             # The kernel may not store all scores.
-            if stored is not None and stored.hulls is None and (form.masked or not form.launcher):
-                self.zero(stored.scores)
+            if stored is not None and stored.hulls is None:  # noqa: SIM102
+                if form.launcher is None or (form.masked and not stored.sparse):
+                    self.zero(stored.scores)
             if form.launcher is not None:
                 self.launch(form.launcher, others, stored)
 

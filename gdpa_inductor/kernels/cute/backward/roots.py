@@ -99,13 +99,15 @@ def no_such_dims(kind: type[KernelConfig], dims: Sequence[int]) -> str:
     return f"a head dim of {widest}; the CuTe backward takes up to {most}"
 
 
-def no_such_biases(program: str, needs: Sequence[bool], dtype: str) -> str:
+def no_such_biases(program: str, needs: Sequence[bool], dtype: str, jagged: bool = False) -> str:
     wanted = [number for number, need in enumerate(needs) if need]
     if not wanted:
         return ""
     for number in wanted:
-        if ScoreMod.parse(program).aux[number].is_table:
-            return f"{NONE} that are looked up, as a{number}"
+        spec = ScoreMod.parse(program).aux[number]
+        if spec.is_table and (jagged or not spec.axes <= {"h"}):
+            where = "of jagged sequences" if jagged else "with a row for each batch or position"
+            return f"the CuTe backward has no gradients of tables {where}, as a{number}"
         factor = factor_of(program, number)
         if not factor:
             return f"{NONE} that are not added to the score, as a{number}"

@@ -1,0 +1,436 @@
+"""Kernels that sum stored gradients of scores by the places of a table: see `table_gradients`.
+
+`PlaceSums` and `DiagonalSums` add up one part of a call, and write sums of sums. `Gathering` adds
+those up at the end, when all parts are done. In all three every sum has a fixed order.
+
+A tile of scores that the program skips is not read: nobody has stored it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+from cutlass import Float32, Int32, Int64, const_expr, cute, range_constexpr
+
+from ..compiler import compile_kernel, pointer, stream
+from ..config import LETTERS, VECTOR, KernelConfig, TileSize, classes
+from ..form import ALIGNMENT
+from ..operands import KernelArguments, vector
+from ..program import Program, Row
+from ..ranges import LANES, TileClass, span
+from ..table_sums import TableSums
+from ..values import Fixed, Pair, larger, pair, select, smaller
+from .roots import terms_of
+
+GROUPS = 2  # vectors that a thread has in flight
+WARPS = 4  # of a CTA of `DiagonalSums`
+STRIP = LANES * VECTOR  # the keys of a strip: those of one warp
+SIZES = 7  # numbers that each kernel takes
+SLICES = 8  # warps of a CTA of `Gathering`
+
+
+@dataclass
+class SequenceTile(Fixed):
+    """What `Row` reads of a tile: a dense call has sequences of one length."""
+
+    batch: Any
+    head: Any
+    q_rows: Any
+    k_rows: Any
+    q_start: int = 0
+    k_start: int = 0
+
+
+class StoredTiles(Fixed):
+    """Which scores were stored. skips: Those of tiles that the program empties were not."""
+
+    def __init__(self, config: KernelConfig, x: KernelArguments, rows, cols, skips: bool) -> None:
+        conditions, tiling = classes(config, terms_of(config)), config.tiling
+        self.rows, self.cols, self.size = rows, cols, TileSize(tiling.rows, tiling.cols)
+        self.zero = TileClass(conditions.zero, config, x, (), self.size) if skips else None
+
+    def has(self, batch, head, row, column):
+        """Whether the tile of a score was stored."""
+        if self.zero is None:
+            return cutlass.Boolean(True)
+        first_row = row // self.size.rows * self.size.rows
+        first_column = column // self.size.cols * self.size.cols
+        queries = span(first_row, self.size.rows, self.rows)
+        keys = span(first_column, self.size.cols, self.cols)
+        return self.zero.holds(batch, head, queries, keys) == 0
+
+
+def program_arguments(aux, scalars) -> KernelArguments:
+    """What a program reads of the arguments."""
+    return KernelArguments((), (), (), None, None, None, aux, scalars or ())
+
+
+class PlaceSums:
+    """parts[h, c, i] = the sum of the scores of head h at place first + i, of the rows of CTA c.
+
+    Each thread has a table of `size` + 1 sums in shared memory. The last one takes what is left
+    out. CTA c owns rows c, c + C, ... of all batches, as a mask makes late rows longer. A thread
+    keeps its 8 columns from row to row.
+
+    number, size: The table, and how many of its places. skips: see `StoredTiles`. even: Columns
+    come in whole vectors, so that operands may be read 16 bytes at a time.
+    """
+
+    def __init__(
+        self,
+        config: KernelConfig,
+        number: int,
+        size: int,
+        threads: int,
+        skips: bool,
+        even: bool,
+    ) -> None:
+        self.config, self.number, self.skips, self.even = config, number, skips, even
+        self.tables = TableSums(size, threads, 0, 1)
+        self.size, self.threads = size, threads
+
+    @cute.jit
+    def __call__(self, source, parts, pointers, strides, scalars, sizes, stream):
+        """Launch. pointers, strides: Of all aux operands, the latter in the order of `LETTERS`.
+        sizes: B, H, M, N, vectors of a row of the source, CTAs of a head, the first place.
+        """
+        _, heads, _, _, _, ctas, _ = sizes
+        aux = tuple(zip(pointers, strides, strict=True))
+        self.kernel(source, parts, aux, scalars, sizes).launch(
+            grid=(ctas, heads, 1), block=(self.threads, 1, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kernel(self, source, parts, aux, scalars, sizes):
+        batch, _, rows, cols, vectors, ctas, _ = sizes
+        cta, head, _ = (Int32(x) for x in cute.arch.block_idx())
+        thread = Int32(cute.arch.thread_idx()[0])
+        layout = cute.make_layout((self.size + 1, self.threads), stride=(self.threads, 1))
+        tables = cutlass.memory.SmemAllocator().allocate_tensor(Float32, layout, ALIGNMENT)
+        for i in cutlass.range(self.size + 1, unroll=4):
+            tables[i, thread] = 0.0
+        x = program_arguments(aux, scalars)
+        place = self.config.mod.places[self.number]
+        program = Program(self.config, x, [place])
+        program.fast = False  # a place has no approximate functions
+        stored = StoredTiles(self.config, x, rows, cols, self.skips)
+        work = RowVectors(self, program, stored, source, sizes, head)
+        # Rows of few vectors are read some at a time.
+        together = Int32(1)
+        if vectors < self.threads:
+            together = self.threads // vectors
+        own, column = cta + thread // vectors * ctas, thread % vectors
+        if thread >= together * vectors:
+            own = batch * rows
+        step = together * ctas
+        passes = (vectors + (self.threads - 1)) // self.threads
+        if passes > 1:
+            own, column = cta, thread
+        for p in cutlass.range(passes, unroll=1):
+            work.add_all(tables, thread, column + p * self.threads, own, step)
+        cute.arch.sync_threads()
+        self.tables.store(tables, parts + (Int64(head) * ctas + cta) * self.size, thread)
+
+
+@dataclass
+class RowVectors(Fixed):
+    """What one thread of `PlaceSums` adds."""
+
+    kernel: PlaceSums
+    program: Program
+    stored: StoredTiles
+    source: Any
+    sizes: Any
+    head: Any
+
+    def __post_init__(self) -> None:
+        wanted = self.program.vectors if self.kernel.even else frozenset()
+        self.program.vectors = wanted
+        self.fetched = {
+            node: cute.make_rmem_tensor((VECTOR, GROUPS), self.program.aux[node.value][0].dtype)
+            for node in self.program.nodes
+            if node.op == "aux" and node.value in wanted
+        }
+        self.terms = cute.make_rmem_tensor((VECTOR, GROUPS), self.source.dtype)
+
+    @cute.jit
+    def add_all(self, tables, thread, column, own, step):
+        """Add the vectors of a column, in rows own, own + step, ..."""
+        batch, _, rows, _, vectors, _, _ = self.sizes
+        end = batch * rows
+        if column >= vectors:
+            own = end
+        self.load(column, own, step)
+        count = (end - own + (step * GROUPS - 1)) // (step * GROUPS)
+        for _ in cutlass.range(count, unroll=1):
+            terms = cute.make_rmem_tensor((VECTOR, GROUPS), self.source.dtype)
+            terms.store(self.terms.load())
+            operands = {}
+            for node, ahead in self.fetched.items():
+                operands[node] = cute.make_rmem_tensor((VECTOR, GROUPS), ahead.element_type)
+                operands[node].store(ahead.load())
+            # The next rows arrive while these are added: see `TableSums`.
+            self.load(column, own + step * GROUPS, step)
+            self.add(tables, thread, terms, operands, column, own, step)
+            own += step * GROUPS
+
+    def row(self, number) -> tuple[Any, Any, Any]:
+        """(program for the row, its batch, its query)."""
+        _, _, rows, cols, _, _, _ = self.sizes
+        batch, q_idx = number // rows, number % rows
+        tile = SequenceTile(batch, self.head, rows, cols)
+        return Row(self.program, tile, q_idx), batch, q_idx
+
+    def exists(self, batch, q_idx, number, column):
+        there = number < self.sizes[0] * self.sizes[2]
+        return there & self.stored.has(batch, self.head, q_idx, column * VECTOR)
+
+    @cute.jit
+    def load(self, column, own, step):
+        """Load the thread's next vectors. Of those that do not exist it loads the first one."""
+        _, heads, rows, _, vectors, _, _ = self.sizes
+        for g in range_constexpr(GROUPS):
+            number = own + g * step
+            _, batch, q_idx = self.row(number)
+            exists = self.exists(batch, q_idx, number, column)
+            at = (Int64(batch * heads + self.head) * rows + q_idx) * vectors + column
+            at = select(exists, at, Int64(0))
+            cute.autovec_copy(vector(self.source + at * VECTOR), self.terms[None, g])
+            if const_expr(bool(self.fetched)):
+                first = select(exists, number, Int32(0))
+                some, _, _ = self.row(first)
+                loads = some.fetch(select(exists, column, Int32(0)) * VECTOR, VECTOR)
+                for node, target in self.fetched.items():
+                    cute.autovec_copy(loads[node], target[None, g])
+
+    @cute.jit
+    def add(self, tables, thread, terms, operands, column, own, step):
+        size, cols, least = self.kernel.size, self.sizes[3], self.sizes[6]
+        for g in range_constexpr(GROUPS):
+            number = own + g * step
+            row, batch, q_idx = self.row(number)
+            if self.exists(batch, q_idx, number, column):
+                loads = {node: x[None, g] for node, x in operands.items()}
+                for i in range_constexpr(0, VECTOR, 2):
+                    first = column * VECTOR + i
+                    (place,) = row(Pair(Float32(0.0)), Pair(first, first + 1), loads, i)
+                    for lane in range_constexpr(2):
+                        at = pair(place).lanes[lane] - least
+                        known = (at >= 0) & (at < size) & (first + lane < cols)
+                        at = Int32(select(known, at, size))
+                        tables[at, thread] = tables[at, thread] + Float32(terms[i + lane, g])
+
+
+class DiagonalSums:
+    """parts[h, g, w, x] = the sum of a diagonal of head h, in row group g and strip w, of batches.
+
+    A row group has `octets` times 8 queries, and a strip 256 keys. The diagonal has the number
+    x = key - query + 8 · octets, where key and query count within strip and group. A warp computes
+    all of them. A lane sums 8 × 8 scores over the batches, then along their 15 diagonals.
+    """
+
+    def __init__(self, config: KernelConfig, octets: int, skips: bool) -> None:
+        self.config, self.octets, self.skips = config, octets, skips
+        self.width = STRIP + VECTOR * octets
+
+    @cute.jit
+    def __call__(self, source, parts, pointers, strides, scalars, sizes, stream):
+        """Launch, as `PlaceSums`. sizes: B, H, M, N, vectors of a row, strips, row groups."""
+        _, heads, _, _, _, strips, groups = sizes
+        aux = tuple(zip(pointers, strides, strict=True))
+        self.kernel(source, parts, aux, scalars, sizes).launch(
+            grid=((strips * groups + (WARPS - 1)) // WARPS, heads, 1),
+            block=(WARPS * LANES, 1, 1),
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(self, source, parts, aux, scalars, sizes):
+        _, _, rows, cols, vectors, strips, groups = sizes
+        cta, head, _ = (Int32(x) for x in cute.arch.block_idx())
+        warp, lane = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.lane_idx()
+        layout = cute.make_layout((self.width, WARPS))
+        sums = cutlass.memory.SmemAllocator().allocate_tensor(Float32, layout, ALIGNMENT)
+        own = sums[None, warp]
+        for i in range_constexpr(self.width // LANES):
+            own[i * LANES + lane] = 0.0
+        if const_expr(self.width % LANES > 0):  # noqa: SIM102 (decided at compile time)
+            if lane < self.width % LANES:
+                own[self.width // LANES * LANES + lane] = 0.0
+        cute.arch.sync_warp()
+        x = program_arguments(aux, scalars)
+        stored = StoredTiles(self.config, x, rows, cols, self.skips)
+        item = cta * WARPS + warp
+        strip, group = item % strips, item // strips
+        column = strip * LANES + lane
+        for i in cutlass.range(self.octets, unroll=1):
+            row = (group * self.octets + i) * VECTOR
+            scores = cute.make_rmem_tensor((VECTOR, VECTOR), Float32)  # (key, query)
+            scores.fill(0.0)
+            if (row < rows) & (column < vectors) & (group < groups):
+                self.sum_batches(scores, source, stored, sizes, head, row, column)
+            self.add_diagonals(own, scores, lane, i)
+            cute.arch.sync_warp()
+        if group < groups:
+            unit = (Int64(head) * groups + group) * strips + strip
+            target = parts + unit * self.width
+            for i in cutlass.range(lane, self.width, LANES, unroll=1):
+                target[i] = own[i]
+
+    @cute.jit
+    def sum_batches(self, scores, source, stored, sizes, head, row, column):
+        batch, heads, rows, cols, vectors, _, _ = sizes
+        for b in cutlass.range(batch, unroll=1):
+            if stored.has(b, head, row, column * VECTOR):
+                start = source + ((Int64(b) * heads + head) * rows * vectors + column) * VECTOR
+                numbers = cute.make_rmem_tensor((VECTOR, VECTOR), source.dtype)
+                for a in range_constexpr(VECTOR):
+                    place = Int64(smaller(row + a, rows - 1)) * vectors * VECTOR
+                    cute.autovec_copy(vector(start + place), numbers[None, a])
+                scores.store(scores.load() + numbers.load().to(Float32))
+        # Past the ends there may be anything.
+        if (row + VECTOR > rows) | ((column + 1) * VECTOR > cols):
+            for a in range_constexpr(VECTOR):
+                for j in range_constexpr(VECTOR):
+                    there = (row + a < rows) & (column * VECTOR + j < cols)
+                    scores[j, a] = select(there, scores[j, a], Float32(0.0))
+
+    @cute.jit
+    def add_diagonals(self, own, scores, lane, i):
+        diagonals = [Float32(0.0) for _ in range(2 * VECTOR - 1)]
+        for a in range_constexpr(VECTOR):
+            for j in range_constexpr(VECTOR):
+                number = j - a + VECTOR - 1
+                diagonals[number] = diagonals[number] + scores[j, a]
+        # Diagonals below the lane's own first one are those of the lane before.
+        before, mine = diagonals[: VECTOR - 1], diagonals[VECTOR - 1 :]
+        first = (self.octets - i) * VECTOR
+        slots = vector_of(own, first + lane * VECTOR)
+        totals = cute.make_rmem_tensor(VECTOR, Float32)
+        cute.autovec_copy(slots, totals)
+        for d in range_constexpr(VECTOR):
+            total = totals[d] + mine[d]
+            if const_expr(d > 0):
+                other = cute.arch.shuffle_sync_down(before[d - 1], 1)
+                total = total + select(lane < LANES - 1, other, Float32(0.0))
+            totals[d] = total
+        cute.autovec_copy(totals, slots)
+        if lane == 0:
+            for d in range_constexpr(1, VECTOR):
+                own[first - VECTOR + d] = own[first - VECTOR + d] + before[d - 1]
+
+
+def vector_of(tensor, first):
+    """8 neighbouring fp32 numbers of shared memory, at a multiple of 16 bytes."""
+    place = tensor.iterator + first
+    aligned = cute.make_ptr(Float32, place.toint(), place.memspace, assumed_align=ALIGNMENT)
+    return cute.make_tensor(aligned, cute.make_layout(VECTOR))
+
+
+class Gathering:
+    """target[h, t] = factor · the sum over what the parts of a call have written.
+
+    octets:  None if that are the sums of `PlaceSums` [units, C, size]. Place t is first + i there.
+             Else those of `DiagonalSums`, and its number.
+    sign:    Place t has the keys for which sign · (query - key) + offset = t.
+    heads:   Each head has a table. Otherwise all share one.
+    """
+
+    def __init__(self, factor: float, octets: int | None, sign: int, heads: bool) -> None:
+        self.factor, self.octets, self.sign, self.heads = factor, octets, sign, heads
+
+    @cute.jit
+    def __call__(self, parts, target, sizes, steps, stream):
+        """Launch.
+
+        sizes: The first place, how many places, slots (times that all heads were computed), heads,
+        C or the row groups, size or the strips, and the offset of places. steps: Strides of the
+        target from head to head, and from place to place.
+        """
+        _, count, _, heads, _, _, _ = sizes
+        grid = ((count + (LANES - 1)) // LANES, heads if self.heads else 1, 1)
+        self.kernel(parts, target, sizes, steps).launch(
+            grid=grid, block=(SLICES * LANES, 1, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kernel(self, parts, target, sizes, steps):
+        first, count, slots, heads, groups, width, offset = sizes
+        cta, head, _ = (Int32(x) for x in cute.arch.block_idx())
+        thread = Int32(cute.arch.thread_idx()[0])
+        number, own = cta * LANES + thread % LANES, thread // LANES
+        layout = cute.make_layout((LANES, SLICES))
+        sums = cutlass.memory.SmemAllocator().allocate_tensor(Float32, layout, ALIGNMENT)
+        total = Float32(0.0)
+        if number < count:
+            place = first + number
+            units = slots if const_expr(self.heads) else slots * heads
+            for u in cutlass.range(units, unroll=1):
+                unit = u * heads + head if const_expr(self.heads) else u
+                if const_expr(self.octets is None):
+                    start = parts + Int64(unit) * groups * width + number
+                    for c in cutlass.range(own, groups, SLICES, unroll=4):
+                        total = total + start[Int64(c) * width]
+                else:
+                    total = self.along(parts, unit, place - offset, groups, width, own, total)
+        sums[thread % LANES, own] = total
+        cute.arch.sync_threads()
+        if (own == 0) & (number < count):
+            for i in range_constexpr(1, SLICES):
+                total = total + sums[number % LANES, i]
+            at = Int64(head) * steps[0] + Int64(first + number) * steps[1]
+            target[at] = target.dtype(total * self.factor)
+
+    @cute.jit
+    def along(self, parts, unit, distance, groups, strips, own, total):
+        """Add a diagonal: in a row group one or two strips have parts of it."""
+        assert self.octets is not None
+        height = VECTOR * self.octets
+        width = STRIP + height
+        start = parts + Int64(unit) * groups * strips * width
+        for g in cutlass.range(own, groups, SLICES, unroll=2):
+            x = (g + 1) * height - self.sign * distance
+            strip = larger(x, 0) // STRIP
+            row = start + Int64(g) * strips * width
+            for before in range_constexpr(1 + -(-height // STRIP)):
+                at, w = x - (strip - before) * STRIP, strip - before
+                if (w >= 0) & (w < strips) & (at >= 0) & (at < width):
+                    total = total + row[Int64(w) * width + at]
+        return total
+
+
+def compiled(kind: str, *arguments: Any):
+    return _COMPILED[kind](*arguments)
+
+
+def _compiled_sums(kernel: Any, config: KernelConfig):
+    pointers = tuple(pointer(dtype) for dtype in config.aux)
+    strides = tuple(tuple(Int64(0) for _ in LETTERS) for _ in config.aux)
+    scalars = tuple(Int64(0) for _ in range(config.mod.num_scalars))
+    arguments = (
+        pointer(config.dtype, ALIGNMENT),
+        pointer("float32", ALIGNMENT),
+        pointers,
+        strides,
+        scalars or None,
+        tuple(Int32(1) for _ in range(SIZES)),
+        stream(),
+    )
+    return compile_kernel(kernel, arguments, config.arch)
+
+
+def _places(config: KernelConfig, *rest: Any):
+    return _compiled_sums(PlaceSums(config, *rest), config)
+
+
+def _diagonals(config: KernelConfig, *rest: Any):
+    return _compiled_sums(DiagonalSums(config, *rest), config)
+
+
+def _gathering(dtype: str, arch: str, *rest: Any):
+    sizes, steps = tuple(Int32(1) for _ in range(SIZES)), (Int64(1), Int64(1))
+    arguments = (pointer("float32"), pointer(dtype), sizes, steps, stream())
+    return compile_kernel(Gathering(*rest), arguments, arch)
+
+
+_COMPILED = {"places": _places, "diagonals": _diagonals, "gathering": _gathering}

@@ -1,0 +1,215 @@
+"""Gradients of tables that a program looks up, for dense calls.
+
+The backward stores a 16-bit number for each score of a part of the call, as for biases (`biases`).
+These numbers are summed by place before the next part is computed. There are two ways, both without
+atomics, and with one order of each sum (`place_sums`):
+
+- A place that is the distance of query and key. The scores are summed along diagonals, whatever the
+  size of the table.
+- Any other place, such as an operand with an integer for each score. Each thread has a table of its
+  own in shared memory. A table that does not fit is summed in pieces, each of which reads all
+  scores. So this is for tables of up to a few hundred places.
+
+Sums of sums are kept in fp32, for each head. When all parts are done they are added up. This module
+runs on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...._compat.device import empty
+from ....operands import Operands, dtype_name, score_shape
+from ....program.expr import Expr, call, fold, postorder, torch_apply
+from ..config import SHARED_MEMORY, VECTOR, KernelConfig, classes
+from ..launcher import word_launcher
+from ..plan import LaunchPlan
+from ..replay import Record
+from ..tables import MOST, MOST_THREADS, RESERVED, threads_for
+from .roots import factor_of, masked, terms_of
+
+if TYPE_CHECKING:
+    from .biases import Share
+
+STRIP = 256  # as in `place_sums`
+OCTETS = 32  # the most of a row group
+WARPS = 12  # that sum diagonals on a multiprocessor; more gain nothing
+
+
+@dataclass(frozen=True)
+class Distance:
+    """A place that is sign · (query - key) + offset."""
+
+    sign: int
+    offset: Expr | None
+
+    def offset_of(self, scalars: Sequence[int]) -> int:
+        if self.offset is None:
+            return 0
+        values = [torch.tensor(x) for x in scalars]
+
+        def leaf(node: Expr) -> Tensor:
+            return values[node.value] if node.op == "scalar" else torch.tensor(node.value)
+
+        (value,) = fold([self.offset], leaf, torch_apply(torch.float64))
+        return int(value)
+
+
+def distance(place: Expr) -> Distance | None:
+    """The place as a distance of positions, if it is one."""
+    parts = _coefficients(place)
+    if parts is None or parts[0] != -parts[1] or abs(parts[0]) != 1:
+        return None
+    return Distance(parts[0], parts[2])
+
+
+def _coefficients(place: Expr) -> tuple[int, int, Expr | None] | None:
+    """(a, b, rest) with place = a · query + b · key + rest, and no positions in the rest."""
+    leaves = {x.op for x in postorder([place]) if not x.args}
+    if leaves <= {"const", "scalar"}:
+        return 0, 0, place
+    if place.op in ("q_idx", "kv_idx"):
+        return int(place.op == "q_idx"), int(place.op == "kv_idx"), None
+    if place.op not in ("add", "sub", "neg"):
+        return None
+    parts = [_coefficients(x) for x in place.args]
+    if place.op == "neg":
+        parts.insert(0, (0, 0, None))
+    if None in parts:
+        return None
+    (a, b, x), (c, d, y) = parts
+    sign = 1 if place.op == "add" else -1
+    if y is not None and sign < 0:
+        y = call("neg", y)
+    rest = y if x is None else x if y is None else call("add", x, y)
+    return a + sign * c, b + sign * d, rest
+
+
+class Part(NamedTuple):
+    """What a `TableSum` reads of a part of a call."""
+
+    plan: LaunchPlan
+    operands: Operands[Tensor]  # as kernels read them
+    stream: int
+
+
+class TableSum:
+    """How to compute the gradient of table `number` from that of operand `stored`.
+
+    The sums of the parts have the shape [pieces, slots, H, ...]. A piece has some of the places.
+    Slots are the parts of a call that is cut along the batches.
+    """
+
+    adds = False
+
+    def __init__(
+        self, o: Operands[Tensor], number: int, stored: int, shares: Sequence[Share], ctas: int
+    ) -> None:
+        program, (batch, heads, rows, cols) = o.program, score_shape(o)
+        self.number, self.spec, self.stored = number, program.aux[number], stored
+        self.factor = factor_of(str(program), stored) / factor_of(str(program), number)
+        self.size = o.aux[number].shape[self.spec.access.index("t")]
+        self.place = program.places[number]
+        self.distance = distance(self.place)
+        self.fixed = not any(x.op == "scalar" for x in postorder([program.weight]))
+        self.empty = 0 in (batch, heads, rows, cols)
+        self.cut = max(shares[0].count, 1)  # how many batches or key heads a part has
+        self.slots = len(shares) if shares[0].axis == 0 else 1
+        own = shares[0].count * shares[0].group
+        units = own if shares[0].axis == 1 and not shares[0].whole else heads
+        self.piece = self.pieces = 1
+        if self.distance is None:
+            self._cut_places(ctas, units, batch * rows)
+            shape: tuple[int, ...] = (self.groups, self.piece)
+        else:
+            self._cut_diagonals(ctas, units, rows, cols)
+            shape = (self.groups, self.strips, STRIP + VECTOR * self.octets)
+        self.shape = (self.pieces, self.slots, heads, *shape)
+
+    def _cut_places(self, ctas: int, units: int, rows: int) -> None:
+        self.pieces = -(-self.size // MOST)
+        self.piece = -(-self.size // self.pieces)
+        self.threads = threads_for(self.piece)
+        each = (self.piece + 1) * self.threads * 4 + RESERVED
+        resident = max(1, min(SHARED_MEMORY // each, MOST_THREADS // self.threads))
+        self.groups = max(1, min(ctas * resident // max(units, 1), rows))
+
+    def _cut_diagonals(self, ctas: int, units: int, rows: int, cols: int) -> None:
+        self.strips, octets = -(-cols // STRIP), -(-rows // VECTOR)
+        self.octets, warps = 1, units * self.strips * octets
+        while self.octets < OCTETS and warps > 2 * WARPS * ctas * self.octets:
+            self.octets *= 2
+        self.groups = -(-octets // self.octets)
+
+    def room(self, operand: Tensor, donated: bool, record: Record) -> Tensor:
+        """Memory for the sums of the parts."""
+        return record.add_buffer(empty(self.shape, torch.float32, operand.device))
+
+    def add(self, share: Share, scores: Tensor, room: Tensor, part: Part, record: Record) -> None:
+        """Sum the scores of a share."""
+        if self.empty:
+            return
+        record.fails |= not self.fixed
+        slot = share.first // self.cut if self.slots > 1 else 0
+        first = share.first * share.group if share.axis == 1 and not share.whole else 0
+        batch, heads, rows, cols = scores.shape
+        o, config = part.operands, part.plan.once(_kernel, self.stored)
+        sizes = (batch, heads, rows, cols, scores.stride(2) // VECTOR)
+        numbers = (*part.plan.aux_strides, *o.scalars[: part.plan.scalars], *sizes)
+        for piece in range(self.pieces):
+            own = room[piece, slot, first : first + heads]
+            addresses = [x.data_ptr() for x in (scores, own, *o.aux)]
+            kernel, more = self._kernel(config, piece, cols)
+            _launch(kernel, addresses, (*numbers, *more), part.stream, record)
+
+    def _kernel(self, config: KernelConfig, piece: int, cols: int) -> tuple[Any, tuple[int, ...]]:
+        skips = skips_tiles(config)
+        if self.distance is not None:
+            return ("diagonals", config, self.octets, skips), (self.strips, self.groups)
+        even = cols % VECTOR == 0
+        kernel = ("places", config, self.number, self.piece, self.threads, skips, even)
+        return kernel, (self.groups, piece * self.piece)
+
+    def finished(self, room: Tensor, o: Operands[Tensor], part: Part, record: Record) -> Tensor:
+        """The gradient, when all parts are added. part: Any of them."""
+        table, access = o.aux[self.number], self.spec.access
+        grad = record.add_buffer(empty(table.shape, table.dtype, table.device))
+        if self.empty:
+            record.fails = True
+            return grad.zero_()
+        steps = [grad.stride(access.index(x)) if x in access else 0 for x in "ht"]
+        octets, sign, offset, width = None, 1, 0, self.piece
+        if self.distance is not None:
+            octets, sign, width = self.octets, self.distance.sign, self.strips
+            offset = self.distance.offset_of(o.scalars)
+        form = (dtype_name(grad.dtype), part.plan.config.arch)
+        kernel = ("gathering", *form, self.factor, octets, sign, "h" in access)
+        for piece in range(self.pieces):
+            first = piece * self.piece
+            count = self.size if octets else min(self.piece, self.size - first)
+            sizes = (first, count, self.slots, self.shape[2], self.groups, width, offset)
+            addresses = [room[piece].data_ptr(), grad.data_ptr()]
+            _launch(kernel, addresses, (*sizes, *steps), part.stream, record)
+        return grad
+
+
+def _launch(
+    kernel: Any, addresses: Sequence[int], numbers: Sequence[int], stream: int, record: Record
+) -> None:
+    launcher = word_launcher("backward.place_sums", len(addresses) + len(numbers) + 1, *kernel)
+    launcher(*addresses, *numbers, stream)
+    record.add_sum(launcher, addresses, *numbers)
+
+
+def _kernel(plan: LaunchPlan, stored: int) -> KernelConfig:
+    return plan.config.backward_kernels(True, stored)[-1]
+
+
+def skips_tiles(config: KernelConfig) -> bool:
+    """Whether sums know which tiles of scores were not stored. Otherwise these are set to zero."""
+    return masked(config) and not classes(config, terms_of(config)).bounds
