@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gdpa_inductor.program.score_mod import ScoreMod
 from tests._judge import difference, results
 
 from .operators import (
@@ -157,7 +156,11 @@ CASES = {
 
 
 def matrices(dtype: torch.dtype, heads: tuple[int, int] = (HEADS, HEADS)) -> dict[str, Tensor]:
-    shapes = {"query": (HEADS, ROWS, 12), "key": (heads[0], COLS, 12), "value": (heads[1], COLS, 20)}
+    shapes = {
+        "query": (HEADS, ROWS, 12),
+        "key": (heads[0], COLS, 12),
+        "value": (heads[1], COLS, 20),
+    }
     return {
         name: torch.randn(BATCH, *shape, dtype=dtype).requires_grad_()
         for name, shape in shapes.items()

@@ -80,7 +80,6 @@ lookups(
         t, -1, index=i.flatten()
     ).unflatten(1, (N, N)),
     gather=lambda t, i: t.gather(1, i.view(1, -1).expand(H, -1)).view(H, N, N),
-    take_along_dim=lambda t, i: torch.take_along_dim(t, i.view(1, -1), dim=1).view(H, N, N),
 )
 
 
@@ -131,6 +130,12 @@ lookups(
 def take_of_a_matrix(t, i):
     """Places of the table as one row."""
     return t.take(i + T * torch.arange(H)[:, None, None])
+
+
+lookups(
+    lookup(H, T, by="operator"),
+    take_along_dim=lambda t, i: torch.take_along_dim(t, i.view(1, -1), dim=1).view(H, N, N),
+)
 
 
 @lookup(1, T)

@@ -325,9 +325,7 @@ class BlockLoop:
                 buffers.append(slope)
             totals = [block.cut(total) for total in self._totals]
             looked_up = self._looked_up(block)
-            parts = [
-                looked_up[n][0] if n in looked_up else total for n, total in enumerate(totals)
-            ]
+            parts = [looked_up[n][0] if n in looked_up else total for n, total in enumerate(totals)]
             places = [place for _, place in looked_up.values()]
             self._steps.do(self._program(block), *buffers, *parts, *places, *leaves)
             for number, (term, place) in looked_up.items():

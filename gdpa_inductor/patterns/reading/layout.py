@@ -243,7 +243,8 @@ def aux_dims(layout: Layout, operand: Operand) -> tuple[Index, tuple[str, ...]]:
     A dim that is one whole axis stays where it is, as do dims of size 1. Where dims are parts of an
     axis, these are brought together and those of size 1 go.
     """
-    axes = layout.axes | {"t": (atom,) for atom in atoms(operand.index) if atom.place}
+    places = tuple(atom for atom in flat(operand.index) if atom.place)
+    axes = layout.axes | ({"t": places} if places else {})
     simple = all(digits in ((), *axes.values()) for digits in operand.index)
     names = {atom: axis for axis, digits in axes.items() for atom in digits}
     dims: list[Digits] = []

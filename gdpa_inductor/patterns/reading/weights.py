@@ -32,7 +32,7 @@ from ..host.sizes import Size, same
 from ..result import Refused
 from . import contract, symbolic
 from .factors import ADDED_PRODUCTS, PRODUCTS, Factors
-from .frame import Digits, Index, Space, broadcast, flat
+from .frame import Digits, Index, Space, atoms, broadcast, flat
 from .kinds import Unknown, as_kind, real, where
 from .lookups import LOOKUPS, Bounds, bounds, is_smaller, lookup_of
 from .piecewise import JOINS, Branch, chosen, in_branches, parts_of
@@ -183,7 +183,11 @@ class Weights:
         for dim, (index, element) in look.indices.items():
             read = self._index_of(index, replace(at, index=element), shape[dim], look.wraps)
             digits = self.positions[read.value] if read.op == "index" else ()
-            if len(look.indices) > 1 and digits and same(math.prod(a.size for a in digits), shape[dim]):
+            if (
+                len(look.indices) > 1
+                and digits
+                and same(math.prod(a.size for a in digits), shape[dim])
+            ):
                 dims[dim] = digits  # an index of every place in its order is none
             else:
                 places[dim] = read
@@ -210,7 +214,9 @@ class Weights:
         except Refused as refusal:
             raise refusal.but(node=self.shadow.source(source)) from None
         leaves = [x for x in postorder([place]) if x.op == "aux"]
-        if any(not is_smaller(self.operands[x.value].leaf, node) for x in leaves):
+        own = [atoms(self.operands[x.value].index) for x in leaves]
+        own += [{*self.positions[x.value]} for x in postorder([place]) if x.op == "index"]
+        if any(len(x) > 1 and x == set().union(*own) for x in own[: len(leaves)]):
             if place.op != "aux":  # it is stored as it is, and not what it is made from
                 reason = "makes an index from a tensor as large"
                 raise self.shadow.refused(Code.POINTWISE_OP, source, reason, at_source=True)

@@ -164,7 +164,9 @@ def _small(recipe: Recipe, index: Handle, size: Size, wraps: bool) -> Handle:
     places = recipe.cast(index, torch.int64)
     if wraps:
         from_end = recipe.call(aten.add.Scalar, places, size)
-        places = recipe.call(aten.where.self, recipe.call(aten.lt.Scalar, places, 0), from_end, places)
+        places = recipe.call(
+            aten.where.self, recipe.call(aten.lt.Scalar, places, 0), from_end, places
+        )
     below = recipe.call(aten.lt.Scalar, places, 0)
     places = recipe.call(aten.masked_fill.Scalar, places, below, size)
     places = recipe.call(aten.clamp_max.default, places, size)
