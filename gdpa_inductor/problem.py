@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ._compat.shapes import size_hint, statically_known_true
-from .operands import JaggedRows, Operands, Size, score_shape
+from .operands import JaggedRows, Operands, Size, places_of, score_shape
 from .program.score_mod import ScoreMod
 
 

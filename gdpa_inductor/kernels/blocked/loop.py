@@ -167,6 +167,9 @@ def call_of(
         score_bytes = sum(per_score[1:])
     else:
         score_bytes = sum(per_score) // (2 if o.in_place else 1)
+    if sums:  # terms and places
+        tables = sum(spec.is_table for spec in o.program.aux)
+        score_bytes += tables * (o.compute.itemsize + torch.int64.itemsize)
     return ChunkedCall(
         o.sizes,
         tuple(o.specs.sides[name] for name in ("query", "key", "value")),
@@ -325,9 +328,7 @@ class BlockLoop:
                 buffers.append(slope)
             totals = [block.cut(total) for total in self._totals]
             looked_up = self._looked_up(block)
-            parts = [
-                looked_up[n][0] if n in looked_up else total for n, total in enumerate(totals)
-            ]
+            parts = [looked_up[n][0] if n in looked_up else total for n, total in enumerate(totals)]
             places = [place for _, place in looked_up.values()]
             self._steps.do(self._program(block), *buffers, *parts, *places, *leaves)
             for number, (term, place) in looked_up.items():
