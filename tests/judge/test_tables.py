@@ -133,7 +133,8 @@ class Rewrite:
         shapes = {
             by_head_and_distance: [H, PLACES], in_low_precision: [H, PLACES], wrapped: [H, PLACES],
             by_both: [H, PLACES], by_logarithm: [H, PLACES], clamped: [H, 6],
-            of_every_query: [B, H, N, PLACES], by_time: [WIDE], taken: [WIDE], by_head_and_time: [H, WIDE],
+            of_every_query: [B, H, N, PLACES], by_time: [WIDE], taken: [WIDE],
+            by_head_and_time: [H, WIDE],
         }  # fmt: skip
         table = torch.randn(shapes.get(self.function, [PLACES, H]), requires_grad=grad)
         given = [*heads(grad=grad), table]
