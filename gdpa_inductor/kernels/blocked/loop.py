@@ -167,6 +167,9 @@ def call_of(
         score_bytes = sum(per_score[1:])
     else:
         score_bytes = sum(per_score) // (2 if o.in_place else 1)
+    if sums:  # terms and places
+        tables = sum(spec.is_table for spec in o.program.aux)
+        score_bytes += tables * (o.compute.itemsize + torch.int64.itemsize)
     return ChunkedCall(
         o.sizes,
         tuple(o.specs.sides[name] for name in ("query", "key", "value")),
