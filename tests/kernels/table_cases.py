@@ -10,6 +10,7 @@ from .one_tile_cases import TAKEN as FEW
 
 POSITION = "a0:f[h,t]; silu(add(mul(s,0.25),lookup(a0,add(sub(q_idx,kv_idx),60))))"
 CAUSAL = "a0:f[h,t]; where(ge(q_idx,kv_idx),silu(add(s,lookup(a0,sub(q_idx,kv_idx)))),0.0)"
+NEAREST = CAUSAL.replace("sub(q_idx,kv_idx)", "maximum(sub(q_idx,kv_idx),0)")
 FEW_HEADS = "a0:f[t]; a1:f[h]; mul(silu(add(mul(s,0.25),lookup(a0,sub(kv_idx,q_idx)))),a1)"
 BUCKETS = "a0:f[t,h]; add(s,lookup(a0,minimum(floordiv(abs(sub(q_idx,kv_idx)),4),8)))"
 LOGARITHM = (
@@ -38,7 +39,8 @@ CASES = [
     Case("table_position", POSITION, needs="qkv0", **SIZES),
     Case("table_position_long", POSITION, needs="0", m=150, n=140, h=1, b=1, choice=0, places=99),
     Case("table_position_shares", POSITION, needs="0", m=20, n=150, b=5, h=1, places=80),
-    Case("table_causal", CAUSAL, needs="qkv0", m=100, n=100, places=100),
+    Case("table_causal", CAUSAL, needs="v0", m=100, n=100, places=100),
+    Case("table_nearest", NEAREST, needs="qkv0", m=100, n=100, places=100),
     Case("table_few_heads", FEW_HEADS, needs="qkv01", h=3, m=40, n=20, places=200),
     Case("table_buckets", BUCKETS, needs="q0", **SIZES),
     Case("table_logarithm", LOGARITHM, needs="v0", m=40, n=40, places=20),

@@ -39,7 +39,7 @@ from . import five_matmul, one_tile
 from .inputs import Inputs, empty
 from .launch import Rival, run
 from .plan import Output
-from .table_sums import TableSums, padding_of
+from .table_sums import PlaceSums, padding_of
 
 QUERY, KEY, VALUE, AUX = range(4)  # the numbers of gradients: that of aux operand i is AUX + i
 Terms = dict[int, Expr]  # the terms that wanted gradients sum, by their numbers
@@ -241,7 +241,10 @@ def _wanted_aux(wanted: Terms, o: Inputs) -> list[tuple[int, frozenset[str]]]:
 
 
 def _splits(o: Inputs, summed: frozenset[str], sides: tuple[Size, Size]) -> int:
-    """Into how many shares "tiles" cuts its sum over the axes `summed`. sides: As it stores them."""
+    """Into how many shares "tiles" cuts its sum over the axes `summed`.
+
+    sides: The last two sizes of what it stores.
+    """
     p = o.problem
     hints = {"b": shapes.size_hint(p.batch) or 1, "h": shapes.size_hint(p.heads) or 1}
     height, width = (shapes.size_hint(size) or 1 for size in sides)
@@ -266,7 +269,7 @@ def _finished(kernel: str, outputs: dict[int, Output], o: Inputs, **fields: Any)
             diagonal, axes = bool(fields.get("diagonal")), o.program.axes(number - AUX)
             axes -= {"kv_idx"} if diagonal else set()
             placed = functools.partial(_placed, kernel, axes)
-            sums = TableSums(number - AUX, o, diagonal)
+            sums = PlaceSums(number - AUX, o, diagonal)
             grads[number] = sums.gradient(buffer, output, placed)
         elif number >= AUX:
             formula = _aux_gradient(kernel, number - AUX, o)

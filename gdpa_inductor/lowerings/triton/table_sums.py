@@ -39,7 +39,7 @@ Placed = Callable[[Tensor, Padding], Tensor]
 
 
 @dataclass(frozen=True)
-class TableSums:
+class PlaceSums:
     """The sums for a table. diagonal: The terms are [B|1,H|1,M+N-1,1], by q_idx - kv_idx + N-1."""
 
     number: int
