@@ -104,7 +104,7 @@ def _copies(whole: Tensor, read: Tensor, places: int | torch.SymInt) -> int:
 def _has_kernel(
     whole: Tensor, read: Tensor, dim: int, places: int | torch.SymInt, least: int
 ) -> bool:
-    """least: From so many terms on it serves, if torch does not ask for deterministic algorithms."""
+    """least: The fewest terms, unless torch is asked for deterministic algorithms."""
     device, rest = whole.device, [*whole.shape[:dim], *whole.shape[dim + read.dim() :]]
     return (
         device.type == "cuda"

@@ -18,6 +18,10 @@ LOGARITHM = (
 )
 TIME = "a0:f[t]; a1:i[b,q_idx,kv_idx]; silu(add(mul(s,0.25),lookup(a0,a1)))"
 TIME_OF_HEADS = "a0:f[t,h]; a1:i[b,q_idx,kv_idx]; silu(add(mul(s,0.25),lookup(a0,sub(a1,-1))))"
+OF_HEADS = "a0:f[h,t]; a1:i[b,q_idx,kv_idx]; silu(add(mul(s,0.25),lookup(a0,a1)))"
+PLACES_OF_HEADS = (
+    "a0:f[t]; a1:i[b,q_idx,kv_idx]; silu(add(mul(s,0.25),lookup(a0,mod(add(add(a1,h),b),9))))"
+)
 BOTH = (
     "a0:f[t,h]; a1:i[b,q_idx,kv_idx]; a2:f[t]; "
     "silu(add(add(mul(s,0.25),lookup(a0,add(sub(q_idx,kv_idx),i0))),lookup(a2,a1)))"
@@ -53,6 +57,15 @@ CASES = [
          dynamic=True),
     Case("table_both_wide", BOTH, needs="qv02", m=37, n=53, scalars=(52,), places=89, wide=True,
          **GROUPED),
+    *(
+        Case(f"table_shares_{name}", program, b=4, h=4, m=20, needs="0", stored=stored, **NARROW)
+        for name, program, stored in (
+            ("batch", TIME, 1 << 13), ("heads", OF_HEADS, 1 << 13),
+            ("each", PLACES_OF_HEADS, 1 << 12), ("samples", OF_SAMPLES, 1),
+        )
+    ),
+    JaggedCase("table_shares_jagged", OF_HEADS, lengths_q=(37, 0, 20, 5), same=True, h=4,
+               needs="0", stored=11000, **NARROW),
     Case("table_rows", ROWS, needs="qkv0", m=37, n=53, **NARROW),
     Case("table_keys", KEYS, needs="qkv0", m=37, n=53, integers=torch.int32, places=9),
     Case("table_scalar", SCALAR, needs="qkv0", scalars=(5,), places=9),
