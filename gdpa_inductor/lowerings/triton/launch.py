@@ -71,7 +71,7 @@ def run(
             *(o.matrices[name] for name in plan.operands),
             *(o.offsets[side] for side in plan.measured),
             *([order or _order(plan.listed, o)] if plan.ordered else []),
-            *([begin] if plan.of_share else []),
+            *([lowering.realized(begin, device)] if plan.of_share else []),
             *(o.aux[a.number] for a in plan.reads),
             *(_table(a, o) for a in plan.tables),
             *written,

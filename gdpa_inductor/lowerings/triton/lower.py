@@ -265,8 +265,8 @@ def _by_shares(number: int, term: Expr, o: Inputs) -> Any:
             totals.append(added)
         else:
             place = part % len(totals)
-            added = lowering.lowered(torch.ops.aten.add.Tensor, totals[place], added)
-            totals[place] = lowering.realized(added, p.device)
+            totals[place] = lowering.lowered(torch.ops.aten.add.Tensor, totals[place], added)
+            lowering.realized(totals[place], p.device)  # so that the shares before are added now
         share = share.following(o) if share and part < count - 1 else None
     whole = lowering.lowered(torch.ops.aten.cat.default, totals) if len(totals) > 1 else totals[0]
     return sums.gradient(whole)

@@ -64,8 +64,7 @@ class Share:
             return torch.stack(following).to(torch.int32)
 
         fake = lowering.fake((2,), torch.int32, o.problem.device)
-        first = lowering.inline_formula(formula, [self.first], [fake])
-        return replace(self, first=lowering.realized(first, o.problem.device))
+        return replace(self, first=lowering.inline_formula(formula, [self.first], [fake]))
 
 
 @dataclass(frozen=True)
