@@ -267,7 +267,7 @@ def _by_shares(number: int, term: Expr, o: Inputs) -> Any:
             place = part % len(totals)
             totals[place] = lowering.lowered(torch.ops.aten.add.Tensor, totals[place], added)
             lowering.realized(totals[place], p.device)  # so that the shares before are added now
-        share = share.following(o) if share and part < count - 1 else None
+        share = share.following(o, added) if share and part < count - 1 else None
     whole = lowering.lowered(torch.ops.aten.cat.default, totals) if len(totals) > 1 else totals[0]
     return sums.gradient(whole)
 

@@ -54,17 +54,22 @@ class Share:
         heads = p.heads // along_heads if along_heads > 1 else p.heads
         return Share(lowering.zeroed((2,), torch.int32, p.device), batch, heads)
 
-    def following(self, o: Inputs) -> Share:
-        """The next one. All have the same formula, so that it is compiled once."""
+    def following(self, o: Inputs, sums: Any) -> Share:
+        """The next one. It waits for these sums, so that nothing of it is in memory before.
 
-        def formula(first: Tensor) -> Tensor:
+        All have the same formula, so that it is compiled once.
+        """
+
+        def formula(first: Tensor, sums: Tensor) -> Tensor:
             batch, head = first.unbind(0)
+            nothing = (sums.reshape(-1).narrow(0, 0, 1) > torch.inf).sum()  # always 0
             ends = head + self.heads >= o.problem.heads
             following = batch + ends * self.batch, torch.where(ends, 0, head + self.heads)
-            return torch.stack(following).to(torch.int32)
+            return (torch.stack(following) + nothing).to(torch.int32)
 
-        fake = lowering.fake((2,), torch.int32, o.problem.device)
-        return replace(self, first=lowering.inline_formula(formula, [self.first], [fake]))
+        kinds = ((2,), torch.int32), ((*sums.get_size(),), torch.float32)
+        fakes = [lowering.fake(*kind, o.problem.device) for kind in kinds]
+        return replace(self, first=lowering.inline_formula(formula, [self.first, sums], fakes))
 
 
 @dataclass(frozen=True)
@@ -84,13 +89,15 @@ class PlaceSums:
         """The sums [W, size] in fp32 as IR, from what a kernel has stored."""
         o, outer, like = self.o, self.outer, self.o.fakes.aux[self.number]
 
-        def terms(part: Tensor, like: Tensor, *sides: Any) -> Tensor:
+        def terms(part: Tensor, *sides: Any) -> Tensor:
             order = [*outer, *(axis for axis in AXES if axis not in outer)]
             each = placed(part, padding_of(o, sides)).permute([AXES.index(x) for x in order])
             flat = each.flatten(len(outer))
             return flat.flatten(0, -2) if outer else flat.unsqueeze(0)
 
-        given = lowering.finish(terms, stored, output.size, output.dtype, like, o.extents)
+        nodes, extents = o.extents
+        lies = lowering.fake(output.size, output.dtype, like.device, output.strides)
+        given = lowering.inline_formula(terms, [stored, *nodes], [lies, *extents])
         rows = math.prod(self._extent(axis) for axis in AXES if axis not in outer)
         kinds = (((self._count, rows), torch.float32), ((rows,), torch.int32))
         whole, read = (lowering.fake(shape, dtype, like.device) for shape, dtype in kinds)
