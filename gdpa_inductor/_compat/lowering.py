@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .shapes import size_expr, statically_known_true
+from .shapes import contiguous_strides, size_expr, statically_known_true
 
 _REGISTERED: set[Any] = set()
 
@@ -243,12 +243,18 @@ def finish(
     )
 
 
-def fake(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A fake tensor of the lowering."""
+def fake(
+    size: Sequence[Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    strides: Sequence[Any] | None = None,
+) -> torch.Tensor:
+    """A fake tensor of the lowering, contiguous without strides."""
     from torch._inductor.virtualized import V
 
+    steps = contiguous_strides(size) if strides is None else strides
     with V.fake_mode:
-        return torch.empty(tuple(size), dtype=dtype, device=device)
+        return torch.empty_strided(tuple(size), tuple(steps), dtype=dtype, device=device)
 
 
 def inductor_op(name: str, *args: Any, **kwargs: Any) -> Any:

@@ -63,9 +63,7 @@ def lower(table: Any, index: Any, dim: int) -> Any:
 def lower_backward(grad: Any, index: Any, dim: int, size: Any) -> Any:
     """The gradient of a table. Inductor IR in and out."""
     whole, read, _, places = lowering.lowered_node_values()
-    many = (shapes.size_hint(whole.numel()) or 0) >= MANY
-    in_order = torch.are_deterministic_algorithms_enabled()
-    if (many or in_order) and _has_kernel(whole, read, dim, places):
+    if _has_kernel(whole, read, dim, places, MANY):
         return _by_kernel(grad, index, dim, places)
     copies = _copies(whole, read, places)
 
@@ -80,9 +78,9 @@ def lower_sums(terms: Any, index: Any, size: Any, whole: Tensor, read: Tensor) -
 
     index: [R], of places that are in 0..size-1. whole, read: Fake tensors of terms and index.
     """
-    count, places = shapes.size_hint(whole.numel()) or 0, shapes.size_hint(size) or 0
-    if count >= SOME and _has_kernel(whole, read, 1, size):
+    if _has_kernel(whole, read, 1, size, SOME):
         return _by_kernel(terms, index, 1, size)
+    count, places = shapes.size_hint(whole.numel()) or 0, shapes.size_hint(size) or 0
     copies = _copies(whole, read, size)
 
     def formula(terms: Tensor, index: Tensor, size: int) -> Tensor:
@@ -103,7 +101,10 @@ def _copies(whole: Tensor, read: Tensor, places: int | torch.SymInt) -> int:
     return look_up.copies(count // rows * size, count)
 
 
-def _has_kernel(whole: Tensor, read: Tensor, dim: int, places: int | torch.SymInt) -> bool:
+def _has_kernel(
+    whole: Tensor, read: Tensor, dim: int, places: int | torch.SymInt, least: int
+) -> bool:
+    """least: The fewest terms, unless torch is asked for deterministic algorithms."""
     device, rest = whole.device, [*whole.shape[:dim], *whole.shape[dim + read.dim() :]]
     return (
         device.type == "cuda"
@@ -115,6 +116,10 @@ def _has_kernel(whole: Tensor, read: Tensor, dim: int, places: int | torch.SymIn
         and math.prod(rest) <= tables.MOST_COLUMNS
         and config_of(device) is not None
         and not unusable()
+        and (
+            (shapes.size_hint(whole.numel()) or 0) >= least
+            or torch.are_deterministic_algorithms_enabled()
+        )
     )
 
 

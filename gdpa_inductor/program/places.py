@@ -23,7 +23,7 @@ def of_integers(term: Expr) -> bool:
 
 
 def by_distance(program: ScoreMod, number: int) -> bool:
-    """Whether what is read of a table depends on q_idx - kv_idx, and else on batch and head only."""
+    """Whether what is read of a table depends on q_idx - kv_idx, batch and head only."""
     operands = program.aux
 
     def leaf(node: Expr) -> int | None:
@@ -35,20 +35,15 @@ def by_distance(program: ScoreMod, number: int) -> bool:
         given = moves[: len(node.args)]
         if None in given:
             return None
-        if node.op in _LINEAR:
-            return _LINEAR[node.op](*given)
+        if node.op == "neg":
+            return -given[0]
+        if node.op in ("add", "sub"):
+            return given[0] + given[1] if node.op == "add" else given[0] - given[1]
         return None if any(given) else 0
 
     # How far a term moves if both positions move by one.
     (move,) = fold([program.places[number]], leaf, apply)
     return move == 0 and not operands[number].axes & POSITIONS
-
-
-_LINEAR = {
-    "add": lambda x, y: x + y,
-    "sub": lambda x, y: x - y,
-    "neg": lambda x: -x,
-}
 
 
 def elements(roots: Sequence[Expr]) -> list[Expr]:

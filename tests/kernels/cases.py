@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 from gdpa_inductor._compat.shapes import dense_strides
-from gdpa_inductor.lowerings.triton import plan
+from gdpa_inductor.lowerings.triton import lower, plan
 from gdpa_inductor.operands import Operands
 from gdpa_inductor.program.expr import POSITIONS
 from gdpa_inductor.program.score_mod import Aux, ScoreMod
@@ -61,6 +61,7 @@ class Case:
     processors: int = 0  # of the faked device, see `fake_cuda`
     integers: torch.dtype = torch.int64  # of integer operands
     places: int = 0  # of tables: integer operands are in 0 to places - 1
+    stored: int = 1 << 26  # bytes of terms of a table that may be stored at a time
     cached: bool = True  # operands that all batches read stay in the L2 cache
 
     @property
@@ -148,7 +149,8 @@ class Case:
         tensors = self.tensors()
         if self.half:
             tensors = in_dtype(tensors, torch.float16)
-        with mock.patch.object(plan, "CACHED", plan.CACHED if self.cached else 0):
+        cached = mock.patch.object(plan, "CACHED", plan.CACHED if self.cached else 0)
+        with cached, mock.patch.object(lower, "STORED", self.stored):
             source = self.source(tensors, donated=[2] if self.spent else [])
         expected = self.expected(tensors)
         result = call(source, tensors)

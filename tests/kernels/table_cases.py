@@ -10,6 +10,7 @@ from .one_tile_cases import TAKEN as FEW
 
 POSITION = "a0:f[h,t]; silu(add(mul(s,0.25),lookup(a0,add(sub(q_idx,kv_idx),60))))"
 CAUSAL = "a0:f[h,t]; where(ge(q_idx,kv_idx),silu(add(s,lookup(a0,sub(q_idx,kv_idx)))),0.0)"
+NEAREST = CAUSAL.replace("sub(q_idx,kv_idx)", "maximum(sub(q_idx,kv_idx),0)")
 FEW_HEADS = "a0:f[t]; a1:f[h]; mul(silu(add(mul(s,0.25),lookup(a0,sub(kv_idx,q_idx)))),a1)"
 BUCKETS = "a0:f[t,h]; add(s,lookup(a0,minimum(floordiv(abs(sub(q_idx,kv_idx)),4),8)))"
 LOGARITHM = (
@@ -17,6 +18,10 @@ LOGARITHM = (
 )
 TIME = "a0:f[t]; a1:i[b,q_idx,kv_idx]; silu(add(mul(s,0.25),lookup(a0,a1)))"
 TIME_OF_HEADS = "a0:f[t,h]; a1:i[b,q_idx,kv_idx]; silu(add(mul(s,0.25),lookup(a0,sub(a1,-1))))"
+OF_HEADS = "a0:f[h,t]; a1:i[b,q_idx,kv_idx]; silu(add(mul(s,0.25),lookup(a0,a1)))"
+PLACES_OF_HEADS = (
+    "a0:f[t]; a1:i[b,q_idx,kv_idx]; silu(add(mul(s,0.25),lookup(a0,mod(add(add(a1,h),b),9))))"
+)
 BOTH = (
     "a0:f[t,h]; a1:i[b,q_idx,kv_idx]; a2:f[t]; "
     "silu(add(add(mul(s,0.25),lookup(a0,add(sub(q_idx,kv_idx),i0))),lookup(a2,a1)))"
@@ -38,7 +43,8 @@ CASES = [
     Case("table_position", POSITION, needs="qkv0", **SIZES),
     Case("table_position_long", POSITION, needs="0", m=150, n=140, h=1, b=1, choice=0, places=99),
     Case("table_position_shares", POSITION, needs="0", m=20, n=150, b=5, h=1, places=80),
-    Case("table_causal", CAUSAL, needs="qkv0", m=100, n=100, places=100),
+    Case("table_causal", CAUSAL, needs="v0", m=100, n=100, places=100),
+    Case("table_nearest", NEAREST, needs="qkv0", m=100, n=100, places=100),
     Case("table_few_heads", FEW_HEADS, needs="qkv01", h=3, m=40, n=20, places=200),
     Case("table_buckets", BUCKETS, needs="q0", **SIZES),
     Case("table_logarithm", LOGARITHM, needs="v0", m=40, n=40, places=20),
@@ -51,6 +57,15 @@ CASES = [
          dynamic=True),
     Case("table_both_wide", BOTH, needs="qv02", m=37, n=53, scalars=(52,), places=89, wide=True,
          **GROUPED),
+    *(
+        Case(f"table_shares_{name}", program, b=4, h=4, m=20, needs="0", stored=stored, **NARROW)
+        for name, program, stored in (
+            ("batch", TIME, 1 << 13), ("heads", OF_HEADS, 1 << 13),
+            ("each", PLACES_OF_HEADS, 1 << 12), ("samples", OF_SAMPLES, 1),
+        )
+    ),
+    JaggedCase("table_shares_jagged", OF_HEADS, lengths_q=(37, 0, 20, 5), same=True, h=4,
+               needs="0", stored=11000, **NARROW),
     Case("table_rows", ROWS, needs="qkv0", m=37, n=53, **NARROW),
     Case("table_keys", KEYS, needs="qkv0", m=37, n=53, integers=torch.int32, places=9),
     Case("table_scalar", SCALAR, needs="qkv0", scalars=(5,), places=9),

@@ -80,6 +80,7 @@ class Plan:
     grouped: frozenset[str] = frozenset()  # the matrices with fewer heads than the query
     loops_heads: bool = False  # a CTA of "keys" loops over the query heads of its key head
     summed: frozenset[str] = frozenset()  # the axes over which "tiles" sums
+    of_share: bool = False  # "tiles" computes a share, from the (batch, head) in FIRST on
     diagonal: bool = False  # "tiles" also sums along diagonals, to one sum for each DIAGONAL rows
     jagged: frozenset[str] = frozenset()  # the sides ("q", "k") whose lengths are read from offsets
     alike: bool = False  # both sides have the same offsets
@@ -163,7 +164,7 @@ class Plan:
     @property
     def arguments(self) -> tuple[str, ...]:
         offsets = [f"CU_{side.upper()}" for side in self.measured]
-        order = ["ORDER"] if self.ordered else []
+        order = ["ORDER"] * self.ordered + ["FIRST"] * self.of_share
         reads = [*(a.name for a in self.reads), *(a.table for a in self.tables)]
         sums = ["SUMS"] if self.kernel == "five_matmul" else []
         sums += ["DQ"] if self.adds or self.kernel in ("five_matmul", "one_tile") else []

@@ -48,16 +48,19 @@ def run(
     added: Sequence[Any] = (),
     rival: Rival | None = None,
     order: Any = None,
+    begin: Any = None,
     **fields: Any,
 ) -> list[Any]:
     """Put one kernel into the graph. Returns the buffers of its outputs.
 
     added: More buffers that it writes. rival: Makes another choice for autotuning. order: The order
-    of the sequences, if a CTA computes whole sequences. fields: More fields of `Plan`.
+    of the sequences, if a CTA computes whole sequences. begin: The first (batch, head) of "tiles",
+    int32 [2]. fields: More fields of `Plan`.
     """
     first, device = outputs[0], o.problem.device
     adds = kernel == "keys" and bool(added)
-    plan, subgraphs = plan_kernel(kernel, outputs, o, adds=adds, **fields)
+    fields |= {"adds": adds, "of_share": begin is not None}
+    plan, subgraphs = plan_kernel(kernel, outputs, o, **fields)
     others = [
         out.room or lowering.empty(out.size, out.dtype, device, out.strides) for out in outputs[1:]
     ]
@@ -68,6 +71,7 @@ def run(
             *(o.matrices[name] for name in plan.operands),
             *(o.offsets[side] for side in plan.measured),
             *([order or _order(plan.listed, o)] if plan.ordered else []),
+            *([lowering.realized(begin, device)] if plan.of_share else []),
             *(o.aux[a.number] for a in plan.reads),
             *(_table(a, o) for a in plan.tables),
             *written,
@@ -186,6 +190,7 @@ def _configs(plan: Plan, problem: Problem) -> list[Config]:
     split = plan.split or (plan.kernel == "one_tile" and one_tile.shares(problem) > 1)
     kinds = {"skips": plan.skips, "jagged": bool(plan.jagged), "split": split}
     kinds |= {"short": cols <= SHORT, "few": rows <= FEW_ROWS, "tile": rows <= MOST_ROWS}
+    kinds["table"] = any(a.place and a.axes >= POSITIONS for a in plan.reads)
     loop = frozenset(kind for kind, is_so in kinds.items() if is_so)
     least = one_tile.tile_rows(problem) if plan.kernel == "one_tile" else 0
     shape = Shape(dims[0], dims[1], problem.dtype.itemsize, score_bytes, loop, least)
@@ -214,8 +219,9 @@ def _cut(config: Config, problem: Problem, least: int) -> Config:
 
 
 def _square(config: Config) -> Config:
+    """For diagonals. Without stages a multiprocessor holds several CTAs, which hide latency."""
     block = min(config.rows, config.keys, DIAGONAL)
-    return replace(config, rows=block, keys=block)
+    return replace(config, rows=block, keys=block, stages=1)
 
 
 def _constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[str, Any]:

@@ -39,9 +39,13 @@ from . import five_matmul, one_tile
 from .inputs import Inputs, empty
 from .launch import Rival, run
 from .plan import Output
-from .table_sums import TableSums, padding_of
+from .table_sums import PlaceSums, Share, padding_of
 
 QUERY, KEY, VALUE, AUX = range(4)  # the numbers of gradients: that of aux operand i is AUX + i
+# Terms of scores that are stored at a time for the gradient of a table, in bytes, as far as SHARES
+# shares of the batch and the heads are enough. Each share is a few more kernels to launch.
+STORED = 64 << 20
+SHARES = 64
 Terms = dict[int, Expr]  # the terms that wanted gradients sum, by their numbers
 Gradients = dict[int, Any]
 Kernel = Callable[[Terms, Inputs], Gradients]
@@ -225,14 +229,64 @@ def _tiles(wanted: Terms, o: Inputs) -> Gradients:
             continue
         own = [extent if axis in axes else 1 for axis, extent in (("b", p.batch), ("h", p.heads))]
         summed, is_table = frozenset("bh") - axes, o.program.aux[i].is_table
-        diagonal = is_table and by_distance(o.program, i)
+        if is_table and not by_distance(o.program, i):
+            grads[AUX + i] = _by_shares(i, wanted[AUX + i], o)
+            continue
         dtype = torch.float32 if summed or is_table else p.aux_dtypes[i]
-        sides = (p.rows + p.cols - 1, DIAGONAL) if diagonal else (p.rows, p.cols)
-        size = (_splits(o, summed, sides), *own, *sides)
+        sides = (p.rows + p.cols - 1, DIAGONAL) if is_table else (p.rows, p.cols)
+        size = (_splits(o, summed, (*own, *sides)), *own, *sides)
         output = Output(f"g{i}", wanted[AUX + i], size, dtype)
-        fields = {"summed": summed, "diagonal": diagonal}
+        fields = {"summed": summed, "diagonal": is_table}
         grads.update(_finished("tiles", {AUX + i: output}, o, **fields))
     return grads
+
+
+def _by_shares(number: int, term: Expr, o: Inputs) -> Any:
+    """The gradient of a table whose place is read for each score, from one share after another."""
+    p, axes, sums = o.problem, o.program.axes(number), PlaceSums(number, o)
+    along_batch, along_heads = _shares(sums)
+    count = along_batch * along_heads
+    share = Share.start(o, along_batch, along_heads) if count > 1 else None
+    batch, heads = (share.batch, share.heads) if share else (p.batch, p.heads)
+    stored = [batch if "b" in axes else 1, heads if "h" in axes else 1, p.rows, p.cols]
+    summed = frozenset("bh") - axes
+    size = (_splits(o, summed, stored), *stored)
+    # The terms of an element of W lie together.
+    order = sorted(range(5), key=lambda d: (d > 0, d > 0 and AXES[d - 1] not in sums.outer))
+    strides = shapes.contiguous_strides(size, order)
+    output = Output(f"g{number}", term, size, torch.float32, strides)
+    placed = functools.partial(_placed, "tiles", axes)
+    totals: list[Any] = []
+    for part in range(count):
+        begin = share.first if share else None
+        (terms,) = run("tiles", [output], o, begin=begin, summed=summed)
+        added = replace(sums, share=share).sums(terms, output, placed)
+        if not totals or (part < along_heads and "h" in sums.outer):
+            totals.append(added)
+        else:
+            place = part % len(totals)
+            totals[place] = lowering.lowered(torch.ops.aten.add.Tensor, totals[place], added)
+            lowering.realized(totals[place], p.device)  # so that the shares before are added now
+        share = share.following(o, added) if share and part < count - 1 else None
+    whole = lowering.lowered(torch.ops.aten.cat.default, totals) if len(totals) > 1 else totals[0]
+    return sums.gradient(whole)
+
+
+def _shares(sums: PlaceSums) -> tuple[int, int]:
+    """Into how many shares the batch and the heads are cut, to store STORED bytes at a time."""
+    p, spec, axes = sums.o.problem, sums.spec, sums.o.program.axes(sums.number)
+    cut = {"b": "b" in axes and "b" not in spec.axes}
+    cut["h"] = "h" in axes and ("h" not in spec.axes or sums.outer == ["h"])
+    batch, heads = (
+        size if cut[axis] and isinstance(size, int) else 1
+        for axis, size in (("b", p.batch), ("h", p.heads))
+    )
+    lengths = {"b": p.batch, "h": p.heads, "q_idx": p.rows, "kv_idx": p.cols}
+    stored = 4 * math.prod(shapes.size_hint(lengths[axis]) or 1 for axis in axes)
+    pairs = [(n, 1) for n in range(1, batch + 1) if batch % n == 0]
+    pairs += [(batch, n) for n in range(2, heads + 1) if heads % n == 0]
+    pairs = [(b, h) for b, h in pairs if b * h <= SHARES]
+    return next(((b, h) for b, h in pairs if stored <= STORED * b * h), pairs[-1])
 
 
 def _wanted_aux(wanted: Terms, o: Inputs) -> list[tuple[int, frozenset[str]]]:
@@ -240,16 +294,18 @@ def _wanted_aux(wanted: Terms, o: Inputs) -> list[tuple[int, frozenset[str]]]:
     return [(n - AUX, o.program.axes(n - AUX)) for n in wanted if n >= AUX]
 
 
-def _splits(o: Inputs, summed: frozenset[str], sides: tuple[Size, Size]) -> int:
-    """Into how many shares "tiles" cuts its sum over the axes `summed`. sides: As it stores them."""
+def _splits(o: Inputs, summed: frozenset[str], stored: Sequence[Size]) -> int:
+    """Into how many shares "tiles" cuts its sum over the axes `summed`.
+
+    stored: The sizes of a sum.
+    """
     p = o.problem
     hints = {"b": shapes.size_hint(p.batch) or 1, "h": shapes.size_hint(p.heads) or 1}
-    height, width = (shapes.size_hint(size) or 1 for size in sides)
     members = math.prod(hints[axis] for axis in summed)
-    own = math.prod(hints[axis] for axis in "bh" if axis not in summed)
-    tiles = own * -(-height // 64) * -(-width // 64)
+    *own, height, width = (shapes.size_hint(size) or 1 for size in stored)
+    tiles = math.prod(own) * -(-height // 64) * -(-width // 64)
     # Enough to fill the device, with partial sums of at most 64 MiB.
-    room = (64 << 20) // max(1, 4 * own * height * width)
+    room = (64 << 20) // max(1, 4 * math.prod(own) * height * width)
     return max(1, min(members, 512 // tiles, room))
 
 
@@ -266,8 +322,8 @@ def _finished(kernel: str, outputs: dict[int, Output], o: Inputs, **fields: Any)
             diagonal, axes = bool(fields.get("diagonal")), o.program.axes(number - AUX)
             axes -= {"kv_idx"} if diagonal else set()
             placed = functools.partial(_placed, kernel, axes)
-            sums = TableSums(number - AUX, o, diagonal)
-            grads[number] = sums.gradient(buffer, output, placed)
+            sums = PlaceSums(number - AUX, o, diagonal)
+            grads[number] = sums.gradient(sums.sums(buffer, output, placed))
         elif number >= AUX:
             formula = _aux_gradient(kernel, number - AUX, o)
             extra = o.extents
@@ -318,7 +374,9 @@ def _placed(
     """
     axis = {"rows": 3, "tiles": None}.get(kernel, 2)
     listed = _LISTED.get(kernel, "")
-    placed = part.sum(0) if axis is None else part
+    placed = part
+    if axis is None:
+        placed = part.squeeze(0) if part.shape[0] == 1 else part.sum(0)
     if listed in padding.sides:
         placed = padding.sides[listed].pad(part).transpose(1, 2)
     placed = placed if axis is None else placed.unsqueeze(axis)
