@@ -162,7 +162,7 @@ def few(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("octets", [2, 32])
 def test_large_row_groups(octets: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_gradients, "WARPS", 0)
+    monkeypatch.setattr(table_gradients, "CTAS", 0)
     monkeypatch.setattr(table_gradients, "OCTETS", octets)
     test_sums_on_integers("each head has tables", "sm90", 1)
 

@@ -225,8 +225,9 @@ class DiagonalSums:
     """parts[h, g, w, x] = the sum of a diagonal of head h, in row group g and strip w, of batches.
 
     A row group has `octets` times 8 queries, and a strip 256 keys. The diagonal has the number
-    x = key - query + 8 · octets, where key and query count within strip and group. A warp computes
-    all of them. A lane sums 8 × 8 scores over the batches, then along their 15 diagonals.
+    x = key - query + 8 · octets, where key and query count within strip and group. A CTA computes
+    all of them. Its warps share the batches. A lane sums 8 × 8 scores over the batches of its warp,
+    then along their 15 diagonals.
     """
 
     def __init__(self, config: KernelConfig, octets: int, skips: bool) -> None:
@@ -239,61 +240,41 @@ class DiagonalSums:
         _, heads, _, _, _, strips, groups = sizes
         aux = tuple(zip(pointers, strides, strict=True))
         self.kernel(source, parts, aux, scalars, sizes).launch(
-            grid=((strips * groups + (WARPS - 1)) // WARPS, heads, 1),
-            block=(WARPS * LANES, 1, 1),
-            stream=stream,
+            grid=(strips * groups, heads, 1), block=(WARPS * LANES, 1, 1), stream=stream
         )
 
     @cute.kernel
     def kernel(self, source, parts, aux, scalars, sizes):
-        _, _, rows, cols, vectors, strips, groups = sizes
-        cta, head, _ = (Int32(x) for x in cute.arch.block_idx())
-        warp, lane = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.lane_idx()
+        _, _, rows, cols, _, strips, groups = sizes
+        item, head, _ = (Int32(x) for x in cute.arch.block_idx())
+        thread = Int32(cute.arch.thread_idx()[0])
+        warp, lane = cute.arch.make_warp_uniform(cute.arch.warp_idx()), thread % LANES
         layout = cute.make_layout((self.width, WARPS))
         sums = cutlass.memory.SmemAllocator().allocate_tensor(Float32, layout, ALIGNMENT)
         own = sums[None, warp]
-        for i in range_constexpr(self.width // LANES):
-            own[i * LANES + lane] = 0.0
-        if const_expr(self.width % LANES > 0):  # noqa: SIM102 (decided at compile time)
-            if lane < self.width % LANES:
-                own[self.width // LANES * LANES + lane] = 0.0
+        for i in cutlass.range(lane, self.width, LANES, unroll=1):
+            own[i] = 0.0
         cute.arch.sync_warp()
         x = program_arguments(aux, scalars)
         stored = StoredTiles(self.config, x, rows, cols, self.skips)
-        item = cta * WARPS + warp
-        strip, group = item % strips, item // strips
-        column = strip * LANES + lane
+        batches = Batches(stored, source, sizes, head, item % strips * LANES + lane)
         for i in cutlass.range(self.octets, unroll=1):
-            row = (group * self.octets + i) * VECTOR
-            scores = cute.make_rmem_tensor((VECTOR, VECTOR), Float32)  # (key, query)
-            scores.fill(0.0)
-            if (row < rows) & (column < vectors) & (group < groups):
-                self.sum_batches(scores, source, stored, sizes, head, row, column)
-            self.add_diagonals(own, scores, lane, i)
-            cute.arch.sync_warp()
-        if group < groups:
-            unit = (Int64(head) * groups + group) * strips + strip
-            target = parts + unit * self.width
-            for i in cutlass.range(lane, self.width, LANES, unroll=1):
-                target[i] = own[i]
-
-    @cute.jit
-    def sum_batches(self, scores, source, stored, sizes, head, row, column):
-        batch, heads, rows, cols, vectors, _, _ = sizes
-        for b in cutlass.range(batch, unroll=1):
-            if stored.has(b, head, row, column * VECTOR):
-                start = source + ((Int64(b) * heads + head) * rows * vectors + column) * VECTOR
-                numbers = cute.make_rmem_tensor((VECTOR, VECTOR), source.dtype)
-                for a in range_constexpr(VECTOR):
-                    place = Int64(smaller(row + a, rows - 1)) * vectors * VECTOR
-                    cute.autovec_copy(vector(start + place), numbers[None, a])
-                scores.store(scores.load() + numbers.load().to(Float32))
-        # Past the ends there may be anything.
-        if (row + VECTOR > rows) | ((column + 1) * VECTOR > cols):
-            for a in range_constexpr(VECTOR):
-                for j in range_constexpr(VECTOR):
-                    there = (row + a < rows) & (column * VECTOR + j < cols)
-                    scores[j, a] = select(there, scores[j, a], Float32(0.0))
+            row = (item // strips * self.octets + i) * VECTOR
+            # The first batch of a warp varies, so that all have work if there is one batch.
+            first = (warp + i) % WARPS
+            if (row < rows) & (first < sizes[0]):
+                scores = cute.make_rmem_tensor((VECTOR, VECTOR), Float32)  # (key, query)
+                scores.fill(0.0)
+                batches.sum(scores, row, first)
+                self.add_diagonals(own, scores, lane, i)
+                cute.arch.sync_warp()
+        cute.arch.sync_threads()
+        target = parts + (Int64(head) * strips * groups + item) * self.width
+        for i in cutlass.range(thread, self.width, WARPS * LANES, unroll=1):
+            total = sums[i, 0]
+            for k in range_constexpr(1, WARPS):
+                total = total + sums[i, k]
+            target[i] = total
 
     @cute.jit
     def add_diagonals(self, own, scores, lane, i):
@@ -318,6 +299,53 @@ class DiagonalSums:
         if lane == 0:
             for d in range_constexpr(1, VECTOR):
                 own[first - VECTOR + d] = own[first - VECTOR + d] + before[d - 1]
+
+
+@dataclass
+class Batches(Fixed):
+    """The scores that a warp of `DiagonalSums` sums. column: The lane's vector."""
+
+    stored: StoredTiles
+    source: Any
+    sizes: Any
+    head: Any
+    column: Any
+
+    @cute.jit
+    def sum(self, scores, row, first):
+        """Add 8 queries from `row` on, of batches first, first + `WARPS`, ..."""
+        batch, _, rows, cols, _, _, _ = self.sizes
+        ahead = cute.make_rmem_tensor((VECTOR, VECTOR), self.source.dtype)
+        ahead.fill(0.0)
+        self.load(ahead, row, first)
+        for b in cutlass.range(first, batch, WARPS, unroll=1):
+            numbers = cute.make_rmem_tensor((VECTOR, VECTOR), self.source.dtype)
+            numbers.store(ahead.load())
+            # The next batch arrives while this one is added: see `TableSums`.
+            self.load(ahead, row, b + WARPS)
+            cute.arch.sync_warp()
+            if self.exists(b, row):
+                scores.store(scores.load() + numbers.load().to(Float32))
+        # Past the ends there may be anything.
+        if (row + VECTOR > rows) | ((self.column + 1) * VECTOR > cols):
+            for a in range_constexpr(VECTOR):
+                for j in range_constexpr(VECTOR):
+                    there = (row + a < rows) & (self.column * VECTOR + j < cols)
+                    scores[j, a] = select(there, scores[j, a], Float32(0.0))
+
+    def exists(self, batch, row):
+        there = (batch < self.sizes[0]) & (self.column < self.sizes[4])
+        return there & self.stored.has(batch, self.head, row, self.column * VECTOR)
+
+    @cute.jit
+    def load(self, numbers, row, batch):
+        """Load the scores of a batch, if the lane has any there."""
+        _, heads, rows, _, vectors, _, _ = self.sizes
+        if self.exists(batch, row):
+            unit = (Int64(batch) * heads + self.head) * rows
+            for a in range_constexpr(VECTOR):
+                at = (unit + smaller(row + a, rows - 1)) * vectors + self.column
+                cute.autovec_copy(vector(self.source + at * VECTOR), numbers[None, a])
 
 
 def vector_of(tensor, first):

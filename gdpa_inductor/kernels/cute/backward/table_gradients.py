@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 STRIP = 256  # as in `place_sums`
 OCTETS = 32  # the most of a row group
-WARPS = 12  # that sum diagonals on a multiprocessor; more gain nothing
+CTAS = 4  # that sum diagonals on a multiprocessor at a time
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ class TableSum:
 
     def _cut_diagonals(self, ctas: int, units: int, rows: int, cols: int) -> None:
         self.strips, octets = -(-cols // STRIP), -(-rows // VECTOR)
-        self.octets, warps = 1, units * self.strips * octets
-        while self.octets < OCTETS and warps > 2 * WARPS * ctas * self.octets:
+        self.octets, items = 1, units * self.strips * octets
+        while self.octets < OCTETS and items > 2 * CTAS * ctas * self.octets:
             self.octets *= 2
         self.groups = -(-octets // self.octets)
 
