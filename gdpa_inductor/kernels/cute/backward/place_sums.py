@@ -431,12 +431,12 @@ def compiled(kind: str, *arguments: Any):
     return _COMPILED[kind](*arguments)
 
 
-def _compiled_sums(kernel: Any, config: KernelConfig):
+def _compiled_sums(kernel: Any, config: KernelConfig, dtype: str):
     pointers = tuple(pointer(dtype) for dtype in config.aux)
     strides = tuple(tuple(Int64(0) for _ in LETTERS) for _ in config.aux)
     scalars = tuple(Int64(0) for _ in range(config.mod.num_scalars))
     arguments = (
-        pointer(config.dtype, ALIGNMENT),
+        pointer(dtype, ALIGNMENT),
         pointer("float32", ALIGNMENT),
         pointers,
         strides,
@@ -447,12 +447,12 @@ def _compiled_sums(kernel: Any, config: KernelConfig):
     return compile_kernel(kernel, arguments, config.arch)
 
 
-def _places(config: KernelConfig, *rest: Any):
-    return _compiled_sums(PlaceSums(config, *rest), config)
+def _places(config: KernelConfig, dtype: str, *rest: Any):
+    return _compiled_sums(PlaceSums(config, *rest), config, dtype)
 
 
-def _diagonals(config: KernelConfig, *rest: Any):
-    return _compiled_sums(DiagonalSums(config, *rest), config)
+def _diagonals(config: KernelConfig, dtype: str, *rest: Any):
+    return _compiled_sums(DiagonalSums(config, *rest), config, dtype)
 
 
 def _gathering(dtype: str, arch: str, *rest: Any):
