@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, Int64, const_expr, cute, range_constexpr
+from cutlass import (
+    Float32,
+    Int32,
+    Int64,
+    Uint32,
+    Uint64,
+    const_expr,
+    cute,
+    range_constexpr,
+)
 
 from ..compiler import compile_kernel, pointer, stream
 from ..config import LETTERS, VECTOR, KernelConfig, TileSize, classes
@@ -22,7 +31,7 @@ from ..table_sums import TableSums
 from ..values import Fixed, Pair, larger, pair, select, smaller
 from .roots import terms_of
 
-GROUPS = 2  # vectors that a thread has in flight
+GROUPS = 4  # vectors that a thread has in flight
 WARPS = 4  # of a CTA of `DiagonalSums`
 STRIP = LANES * VECTOR  # the keys of a strip: those of one warp
 SIZES = 7  # numbers that each kernel takes
@@ -73,7 +82,8 @@ class PlaceSums:
     keeps its 8 columns from row to row.
 
     number, size: The table, and how many of its places. skips: see `StoredTiles`. even: Columns
-    come in whole vectors, so that operands may be read 16 bytes at a time.
+    come in whole vectors, so that operands may be read 16 bytes at a time. whole: These are all
+    places, so that the first one is 0.
     """
 
     def __init__(
@@ -84,8 +94,10 @@ class PlaceSums:
         threads: int,
         skips: bool,
         even: bool,
+        whole: bool,
     ) -> None:
-        self.config, self.number, self.skips, self.even = config, number, skips, even
+        self.config, self.number, self.skips = config, number, skips
+        self.even, self.whole = even, whole
         self.tables = TableSums(size, threads, 0, 1)
         self.size, self.threads = size, threads
 
@@ -152,6 +164,8 @@ class RowVectors(Fixed):
             if node.op == "aux" and node.value in wanted
         }
         self.terms = cute.make_rmem_tensor((VECTOR, GROUPS), self.source.dtype)
+        # Batch and query of each vector, and whether it exists.
+        self.rows = cute.make_rmem_tensor((3, GROUPS), Int32)
 
     @cute.jit
     def add_all(self, tables, thread, column, own, step):
@@ -163,62 +177,65 @@ class RowVectors(Fixed):
         self.load(column, own, step)
         count = (end - own + (step * GROUPS - 1)) // (step * GROUPS)
         for _ in cutlass.range(count, unroll=1):
-            terms = cute.make_rmem_tensor((VECTOR, GROUPS), self.source.dtype)
-            terms.store(self.terms.load())
-            operands = {}
-            for node, ahead in self.fetched.items():
-                operands[node] = cute.make_rmem_tensor((VECTOR, GROUPS), ahead.element_type)
-                operands[node].store(ahead.load())
+            terms, there = copied(self.terms), copied(self.rows)
+            operands = {node: copied(ahead) for node, ahead in self.fetched.items()}
             # The next rows arrive while these are added: see `TableSums`.
-            self.load(column, own + step * GROUPS, step)
-            self.add(tables, thread, terms, operands, column, own, step)
             own += step * GROUPS
-
-    def row(self, number) -> tuple[Any, Any, Any]:
-        """(program for the row, its batch, its query)."""
-        _, _, rows, cols, _, _, _ = self.sizes
-        batch, q_idx = number // rows, number % rows
-        tile = SequenceTile(batch, self.head, rows, cols)
-        return Row(self.program, tile, q_idx), batch, q_idx
-
-    def exists(self, batch, q_idx, number, column):
-        there = number < self.sizes[0] * self.sizes[2]
-        return there & self.stored.has(batch, self.head, q_idx, column * VECTOR)
+            self.load(column, own, step)
+            self.add(tables, thread, terms, there, operands, column)
 
     @cute.jit
     def load(self, column, own, step):
         """Load the thread's next vectors. Of those that do not exist it loads the first one."""
-        _, heads, rows, _, vectors, _, _ = self.sizes
+        batches, heads, rows, _, vectors, _, _ = self.sizes
         for g in range_constexpr(GROUPS):
             number = own + g * step
-            _, batch, q_idx = self.row(number)
-            exists = self.exists(batch, q_idx, number, column)
+            batch, q_idx = number // rows, number % rows
+            exists = number < batches * rows
+            exists = exists & self.stored.has(batch, self.head, q_idx, column * VECTOR)
             at = (Int64(batch * heads + self.head) * rows + q_idx) * vectors + column
             at = select(exists, at, Int64(0))
             cute.autovec_copy(vector(self.source + at * VECTOR), self.terms[None, g])
+            batch, q_idx = (select(exists, x, Int32(0)) for x in (batch, q_idx))
             if const_expr(bool(self.fetched)):
-                first = select(exists, number, Int32(0))
-                some, _, _ = self.row(first)
-                loads = some.fetch(select(exists, column, Int32(0)) * VECTOR, VECTOR)
+                first = select(exists, column, Int32(0)) * VECTOR
+                loads = self.row(batch, q_idx).fetch(first, VECTOR)
                 for node, target in self.fetched.items():
                     cute.autovec_copy(loads[node], target[None, g])
+            self.rows[0, g], self.rows[1, g], self.rows[2, g] = batch, q_idx, Int32(exists)
+
+    def row(self, batch, q_idx) -> Row:
+        _, _, rows, cols, _, _, _ = self.sizes
+        return Row(self.program, SequenceTile(batch, self.head, rows, cols), q_idx)
 
     @cute.jit
-    def add(self, tables, thread, terms, operands, column, own, step):
-        size, cols, least = self.kernel.size, self.sizes[3], self.sizes[6]
+    def add(self, tables, thread, terms, there, operands, column):
         for g in range_constexpr(GROUPS):
-            number = own + g * step
-            row, batch, q_idx = self.row(number)
-            if self.exists(batch, q_idx, number, column):
+            if there[2, g] != 0:
+                row = self.row(there[0, g], there[1, g])
                 loads = {node: x[None, g] for node, x in operands.items()}
                 for i in range_constexpr(0, VECTOR, 2):
                     first = column * VECTOR + i
                     (place,) = row(Pair(Float32(0.0)), Pair(first, first + 1), loads, i)
                     for lane in range_constexpr(2):
-                        at = pair(place).lanes[lane] - least
-                        known = (at >= 0) & (at < size) & (first + lane < cols)
-                        at = Int32(select(known, at, size))
+                        at = self.slot(pair(place).lanes[lane], first + lane)
                         tables[at, thread] = tables[at, thread] + Float32(terms[i + lane, g])
+
+    def slot(self, place, kv_idx):
+        """Which sum of the thread a score at this place is added to."""
+        kernel, _, cols, _, _, least = self.kernel, *self.sizes[2:]
+        at = place if kernel.whole else place - least
+        unsigned = Uint64 if isinstance(at, Int64) else Uint32
+        known = unsigned(at) < unsigned(kernel.size)  # a negative place is a large one
+        if not kernel.even:
+            known = known & (kv_idx < cols)
+        return Int32(select(known, at, kernel.size))
+
+
+def copied(tensor):
+    copy = cute.make_rmem_tensor(tensor.layout, tensor.element_type)
+    copy.store(tensor.load())
+    return copy
 
 
 class DiagonalSums:

@@ -190,7 +190,8 @@ class TableSum:
         if self.distance is not None:
             return ("diagonals", config, dtype, self.octets, skips), (self.strips, self.groups)
         skips, even = skips and not self.sums_batches, cols % VECTOR == 0
-        kernel = ("places", config, dtype, self.number, self.piece, self.threads, skips, even)
+        flags = (skips, even, self.pieces == 1)
+        kernel = ("places", config, dtype, self.number, self.piece, self.threads, *flags)
         return kernel, (self.groups, piece * self.piece)
 
     def finished(self, room: Tensor, o: Operands[Tensor], part: Part, record: Record) -> Tensor:
@@ -217,7 +218,7 @@ class TableSum:
 
 
 def _over_batches(scores: Tensor, part: Part) -> Tensor:
-    """The sums [1, H, M, N] of scores over the batches, in fp32, where rows begin as in `scores`."""
+    """The sums [1, H, M, N] of scores over the batches, in fp32. Rows begin as in `scores`."""
     whole = (*scores.shape[:3], scores.stride(2))
     sums = part.scratch("over batches", (1, *whole[1:]), torch.float32)
     done = part.total(scores.as_strided(whole, scores.stride()), sums, 1.0)
