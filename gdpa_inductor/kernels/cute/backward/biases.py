@@ -168,9 +168,9 @@ class Division:
         return BiasSum(o, number, stored, self.shares)
 
     @property
-    def tables(self) -> bool:
-        """Whether only tables need a gradient."""
-        return all(isinstance(each, TableSum) for each in self.sums)
+    def sparse(self) -> bool:
+        """Whether the sums leave out tiles of scores that a mask empties."""
+        return all(isinstance(each, TableSum) and not each.sums_batches for each in self.sums)
 
     def scores(
         self, o: Operands[Tensor], first: Tensor, record: Record

@@ -14,7 +14,7 @@ from ...._compat.device import empty
 from ....operands import Operands
 from ....rejection import GDPAError
 from .. import launch
-from ..bounds import Table, table
+from ..bounds import TileBounds, table
 from ..config import KernelConfig, TableKey
 from ..launch import longest_first, place
 from ..launcher import Launcher
@@ -101,7 +101,7 @@ def _in_parts(
     plan, record, scratch = call.plan, call.record, dict[str, Tensor]()
     division = plan.once(_division, call.ctas, *_wanted(needs))
     stored = division.sums[0].number
-    sparse = division.tables and plan.once(_skips_tiles, stored)
+    sparse = division.sparse and plan.once(_skips_tiles, stored)
 
     def launch_share(
         share: biases.Share, o: Operands[Tensor], grad_out: Tensor, rooms: Rooms, scores: Tensor
@@ -125,7 +125,7 @@ def _in_parts(
             tables={},
         )
         GRADIENTS[plan.config.folder](part, letters)
-        return Part(own, read, call.stream)
+        return Part(own, read, call.stream, part.scratch, fast_total)
 
     def fast_total(scores: Tensor, own: Tensor, factor: float) -> bool:
         return total(scores, own, factor, plan.config.arch, call.stream, record)
@@ -240,7 +240,7 @@ class BackwardCall:
     # scratch memory that several calls share
     shared_scratch: dict[str, Tensor] = field(default_factory=dict)
     # the tables of bounds that were made so far
-    tables: dict[TableKey, Table] = field(default_factory=dict)
+    tables: dict[TableKey, TileBounds] = field(default_factory=dict)
 
     def room(self, letter: str) -> Tensor:
         """Memory for dQ, dK or dV."""
@@ -282,7 +282,7 @@ class BackwardCall:
         room.zero_()
         self.record.add_clear(room)
 
-    def table(self, key: TableKey) -> Table:
+    def table(self, key: TableKey) -> TileBounds:
         if key not in self.tables:
             self.tables[key] = table(self.plan, self.read, key, self.stream, self.record)
         return self.tables[key]

@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, Int64, const_expr, cute, range_constexpr
+from cutlass import (
+    Float32,
+    Int32,
+    Int64,
+    Uint32,
+    Uint64,
+    const_expr,
+    cute,
+    range_constexpr,
+)
 
 from ..compiler import compile_kernel, pointer, stream
 from ..config import LETTERS, VECTOR, KernelConfig, TileSize, classes
@@ -22,7 +31,7 @@ from ..table_sums import TableSums
 from ..values import Fixed, Pair, larger, pair, select, smaller
 from .roots import terms_of
 
-GROUPS = 2  # vectors that a thread has in flight
+GROUPS = 4  # vectors that a thread has in flight
 WARPS = 4  # of a CTA of `DiagonalSums`
 STRIP = LANES * VECTOR  # the keys of a strip: those of one warp
 SIZES = 7  # numbers that each kernel takes
@@ -73,7 +82,8 @@ class PlaceSums:
     keeps its 8 columns from row to row.
 
     number, size: The table, and how many of its places. skips: see `StoredTiles`. even: Columns
-    come in whole vectors, so that operands may be read 16 bytes at a time.
+    come in whole vectors, so that operands may be read 16 bytes at a time. whole: These are all
+    places, so that the first one is 0.
     """
 
     def __init__(
@@ -84,8 +94,10 @@ class PlaceSums:
         threads: int,
         skips: bool,
         even: bool,
+        whole: bool,
     ) -> None:
-        self.config, self.number, self.skips, self.even = config, number, skips, even
+        self.config, self.number, self.skips = config, number, skips
+        self.even, self.whole = even, whole
         self.tables = TableSums(size, threads, 0, 1)
         self.size, self.threads = size, threads
 
@@ -152,6 +164,8 @@ class RowVectors(Fixed):
             if node.op == "aux" and node.value in wanted
         }
         self.terms = cute.make_rmem_tensor((VECTOR, GROUPS), self.source.dtype)
+        # Batch and query of each vector, and whether it exists.
+        self.rows = cute.make_rmem_tensor((3, GROUPS), Int32)
 
     @cute.jit
     def add_all(self, tables, thread, column, own, step):
@@ -163,70 +177,74 @@ class RowVectors(Fixed):
         self.load(column, own, step)
         count = (end - own + (step * GROUPS - 1)) // (step * GROUPS)
         for _ in cutlass.range(count, unroll=1):
-            terms = cute.make_rmem_tensor((VECTOR, GROUPS), self.source.dtype)
-            terms.store(self.terms.load())
-            operands = {}
-            for node, ahead in self.fetched.items():
-                operands[node] = cute.make_rmem_tensor((VECTOR, GROUPS), ahead.element_type)
-                operands[node].store(ahead.load())
+            terms, there = copied(self.terms), copied(self.rows)
+            operands = {node: copied(ahead) for node, ahead in self.fetched.items()}
             # The next rows arrive while these are added: see `TableSums`.
-            self.load(column, own + step * GROUPS, step)
-            self.add(tables, thread, terms, operands, column, own, step)
             own += step * GROUPS
-
-    def row(self, number) -> tuple[Any, Any, Any]:
-        """(program for the row, its batch, its query)."""
-        _, _, rows, cols, _, _, _ = self.sizes
-        batch, q_idx = number // rows, number % rows
-        tile = SequenceTile(batch, self.head, rows, cols)
-        return Row(self.program, tile, q_idx), batch, q_idx
-
-    def exists(self, batch, q_idx, number, column):
-        there = number < self.sizes[0] * self.sizes[2]
-        return there & self.stored.has(batch, self.head, q_idx, column * VECTOR)
+            self.load(column, own, step)
+            self.add(tables, thread, terms, there, operands, column)
 
     @cute.jit
     def load(self, column, own, step):
         """Load the thread's next vectors. Of those that do not exist it loads the first one."""
-        _, heads, rows, _, vectors, _, _ = self.sizes
+        batches, heads, rows, _, vectors, _, _ = self.sizes
         for g in range_constexpr(GROUPS):
             number = own + g * step
-            _, batch, q_idx = self.row(number)
-            exists = self.exists(batch, q_idx, number, column)
+            batch, q_idx = number // rows, number % rows
+            exists = number < batches * rows
+            exists = exists & self.stored.has(batch, self.head, q_idx, column * VECTOR)
             at = (Int64(batch * heads + self.head) * rows + q_idx) * vectors + column
             at = select(exists, at, Int64(0))
             cute.autovec_copy(vector(self.source + at * VECTOR), self.terms[None, g])
+            batch, q_idx = (select(exists, x, Int32(0)) for x in (batch, q_idx))
             if const_expr(bool(self.fetched)):
-                first = select(exists, number, Int32(0))
-                some, _, _ = self.row(first)
-                loads = some.fetch(select(exists, column, Int32(0)) * VECTOR, VECTOR)
+                first = select(exists, column, Int32(0)) * VECTOR
+                loads = self.row(batch, q_idx).fetch(first, VECTOR)
                 for node, target in self.fetched.items():
                     cute.autovec_copy(loads[node], target[None, g])
+            self.rows[0, g], self.rows[1, g], self.rows[2, g] = batch, q_idx, Int32(exists)
+
+    def row(self, batch, q_idx) -> Row:
+        _, _, rows, cols, _, _, _ = self.sizes
+        return Row(self.program, SequenceTile(batch, self.head, rows, cols), q_idx)
 
     @cute.jit
-    def add(self, tables, thread, terms, operands, column, own, step):
-        size, cols, least = self.kernel.size, self.sizes[3], self.sizes[6]
+    def add(self, tables, thread, terms, there, operands, column):
         for g in range_constexpr(GROUPS):
-            number = own + g * step
-            row, batch, q_idx = self.row(number)
-            if self.exists(batch, q_idx, number, column):
+            if there[2, g] != 0:
+                row = self.row(there[0, g], there[1, g])
                 loads = {node: x[None, g] for node, x in operands.items()}
                 for i in range_constexpr(0, VECTOR, 2):
                     first = column * VECTOR + i
                     (place,) = row(Pair(Float32(0.0)), Pair(first, first + 1), loads, i)
                     for lane in range_constexpr(2):
-                        at = pair(place).lanes[lane] - least
-                        known = (at >= 0) & (at < size) & (first + lane < cols)
-                        at = Int32(select(known, at, size))
+                        at = self.slot(pair(place).lanes[lane], first + lane)
                         tables[at, thread] = tables[at, thread] + Float32(terms[i + lane, g])
+
+    def slot(self, place, kv_idx):
+        """Which sum of the thread a score at this place is added to."""
+        kernel, _, cols, _, _, least = self.kernel, *self.sizes[2:]
+        at = place if kernel.whole else place - least
+        unsigned = Uint64 if isinstance(at, Int64) else Uint32
+        known = unsigned(at) < unsigned(kernel.size)  # a negative place is a large one
+        if not kernel.even:
+            known = known & (kv_idx < cols)
+        return Int32(select(known, at, kernel.size))
+
+
+def copied(tensor):
+    copy = cute.make_rmem_tensor(tensor.layout, tensor.element_type)
+    copy.store(tensor.load())
+    return copy
 
 
 class DiagonalSums:
     """parts[h, g, w, x] = the sum of a diagonal of head h, in row group g and strip w, of batches.
 
     A row group has `octets` times 8 queries, and a strip 256 keys. The diagonal has the number
-    x = key - query + 8 · octets, where key and query count within strip and group. A warp computes
-    all of them. A lane sums 8 × 8 scores over the batches, then along their 15 diagonals.
+    x = key - query + 8 · octets, where key and query count within strip and group. A CTA computes
+    all of them. Its warps share the batches. A lane sums 8 × 8 scores over the batches of its warp,
+    then along their 15 diagonals.
     """
 
     def __init__(self, config: KernelConfig, octets: int, skips: bool) -> None:
@@ -239,61 +257,41 @@ class DiagonalSums:
         _, heads, _, _, _, strips, groups = sizes
         aux = tuple(zip(pointers, strides, strict=True))
         self.kernel(source, parts, aux, scalars, sizes).launch(
-            grid=((strips * groups + (WARPS - 1)) // WARPS, heads, 1),
-            block=(WARPS * LANES, 1, 1),
-            stream=stream,
+            grid=(strips * groups, heads, 1), block=(WARPS * LANES, 1, 1), stream=stream
         )
 
     @cute.kernel
     def kernel(self, source, parts, aux, scalars, sizes):
-        _, _, rows, cols, vectors, strips, groups = sizes
-        cta, head, _ = (Int32(x) for x in cute.arch.block_idx())
-        warp, lane = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.lane_idx()
+        _, _, rows, cols, _, strips, groups = sizes
+        item, head, _ = (Int32(x) for x in cute.arch.block_idx())
+        thread = Int32(cute.arch.thread_idx()[0])
+        warp, lane = cute.arch.make_warp_uniform(cute.arch.warp_idx()), thread % LANES
         layout = cute.make_layout((self.width, WARPS))
         sums = cutlass.memory.SmemAllocator().allocate_tensor(Float32, layout, ALIGNMENT)
         own = sums[None, warp]
-        for i in range_constexpr(self.width // LANES):
-            own[i * LANES + lane] = 0.0
-        if const_expr(self.width % LANES > 0):  # noqa: SIM102 (decided at compile time)
-            if lane < self.width % LANES:
-                own[self.width // LANES * LANES + lane] = 0.0
+        for i in cutlass.range(lane, self.width, LANES, unroll=1):
+            own[i] = 0.0
         cute.arch.sync_warp()
         x = program_arguments(aux, scalars)
         stored = StoredTiles(self.config, x, rows, cols, self.skips)
-        item = cta * WARPS + warp
-        strip, group = item % strips, item // strips
-        column = strip * LANES + lane
+        batches = Batches(stored, source, sizes, head, item % strips * LANES + lane)
         for i in cutlass.range(self.octets, unroll=1):
-            row = (group * self.octets + i) * VECTOR
-            scores = cute.make_rmem_tensor((VECTOR, VECTOR), Float32)  # (key, query)
-            scores.fill(0.0)
-            if (row < rows) & (column < vectors) & (group < groups):
-                self.sum_batches(scores, source, stored, sizes, head, row, column)
-            self.add_diagonals(own, scores, lane, i)
-            cute.arch.sync_warp()
-        if group < groups:
-            unit = (Int64(head) * groups + group) * strips + strip
-            target = parts + unit * self.width
-            for i in cutlass.range(lane, self.width, LANES, unroll=1):
-                target[i] = own[i]
-
-    @cute.jit
-    def sum_batches(self, scores, source, stored, sizes, head, row, column):
-        batch, heads, rows, cols, vectors, _, _ = sizes
-        for b in cutlass.range(batch, unroll=1):
-            if stored.has(b, head, row, column * VECTOR):
-                start = source + ((Int64(b) * heads + head) * rows * vectors + column) * VECTOR
-                numbers = cute.make_rmem_tensor((VECTOR, VECTOR), source.dtype)
-                for a in range_constexpr(VECTOR):
-                    place = Int64(smaller(row + a, rows - 1)) * vectors * VECTOR
-                    cute.autovec_copy(vector(start + place), numbers[None, a])
-                scores.store(scores.load() + numbers.load().to(Float32))
-        # Past the ends there may be anything.
-        if (row + VECTOR > rows) | ((column + 1) * VECTOR > cols):
-            for a in range_constexpr(VECTOR):
-                for j in range_constexpr(VECTOR):
-                    there = (row + a < rows) & (column * VECTOR + j < cols)
-                    scores[j, a] = select(there, scores[j, a], Float32(0.0))
+            row = (item // strips * self.octets + i) * VECTOR
+            # The first batch of a warp varies, so that all have work if there is one batch.
+            first = (warp + i) % WARPS
+            if (row < rows) & (first < sizes[0]):
+                scores = cute.make_rmem_tensor((VECTOR, VECTOR), Float32)  # (key, query)
+                scores.fill(0.0)
+                batches.sum(scores, row, first)
+                self.add_diagonals(own, scores, lane, i)
+                cute.arch.sync_warp()
+        cute.arch.sync_threads()
+        target = parts + (Int64(head) * strips * groups + item) * self.width
+        for i in cutlass.range(thread, self.width, WARPS * LANES, unroll=1):
+            total = sums[i, 0]
+            for k in range_constexpr(1, WARPS):
+                total = total + sums[i, k]
+            target[i] = total
 
     @cute.jit
     def add_diagonals(self, own, scores, lane, i):
@@ -318,6 +316,53 @@ class DiagonalSums:
         if lane == 0:
             for d in range_constexpr(1, VECTOR):
                 own[first - VECTOR + d] = own[first - VECTOR + d] + before[d - 1]
+
+
+@dataclass
+class Batches(Fixed):
+    """The scores that a warp of `DiagonalSums` sums. column: The lane's vector."""
+
+    stored: StoredTiles
+    source: Any
+    sizes: Any
+    head: Any
+    column: Any
+
+    @cute.jit
+    def sum(self, scores, row, first):
+        """Add 8 queries from `row` on, of batches first, first + `WARPS`, ..."""
+        batch, _, rows, cols, _, _, _ = self.sizes
+        ahead = cute.make_rmem_tensor((VECTOR, VECTOR), self.source.dtype)
+        ahead.fill(0.0)
+        self.load(ahead, row, first)
+        for b in cutlass.range(first, batch, WARPS, unroll=1):
+            numbers = cute.make_rmem_tensor((VECTOR, VECTOR), self.source.dtype)
+            numbers.store(ahead.load())
+            # The next batch arrives while this one is added: see `TableSums`.
+            self.load(ahead, row, b + WARPS)
+            cute.arch.sync_warp()
+            if self.exists(b, row):
+                scores.store(scores.load() + numbers.load().to(Float32))
+        # Past the ends there may be anything.
+        if (row + VECTOR > rows) | ((self.column + 1) * VECTOR > cols):
+            for a in range_constexpr(VECTOR):
+                for j in range_constexpr(VECTOR):
+                    there = (row + a < rows) & (self.column * VECTOR + j < cols)
+                    scores[j, a] = select(there, scores[j, a], Float32(0.0))
+
+    def exists(self, batch, row):
+        there = (batch < self.sizes[0]) & (self.column < self.sizes[4])
+        return there & self.stored.has(batch, self.head, row, self.column * VECTOR)
+
+    @cute.jit
+    def load(self, numbers, row, batch):
+        """Load the scores of a batch, if the lane has any there."""
+        _, heads, rows, _, vectors, _, _ = self.sizes
+        if self.exists(batch, row):
+            unit = (Int64(batch) * heads + self.head) * rows
+            for a in range_constexpr(VECTOR):
+                at = (unit + smaller(row + a, rows - 1)) * vectors + self.column
+                cute.autovec_copy(vector(self.source + at * VECTOR), numbers[None, a])
 
 
 def vector_of(tensor, first):
@@ -403,12 +448,12 @@ def compiled(kind: str, *arguments: Any):
     return _COMPILED[kind](*arguments)
 
 
-def _compiled_sums(kernel: Any, config: KernelConfig):
+def _compiled_sums(kernel: Any, config: KernelConfig, dtype: str):
     pointers = tuple(pointer(dtype) for dtype in config.aux)
     strides = tuple(tuple(Int64(0) for _ in LETTERS) for _ in config.aux)
     scalars = tuple(Int64(0) for _ in range(config.mod.num_scalars))
     arguments = (
-        pointer(config.dtype, ALIGNMENT),
+        pointer(dtype, ALIGNMENT),
         pointer("float32", ALIGNMENT),
         pointers,
         strides,
@@ -419,12 +464,12 @@ def _compiled_sums(kernel: Any, config: KernelConfig):
     return compile_kernel(kernel, arguments, config.arch)
 
 
-def _places(config: KernelConfig, *rest: Any):
-    return _compiled_sums(PlaceSums(config, *rest), config)
+def _places(config: KernelConfig, dtype: str, *rest: Any):
+    return _compiled_sums(PlaceSums(config, *rest), config, dtype)
 
 
-def _diagonals(config: KernelConfig, *rest: Any):
-    return _compiled_sums(DiagonalSums(config, *rest), config)
+def _diagonals(config: KernelConfig, dtype: str, *rest: Any):
+    return _compiled_sums(DiagonalSums(config, *rest), config, dtype)
 
 
 def _gathering(dtype: str, arch: str, *rest: Any):

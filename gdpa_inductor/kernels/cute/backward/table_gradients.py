@@ -8,7 +8,7 @@ atomics, and with one order of each sum (`place_sums`):
   size of the table.
 - Any other place, such as an operand with an integer for each score. Each thread has a table of its
   own in shared memory. A table that does not fit is summed in pieces, each of which reads all
-  scores. So this is for tables of up to a few hundred places.
+  scores. If all batches have the same places, the scores are summed over the batches before.
 
 Sums of sums are kept in fp32, for each head. When all parts are done they are added up. This module
 runs on the host.
@@ -16,7 +16,7 @@ runs on the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +26,7 @@ from torch import Tensor
 from ...._compat.device import empty
 from ....operands import Operands, dtype_name, score_shape
 from ....program.expr import Expr, call, fold, postorder, torch_apply
+from ....program.score_mod import ScoreMod
 from ..config import SHARED_MEMORY, VECTOR, KernelConfig, classes
 from ..launcher import word_launcher
 from ..plan import LaunchPlan
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 STRIP = 256  # as in `place_sums`
 OCTETS = 32  # the most of a row group
-WARPS = 12  # that sum diagonals on a multiprocessor; more gain nothing
+CTAS = 4  # that sum diagonals on a multiprocessor at a time
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,8 @@ class Part(NamedTuple):
     plan: LaunchPlan
     operands: Operands[Tensor]  # as kernels read them
     stream: int
+    scratch: Callable[[str, Sequence[int], torch.dtype], Tensor]  # see `BackwardCall.scratch`
+    total: Callable[[Tensor, Tensor, float], bool]  # see `biases.total`
 
 
 class TableSum:
@@ -116,8 +119,11 @@ class TableSum:
         self.size = o.aux[number].shape[self.spec.access.index("t")]
         self.place = program.places[number]
         self.distance = distance(self.place)
+        # All batches have the same places, and their scores are summed first.
+        self.sums_batches = batch > 1 and self.distance is None and not self._varies(program)
         self.fixed = not any(x.op == "scalar" for x in postorder([program.weight]))
         self.empty = 0 in (batch, heads, rows, cols)
+        self.batch = max(batch, 1)
         self.cut = max(shares[0].count, 1)  # how many batches or key heads a part has
         self.slots = len(shares) if shares[0].axis == 0 else 1
         own = shares[0].count * shares[0].group
@@ -131,18 +137,25 @@ class TableSum:
             shape = (self.groups, self.strips, STRIP + VECTOR * self.octets)
         self.shape = (self.pieces, self.slots, heads, *shape)
 
+    def _varies(self, program: ScoreMod) -> bool:
+        """Whether the places vary from batch to batch."""
+        leaves = [x for x in postorder([self.place]) if not x.args]
+        own = {axis for x in leaves if x.op == "aux" for axis in program.aux[x.value].axes}
+        return "b" in own or any(x.op == "b" for x in leaves)
+
     def _cut_places(self, ctas: int, units: int, rows: int) -> None:
         self.pieces = -(-self.size // MOST)
         self.piece = -(-self.size // self.pieces)
         self.threads = threads_for(self.piece)
         each = (self.piece + 1) * self.threads * 4 + RESERVED
         resident = max(1, min(SHARED_MEMORY // each, MOST_THREADS // self.threads))
+        rows = rows // self.batch if self.sums_batches else rows
         self.groups = max(1, min(ctas * resident // max(units, 1), rows))
 
     def _cut_diagonals(self, ctas: int, units: int, rows: int, cols: int) -> None:
         self.strips, octets = -(-cols // STRIP), -(-rows // VECTOR)
-        self.octets, warps = 1, units * self.strips * octets
-        while self.octets < OCTETS and warps > 2 * WARPS * ctas * self.octets:
+        self.octets, items = 1, units * self.strips * octets
+        while self.octets < OCTETS and items > 2 * CTAS * ctas * self.octets:
             self.octets *= 2
         self.groups = -(-octets // self.octets)
 
@@ -157,6 +170,8 @@ class TableSum:
         record.fails |= not self.fixed
         slot = share.first // self.cut if self.slots > 1 else 0
         first = share.first * share.group if share.axis == 1 and not share.whole else 0
+        if self.sums_batches:
+            scores = _over_batches(scores, part)
         batch, heads, rows, cols = scores.shape
         o, config = part.operands, part.plan.once(_kernel, self.stored)
         sizes = (batch, heads, rows, cols, scores.stride(2) // VECTOR)
@@ -164,15 +179,19 @@ class TableSum:
         for piece in range(self.pieces):
             own = room[piece, slot, first : first + heads]
             addresses = [x.data_ptr() for x in (scores, own, *o.aux)]
-            kernel, more = self._kernel(config, piece, cols)
+            kernel, more = self._kernel(config, piece, cols, dtype_name(scores.dtype))
             _launch(kernel, addresses, (*numbers, *more), part.stream, record)
 
-    def _kernel(self, config: KernelConfig, piece: int, cols: int) -> tuple[Any, tuple[int, ...]]:
+    def _kernel(
+        self, config: KernelConfig, piece: int, cols: int, dtype: str
+    ) -> tuple[Any, tuple[int, ...]]:
+        """(the arguments of its compilation, its last sizes)."""
         skips = skips_tiles(config)
         if self.distance is not None:
-            return ("diagonals", config, self.octets, skips), (self.strips, self.groups)
-        even = cols % VECTOR == 0
-        kernel = ("places", config, self.number, self.piece, self.threads, skips, even)
+            return ("diagonals", config, dtype, self.octets, skips), (self.strips, self.groups)
+        skips, even = skips and not self.sums_batches, cols % VECTOR == 0
+        flags = (skips, even, self.pieces == 1)
+        kernel = ("places", config, dtype, self.number, self.piece, self.threads, *flags)
         return kernel, (self.groups, piece * self.piece)
 
     def finished(self, room: Tensor, o: Operands[Tensor], part: Part, record: Record) -> Tensor:
@@ -196,6 +215,15 @@ class TableSum:
             addresses = [room[piece].data_ptr(), grad.data_ptr()]
             _launch(kernel, addresses, (*sizes, *steps), part.stream, record)
         return grad
+
+
+def _over_batches(scores: Tensor, part: Part) -> Tensor:
+    """The sums [1, H, M, N] of scores over the batches, in fp32. Rows begin as in `scores`."""
+    whole = (*scores.shape[:3], scores.stride(2))
+    sums = part.scratch("over batches", (1, *whole[1:]), torch.float32)
+    done = part.total(scores.as_strided(whole, scores.stride()), sums, 1.0)
+    assert done
+    return sums[..., : scores.shape[3]]
 
 
 def _launch(
