@@ -20,7 +20,7 @@ from ..problem import Problem
 from ..rejection import Code, Rejection
 from . import profit, tables
 from .host import facts, places, row_sums
-from .host.candidates import Candidate, HostGraph
+from .host.candidates import Candidate, HostGraph, looks_up
 from .host.finder import Finder, Through
 from .host.functions import REASONS
 from .host.region import Region, Sink
@@ -294,7 +294,8 @@ class Analyst:
         leaves = tuple(operand.leaf for operand in understood.operands)
         biases = leaves if problem.training else ()
         if problem.training:
-            problem = replace(problem, crowded=tables.crowded(self.graph, list(biases)))
+            looking = [node for node in region.makers if looks_up(node)]
+            problem = replace(problem, crowded=tables.crowded(self.graph, [*biases, *looking]))
         profit.check(problem, rank, self.options.profit)
         sizes = [*reading.scalars, *recipe.sizes()]
         for values in map(facts.value, region.sizes):

@@ -161,18 +161,28 @@ def _small(recipe: Recipe, index: Handle, size: Size, wraps: bool) -> Handle:
     """An index into so many places in few bits. What lies outside becomes the first place outside,
     so that a look-up there gives NaN.
     """
-    places = recipe.cast(index, torch.int64)
-    if wraps:
-        from_end = recipe.call(aten.add.Scalar, places, size)
-        places = recipe.call(
-            aten.where.self, recipe.call(aten.lt.Scalar, places, 0), from_end, places
-        )
-    below = recipe.call(aten.lt.Scalar, places, 0)
-    places = recipe.call(aten.masked_fill.Scalar, places, below, size)
-    places = recipe.call(aten.clamp_max.default, places, size)
+    places = index
+    if not _lies_within(index.node, size):
+        places = recipe.cast(index, torch.int64)
+        if wraps:
+            below = recipe.call(aten.lt.Scalar, places, 0)
+            from_end = recipe.call(aten.add.Scalar, places, size)
+            places = recipe.call(aten.where.self, below, from_end, places)
+        below = recipe.call(aten.lt.Scalar, places, 0)
+        places = recipe.call(aten.masked_fill.Scalar, places, below, size)
+        places = recipe.call(aten.clamp_max.default, places, size)
     dtypes = (torch.uint8, torch.int16)
     known = (x for x in dtypes if isinstance(size, int) and size <= torch.iinfo(x).max)
     return recipe.cast(places, next(known, torch.int32))
+
+
+def _lies_within(index: Node | None, size: Size) -> bool:
+    """Whether an index is clamped to 0 .. size - 1."""
+    if index is None or facts.name(index) not in ("clamp", "clip"):
+        return False
+    low, high = facts.argument(index, 1, "min"), facts.argument(index, 2, "max")
+    known = all(isinstance(x, int) for x in (low, high, size))
+    return known and 0 <= low <= high < size
 
 
 def _with_batch(recipe: Recipe, layout: Layout, query: Handle, others: Sequence[Handle]) -> Handle:
