@@ -1,0 +1,33 @@
+"""The recipe `docs/recipes/cuda_graphs.md` on a GPU: batches of other lengths and other rows under
+CUDA graphs train with the bits that they have without.
+"""
+
+import copy
+
+import pytest
+import torch
+
+from tests.gpu import checks
+from tests.padded_rows import SIZES, batches, recipe, step
+
+pytestmark = pytest.mark.cuda
+
+
+def test_padded_batches_replay_graphs_and_keep_their_bits() -> None:
+    of = recipe()
+    model = of.Recommender().to(of.device)
+    plain = checks.compiled(model)
+    feed = [(of.padded(x), of.padded(y), offsets) for x, y, offsets in batches(of)]
+    assert len({len(items) for items, *_ in feed}) == SIZES
+    wanted = [step(model, plain, batch) for batch in feed]
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    twin = copy.deepcopy(model)
+    recorded = checks.compiled(twin, mode="reduce-overhead")
+    for _ in range(4):  # the first runs of a size warm up and record
+        for batch, want in zip(feed, wanted, strict=True):
+            results = step(twin, recorded, batch)
+            assert all(map(torch.equal, want.values(), results.values()))
+    counters = torch._dynamo.utils.counters
+    assert counters["stats"]["unique_graphs"] == 1
+    assert counters["inductor"]["cudagraph_skips"] == 0
