@@ -19,6 +19,7 @@ from .cute_recorders import (
     CAUSAL,
     CTAS,
     KINDS,
+    LONGEST,
     NUMBERS,
     STREAM,
     B,
@@ -46,13 +47,13 @@ kernels = pytest.fixture(autouse=True)(recorders)
 cleared = pytest.fixture(autouse=True)(clears)
 rooms = pytest.fixture(autouse=True)(cute_recorders.rooms)
 ranked = pytest.fixture(autouse=True)(ranking)
-STATIC = pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
+KNOWN = pytest.mark.parametrize("known", [True, (H, LONGEST), False], ids=str)
 
 
-@STATIC
+@KNOWN
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_forward_serves_batches_of_any_rows(kind: str, static: bool, kernels, ranked):
-    maker = partial(calls.forward_site, static)
+def test_a_forward_serves_batches_of_any_rows(kind: str, known, kernels, ranked):
+    maker = partial(calls.forward_site, known)
     site = maker()
     for later, rows in enumerate((50, 7, 300)):
         args = KINDS[kind](rows)
@@ -87,13 +88,14 @@ def test_slices_of_the_values_are_replayed(make, kernels, ranked):
         check_first_run(maker, args, out, kernels[0])
 
 
+@pytest.mark.parametrize("known", [(H, LONGEST), False], ids=str)
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "in any order"])
 @pytest.mark.parametrize("letters", ["qkv", "kv", "q"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_backward_serves_batches_of_any_rows(
-    kind: str, letters: str, ordered: bool, kernels, cleared, ranked, rooms
+    kind: str, letters: str, ordered: bool, known, kernels, cleared, ranked, rooms
 ):
-    maker = partial(calls.backward_site, False)
+    maker = partial(calls.backward_site, known)
     site = maker()
     for later, rows in enumerate((50, 7, 300)):
         args = of_backward(KINDS[kind](rows), letters)

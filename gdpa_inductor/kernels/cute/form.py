@@ -6,7 +6,7 @@ form. A plan is built from these, so it cannot depend on what a form lacks.
 
 import functools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -90,6 +90,15 @@ def _rows_in_key(counts: Sequence[Any], aux: Sequence[Tensor]) -> list[Any]:
     while several in sizes:
         several += 1
     return [n if n is None or n < SEVERAL or n in sizes else several for n in counts]
+
+
+def rows_key(matrices: Sequence[Tensor], sizes: Container[int]) -> tuple[int, ...]:
+    """What `layout_key` tells apart where only the total rows of query and key vary.
+
+    sizes: The sizes of the aux operands.
+    """
+    counts = [x.shape[0] for x in matrices[:2] if x.dim() == JAGGED]
+    return tuple([n if n < SEVERAL or n in sizes else SEVERAL for n in counts])
 
 
 def example_of(form: Form) -> Operands[Tensor]:
