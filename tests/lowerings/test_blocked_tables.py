@@ -150,6 +150,30 @@ CASES = {
         {"table": [HEADS, PLACES]},
         lambda s, table: F.silu(s + table[:, DISTANCE.clamp(0, 8)]).tril(),
     ),
+    "a mask": Table(
+        f"a0:f[h,t]; where(and(ge(q_idx,kv_idx),gt({POSITION},0.0)),silu(s),0.0)",
+        {"table": [HEADS, ROWS + COLS - 1]},
+        lambda s, table: torch.where(by_distance(table) > 0, F.silu(s), 0.0).tril(),
+    ),
+    "a mask for each query": Table(
+        f"a0:f[h,q_idx,t]; where(gt({POSITION},0.0),silu(s),0.0)",
+        {"table": [HEADS, ROWS, ROWS + COLS - 1]},
+        lambda s, table: torch.where(
+            table.gather(-1, (DISTANCE + COLS - 1).expand(HEADS, -1, -1)) > 0, F.silu(s), 0.0
+        ),
+    ),
+    "by a place that rounds": Table(
+        "a0:f[h,t]; silu(add(s,lookup(a0,int(sqrt(float(maximum(sub(q_idx,kv_idx),0)))))))",
+        {"table": [HEADS, PLACES]},
+        lambda s, table: F.silu(s + table[:, DISTANCE.clamp(min=0).sqrt().long()]),
+    ),
+    "by the score": Table(
+        "a0:f[h,t]; mul(s,lookup(a0,int(minimum(maximum(s,0.0),8.0))))",
+        {"table": [HEADS, PLACES]},
+        lambda s, table: s * table[
+            torch.arange(HEADS)[:, None, None], s.detach().clamp(0.0, 8.0).long()
+        ],
+    ),
     "without the score": Table(
         f"a0:f[h,t]; {POSITION}",
         {"table": [HEADS, ROWS + COLS - 1]},
