@@ -262,14 +262,16 @@ def _by_shares(number: int, term: Expr, o: Inputs) -> Any:
     for part in range(count):
         begin = share.first if share else None
         (terms,) = run("tiles", [output], o, begin=begin, summed=summed)
-        added = replace(sums, share=share).sums(terms, output, placed)
+        own = replace(sums, share=share)
+        added = own.sums(terms, output, placed)
         if not totals or (part < along_heads and "h" in sums.outer):
             totals.append(added)
         else:
             place = part % len(totals)
             totals[place] = lowering.lowered(torch.ops.aten.add.Tensor, totals[place], added)
             lowering.realized(totals[place], p.device)  # so that the shares before are added now
-        share = share.following(o, added) if share and part < count - 1 else None
+        if share and part < count - 1:
+            share = share.following(o, added, own.shape)
     whole = lowering.lowered(torch.ops.aten.cat.default, totals) if len(totals) > 1 else totals[0]
     return sums.gradient(whole)
 
