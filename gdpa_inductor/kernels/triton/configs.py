@@ -104,7 +104,7 @@ _TABLE: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
 _BY_LOOP: tuple[tuple[str, int, int, str, tuple[Config, ...]], ...] = (
     # Places and elements of tables take registers. (Compiled for sm_90, not timed.)
     ("forward", 2, 128, "table", (Config(128, 64, 8, 2), Config(64, 64, 4, 2))),
-    ("keys", 2, 128, "table", (Config(64, 64, 4, 2), Config(32, 64, 4, 3))),
+    ("keys", 2, 128, "table", (Config(64, 64, 8, 2), Config(32, 64, 4, 3))),
     ("forward", 2, 128, "skips short", (Config(64, 32, 4, 3), Config(128, 32, 8, 4))),
     ("forward", 2, 128, "short jagged",
      (Config(128, 32, 8, 4), Config(128, 32, 4, 4), Config(128, 64, 4, 2))),

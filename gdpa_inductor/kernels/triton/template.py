@@ -22,11 +22,15 @@ _SOURCES = Path(__file__).parent / "templates"
 
 @dataclass(frozen=True)
 class AuxRead:
-    """An aux operand as a kernel reads it. varies: The axes along which what is read varies."""
+    """An aux operand as a kernel reads it.
+
+    varies: The axes along which what is read varies. inside: The place is inside of the table.
+    """
 
     number: int
     spec: Aux
     varies: tuple[str, ...]
+    inside: bool = False
 
     @property
     def name(self) -> str:

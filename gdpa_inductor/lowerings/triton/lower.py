@@ -234,7 +234,9 @@ def _tiles(wanted: Terms, o: Inputs) -> Gradients:
             continue
         dtype = torch.float32 if summed or is_table else p.aux_dtypes[i]
         sides = (p.rows + p.cols - 1, DIAGONAL) if is_table else (p.rows, p.cols)
-        size = (_splits(o, summed, (*own, *sides)), *own, *sides)
+        # A CTA has a whole diagonal, and most are shorter than the longest.
+        enough = 2048 if is_table else 512
+        size = (_splits(o, summed, (*own, *sides), enough), *own, *sides)
         output = Output(f"g{i}", wanted[AUX + i], size, dtype)
         fields = {"summed": summed, "diagonal": is_table}
         grads.update(_finished("tiles", {AUX + i: output}, o, **fields))
@@ -260,14 +262,16 @@ def _by_shares(number: int, term: Expr, o: Inputs) -> Any:
     for part in range(count):
         begin = share.first if share else None
         (terms,) = run("tiles", [output], o, begin=begin, summed=summed)
-        added = replace(sums, share=share).sums(terms, output, placed)
+        own = replace(sums, share=share)
+        added = own.sums(terms, output, placed)
         if not totals or (part < along_heads and "h" in sums.outer):
             totals.append(added)
         else:
             place = part % len(totals)
             totals[place] = lowering.lowered(torch.ops.aten.add.Tensor, totals[place], added)
             lowering.realized(totals[place], p.device)  # so that the shares before are added now
-        share = share.following(o, added) if share and part < count - 1 else None
+        if share and part < count - 1:
+            share = share.following(o, added, own.shape)
     whole = lowering.lowered(torch.ops.aten.cat.default, totals) if len(totals) > 1 else totals[0]
     return sums.gradient(whole)
 
@@ -294,19 +298,19 @@ def _wanted_aux(wanted: Terms, o: Inputs) -> list[tuple[int, frozenset[str]]]:
     return [(n - AUX, o.program.axes(n - AUX)) for n in wanted if n >= AUX]
 
 
-def _splits(o: Inputs, summed: frozenset[str], stored: Sequence[Size]) -> int:
+def _splits(o: Inputs, summed: frozenset[str], stored: Sequence[Size], enough: int = 512) -> int:
     """Into how many shares "tiles" cuts its sum over the axes `summed`.
 
-    stored: The sizes of a sum.
+    stored: The sizes of a sum. enough: CTAs that fill the device.
     """
     p = o.problem
     hints = {"b": shapes.size_hint(p.batch) or 1, "h": shapes.size_hint(p.heads) or 1}
     members = math.prod(hints[axis] for axis in summed)
     *own, height, width = (shapes.size_hint(size) or 1 for size in stored)
     tiles = math.prod(own) * -(-height // 64) * -(-width // 64)
-    # Enough to fill the device, with partial sums of at most 64 MiB.
+    # Partial sums are at most 64 MiB.
     room = (64 << 20) // max(1, 4 * math.prod(own) * height * width)
-    return max(1, min(members, 512 // tiles, room))
+    return max(1, min(members, enough // tiles, room))
 
 
 def _finished(kernel: str, outputs: dict[int, Output], o: Inputs, **fields: Any) -> Gradients:

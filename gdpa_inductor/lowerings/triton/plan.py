@@ -18,9 +18,9 @@ from ...kernels.triton.device_tables import WORK_TILE
 from ...kernels.triton.template import AuxRead, Plan, loop_axis
 from ...operands import Size
 from ...program.expr import AXES, POSITIONS, Expr, const, postorder
+from ...program.integers import ANY, Range, ranges
 from ...program.loop_bounds import closed
 from ...program.places import elements
-from ...program.score_mod import ScoreMod
 from ...program.tails import still
 from ...program.tile_classes import TileClasses, boundable, classify_by_tables
 from ..backends import hint
@@ -68,7 +68,7 @@ def plan_kernel(
         flat=_flat(names, terms),
         skips=classes is not None,
         bounds=None if ends is None else tuple(ends),
-        tables=tuple(_read(i, o.program) for i in classes.bounds) if classes else (),
+        tables=tuple(_read(i, o) for i in classes.bounds) if classes else (),
         whole_reads=_reads(whole, o),
         whole_flat=_flat(names, whole),
         keeps=classes is not None and classes.keep is not None,
@@ -126,13 +126,34 @@ def _emitted(terms: Iterable[Expr], o: Inputs) -> list[Any]:
 def _reads(terms: Sequence[Expr], o: Inputs) -> tuple[AuxRead, ...]:
     """The operands that terms and places of tables read. Tables are last, as places read others."""
     numbers = sorted({int(x.value or 0) for x in postorder(terms) if x.op == "aux"})
-    reads = [_read(i, o.program) for i in numbers]
+    reads = [_read(i, o) for i in numbers]
     return tuple(sorted(reads, key=lambda a: bool(a.place)))
 
 
-def _read(number: int, program: ScoreMod) -> AuxRead:
-    axes = program.axes(number)
-    return AuxRead(number, program.aux[number], tuple(axis for axis in AXES if axis in axes))
+def _read(number: int, o: Inputs) -> AuxRead:
+    axes, spec = o.program.axes(number), o.program.aux[number]
+    varies = tuple(axis for axis in AXES if axis in axes)
+    return AuxRead(number, spec, varies, spec.is_table and _inside(number, o))
+
+
+def _inside(number: int, o: Inputs) -> bool:
+    """Whether the place of a table is inside of it, as far as sizes and dtypes tell."""
+    p = o.problem
+    sizes = {"b": p.batch, "h": p.heads, "q_idx": p.rows, "kv_idx": p.cols}
+
+    def leaf(node: Expr) -> Range:
+        if node.op == "aux":
+            info = torch.iinfo(p.aux_dtypes[node.value])
+            return info.min, info.max
+        value = o.scalars[node.value] if node.op == "scalar" else sizes[node.op]
+        if not isinstance(value, int):
+            return ANY
+        return (value, value) if node.op == "scalar" else (0, max(0, value - 1))
+
+    place, table = o.program.places[number], o.fakes.aux[number]
+    count = table.shape[o.program.aux[number].access.index("t")]
+    known = ranges([place], leaf)[place]
+    return isinstance(count, int) and known[0] >= 0 and known[1] < count
 
 
 def _flat(names: Sequence[str], terms: Sequence[Expr]) -> frozenset[str]:

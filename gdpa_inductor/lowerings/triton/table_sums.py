@@ -54,20 +54,22 @@ class Share:
         heads = p.heads // along_heads if along_heads > 1 else p.heads
         return Share(lowering.zeroed((2,), torch.int32, p.device), batch, heads)
 
-    def following(self, o: Inputs, sums: Any) -> Share:
+    def following(self, o: Inputs, sums: Any, shape: Sequence[Size]) -> Share:
         """The next one. It waits for these sums, so that nothing of it is in memory before.
 
         All have the same formula, so that it is compiled once.
         """
+        one = shapes.statically_known_true(self.heads == o.problem.heads)
 
         def formula(first: Tensor, sums: Tensor) -> Tensor:
             batch, head = first.unbind(0)
             nothing = (sums.reshape(-1).narrow(0, 0, 1) > torch.inf).sum()  # always 0
-            ends = head + self.heads >= o.problem.heads
-            following = batch + ends * self.batch, torch.where(ends, 0, head + self.heads)
+            after = head + (0 if one else self.heads)
+            ends = torch.ones_like(head) if one else after >= o.problem.heads
+            following = batch + ends * self.batch, torch.where(ends > 0, 0, after)
             return (torch.stack(following) + nothing).to(torch.int32)
 
-        kinds = ((2,), torch.int32), ((*sums.get_size(),), torch.float32)
+        kinds = ((2,), torch.int32), (shape, torch.float32)
         fakes = [lowering.fake(*kind, o.problem.device) for kind in kinds]
         return replace(self, first=lowering.inline_formula(formula, [self.first, sums], fakes))
 
@@ -99,9 +101,9 @@ class PlaceSums:
         lies = lowering.fake(output.size, output.dtype, like.device, output.strides)
         given = lowering.inline_formula(terms, [stored, *nodes], [lies, *extents])
         rows = math.prod(self._extent(axis) for axis in AXES if axis not in outer)
-        kinds = (((self._count, rows), torch.float32), ((rows,), torch.int32))
+        kinds = (((self.shape[0], rows), torch.float32), ((rows,), torch.int32))
         whole, read = (lowering.fake(shape, dtype, like.device) for shape, dtype in kinds)
-        return tables.lower_sums(given, self._index(), self._size, whole, read)
+        return tables.lower_sums(given, self._index(), self.shape[1], whole, read)
 
     def gradient(self, sums: Any) -> Any:
         """The gradient as IR, from all sums."""
@@ -118,16 +120,14 @@ class PlaceSums:
         sizes = [*(self._extent(axis) for axis in outer + own), self._places]
         nodes, fakes = o.extents
         extra = [*nodes, *map(shapes.size_expr, sizes)], [*fakes, *sizes]
-        size, like = (self._count, self._size), o.fakes.aux[self.number]
-        return lowering.finish(finished, sums, size, torch.float32, like, extra)
+        like = o.fakes.aux[self.number]
+        return lowering.finish(finished, sums, self.shape, torch.float32, like, extra)
 
     @property
-    def _count(self) -> Size:
-        return math.prod(self._extent(axis) for axis in self.outer)
-
-    @property
-    def _size(self) -> Size:
-        return (self._places + 1) * math.prod(self._extent(axis) for axis in self._own)
+    def shape(self) -> tuple[Size, Size]:
+        """[W, size] of the sums."""
+        outer, own = ([self._extent(x) for x in axes] for axes in (self.outer, self._own))
+        return math.prod(outer), (self._places + 1) * math.prod(own)
 
     def _index(self) -> Any:
         """The place of each term, int32 [R], as IR."""
