@@ -295,6 +295,7 @@ def operands(match: Match) -> Iterator[str]:
             named = f" = {origin.name}{place}" if origin.name else f" in `{origin.line}`{place}"
         size = problem.aux_bytes(number) if number in problem.stored_aux() else None
         stored = f", stored: {mebibytes(size)}" if size else ""
+        stored = ", looked up in the kernel" if spec.is_table else stored
         yield f"a{number}{named}, {dtype_name(dtype)} [{', '.join(spec.access)}]{stored}"
 
 

@@ -39,7 +39,7 @@ Placed = Callable[[Tensor, Padding], Tensor]
 
 
 @dataclass(frozen=True)
-class Share:
+class TermShare:
     """A part of the batch and of the heads."""
 
     first: Any  # its first (batch, head), int32 [2], as IR
@@ -47,14 +47,14 @@ class Share:
     heads: Size
 
     @staticmethod
-    def start(o: Inputs, along_batch: int, along_heads: int) -> Share:
+    def start(o: Inputs, along_batch: int, along_heads: int) -> TermShare:
         """The first of so many."""
         p = o.problem
         batch = p.batch // along_batch if along_batch > 1 else p.batch
         heads = p.heads // along_heads if along_heads > 1 else p.heads
-        return Share(lowering.zeroed((2,), torch.int32, p.device), batch, heads)
+        return TermShare(lowering.zeroed((2,), torch.int32, p.device), batch, heads)
 
-    def following(self, o: Inputs, sums: Any, shape: Sequence[Size]) -> Share:
+    def following(self, o: Inputs, sums: Any, shape: Sequence[Size]) -> TermShare:
         """The next one. It waits for these sums, so that nothing of it is in memory before.
 
         All have the same formula, so that it is compiled once.
@@ -75,7 +75,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class PlaceSums:
+class TermSums:
     """The sums for a table.
 
     diagonal: The terms are [B|1,H|1,M+N-1,1], by q_idx - kv_idx + N - 1. share: The terms are those
@@ -85,7 +85,7 @@ class PlaceSums:
     number: int
     o: Inputs
     diagonal: bool = False
-    share: Share | None = None
+    share: TermShare | None = None
 
     def sums(self, stored: Any, output: Output, placed: Placed) -> Any:
         """The sums [W, size] in fp32 as IR, from what a kernel has stored."""

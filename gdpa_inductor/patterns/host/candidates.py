@@ -249,7 +249,8 @@ class HostGraph:
 
     def _is_spread(self, node: Node) -> bool:
         called, is_creation = facts.name(node), _is_creation(node)
-        pointwise = called in functions.POINTWISE or called in functions.CASTS
+        copies = called in ("contiguous", "clone")
+        pointwise = copies or called in functions.POINTWISE or called in functions.CASTS
         if not (is_creation or pointwise or _cuts_nothing(node) or looks_up(node)):
             return False
         if len(facts.tensors(node)) != 1 or not facts.is_plain(node) or node.kwargs.get("out"):

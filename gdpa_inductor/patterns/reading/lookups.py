@@ -26,7 +26,7 @@ Bounds = tuple[End, End]
 
 
 @dataclass(frozen=True)
-class LookUp:
+class TableRead:
     """A call on a table.
 
     dims:     The digits of the table's dims, None where an index says which element is read.
@@ -40,7 +40,7 @@ class LookUp:
     wraps: bool = True
 
 
-def lookup_of(node: Node, at: Index) -> LookUp | None:
+def lookup_of(node: Node, at: Index) -> TableRead | None:
     """The look-up that an ATen call makes for element `at` of its result, or None."""
     look = _READERS[facts.name(node)](node, at)
     if look is None or not tensor_of(look.table).is_floating_point():
@@ -54,7 +54,7 @@ def is_smaller(node: Node, than: Node) -> bool:
     return None not in counts and counts[0] < counts[1]  # type: ignore[operator]
 
 
-def _index(node: Node, at: Index) -> LookUp | None:
+def _index(node: Node, at: Index) -> TableRead | None:
     table: Any = node.args[0]
     listed: Any = node.args[1]
     known = {dim: x for dim, x in enumerate(listed) if x is not None}
@@ -70,20 +70,20 @@ def _index(node: Node, at: Index) -> LookUp | None:
     indices = {
         dim: (index, broadcast(own, shape, tensors[dim].shape)) for dim, index in known.items()
     }
-    return LookUp(table, dims, indices)
+    return TableRead(table, dims, indices)
 
 
-def _index_select(node: Node, at: Index) -> LookUp | None:
+def _index_select(node: Node, at: Index) -> TableRead | None:
     table: Any = node.args[0]
     where: Any = node.args[1]
     index: Any = node.args[2]
     dim = int(where) % max(tensor_of(table).dim(), 1)
     if tensor_of(index).dim() != 1:
         return None
-    return LookUp(table, (*at[:dim], None, *at[dim + 1 :]), {dim: (index, (at[dim],))}, False)
+    return TableRead(table, (*at[:dim], None, *at[dim + 1 :]), {dim: (index, (at[dim],))}, False)
 
 
-def _embedding(node: Node, at: Index) -> LookUp | None:
+def _embedding(node: Node, at: Index) -> TableRead | None:
     table: Any = node.args[0]
     index: Any = node.args[1]
     padding: Any = facts.argument(node, 2, "padding_idx")
@@ -91,10 +91,10 @@ def _embedding(node: Node, at: Index) -> LookUp | None:
     plain = isinstance(padding, int) and padding < 0 if padding is not None else True
     if (not plain or any(others)) and facts.may_want_gradients(table):
         return None
-    return LookUp(table, (None, at[-1]), {0: (index, at[:-1])}, False)
+    return TableRead(table, (None, at[-1]), {0: (index, at[:-1])}, False)
 
 
-def _gather(node: Node, at: Index) -> LookUp | None:
+def _gather(node: Node, at: Index) -> TableRead | None:
     table: Any = node.args[0]
     where: Any = node.args[1]
     index: Any = node.args[2]
@@ -103,10 +103,10 @@ def _gather(node: Node, at: Index) -> LookUp | None:
     alike = all(same(x, y) for d, (x, y) in enumerate(zip(shape, own, strict=True)) if d != dim)
     if not alike or facts.argument(node, 3, "sparse_grad"):
         return None
-    return LookUp(table, (*at[:dim], None, *at[dim + 1 :]), {dim: (index, at)}, False)
+    return TableRead(table, (*at[:dim], None, *at[dim + 1 :]), {dim: (index, at)}, False)
 
 
-_READERS: Mapping[str, Callable[[Node, Index], LookUp | None]] = {
+_READERS: Mapping[str, Callable[[Node, Index], TableRead | None]] = {
     "index": _index,
     "index_select": _index_select,
     "embedding": _embedding,
