@@ -39,7 +39,7 @@ from . import five_matmul, one_tile
 from .inputs import Inputs, empty
 from .launch import Rival, run
 from .plan import Output
-from .table_sums import PlaceSums, Share, padding_of
+from .table_sums import TermShare, TermSums, padding_of
 
 QUERY, KEY, VALUE, AUX = range(4)  # the numbers of gradients: that of aux operand i is AUX + i
 # Terms of scores that are stored at a time for the gradient of a table, in bytes, as far as SHARES
@@ -245,10 +245,10 @@ def _tiles(wanted: Terms, o: Inputs) -> Gradients:
 
 def _by_shares(number: int, term: Expr, o: Inputs) -> Any:
     """The gradient of a table whose place is read for each score, from one share after another."""
-    p, axes, sums = o.problem, o.program.axes(number), PlaceSums(number, o)
+    p, axes, sums = o.problem, o.program.axes(number), TermSums(number, o)
     along_batch, along_heads = _shares(sums)
     count = along_batch * along_heads
-    share = Share.start(o, along_batch, along_heads) if count > 1 else None
+    share = TermShare.start(o, along_batch, along_heads) if count > 1 else None
     batch, heads = (share.batch, share.heads) if share else (p.batch, p.heads)
     stored = [batch if "b" in axes else 1, heads if "h" in axes else 1, p.rows, p.cols]
     summed = frozenset("bh") - axes
@@ -276,7 +276,7 @@ def _by_shares(number: int, term: Expr, o: Inputs) -> Any:
     return sums.gradient(whole)
 
 
-def _shares(sums: PlaceSums) -> tuple[int, int]:
+def _shares(sums: TermSums) -> tuple[int, int]:
     """Into how many shares the batch and the heads are cut, to store STORED bytes at a time."""
     p, spec, axes = sums.o.problem, sums.spec, sums.o.program.axes(sums.number)
     cut = {"b": "b" in axes and "b" not in spec.axes}
@@ -326,7 +326,7 @@ def _finished(kernel: str, outputs: dict[int, Output], o: Inputs, **fields: Any)
             diagonal, axes = bool(fields.get("diagonal")), o.program.axes(number - AUX)
             axes -= {"kv_idx"} if diagonal else set()
             placed = functools.partial(_placed, kernel, axes)
-            sums = PlaceSums(number - AUX, o, diagonal)
+            sums = TermSums(number - AUX, o, diagonal)
             grads[number] = sums.gradient(sums.sums(buffer, output, placed))
         elif number >= AUX:
             formula = _aux_gradient(kernel, number - AUX, o)
