@@ -16,7 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..program.expr import AXES, Expr, compute_dtype, dtype_of, fold, postorder, torch_apply
+from ..program.expr import (
+    AXES,
+    Expr,
+    call,
+    compute_dtype,
+    dtype_of,
+    fold,
+    postorder,
+    torch_apply,
+)
 from .elements import CASTS, Evaluator
 from .fused import Fused
 from .pointwise import Index
@@ -205,7 +214,10 @@ class SampledWeights:
         leaf, size = self.leaves(self.points.exact, self.scores), self.points.exact.true.double()
         for number, spec in enumerate(self.call.program.aux):
             if spec.kind == "f" and self.narrowest == torch.float64:
-                operand = leaf(Expr("aux", (), number, "f")).double().abs()
+                operand = self.operand(number, leaf, self.applied(torch.float64))
+                if operand is None:
+                    continue
+                operand = operand.double().abs()
                 size = size * operand.nan_to_num(posinf=1.0).clamp(min=1.0)
         return size
 
@@ -246,19 +258,16 @@ class SampledWeights:
     def leaves(self, ev: Evaluator, score: Tensor, grad: Tensor | None = None) -> Any:
         """A function that gives the terms of a program without arguments."""
 
-        def leaf(node: Expr) -> Tensor:
+        def leaf(node: Expr) -> Any:
             if node.op == "s":
                 return score
             if node.op == "g":
                 assert grad is not None
                 return grad
+            if node.kind == "t":  # read where it is looked up
+                return lambda place: self._looked_up(ev, node.value, place).to(score.dtype)
             if node.op == "aux":
-                number = node.value
-                place = self.call.aux[number]
-                at = self.call.aux_at(number, self.at)
-                operand = ev.element(place, self.call.event.number, at)
-                if node.kind == "f":  # loaded in the dtype that the kernel computes in
-                    operand = operand.to(self.compute_dtype)
+                operand = self._element(ev, node.value, self.at)
                 return operand.to(dtype_of(node.kind, score.dtype))
             if node.op in self.at:
                 return self.at[node.op]
@@ -268,6 +277,29 @@ class SampledWeights:
             return filled.to(dtype_of(node.kind, score.dtype))
 
         return leaf
+
+    def operand(
+        self, number: int, leaf: Callable[[Expr], Any], apply: Callable[[Expr, list[Any]], Tensor]
+    ) -> Tensor | None:
+        """The element of an operand that a score reads; None of a table that is not looked up."""
+        spec, place = self.call.program.aux[number], self.call.program.places.get(number)
+        term = Expr("aux", (), number, spec.leaf_kind)
+        if not spec.is_table:
+            return leaf(term)  # type: ignore[no-any-return]
+        return None if place is None else fold([call("lookup", term, place)], leaf, apply)[0]
+
+    def _element(self, ev: Evaluator, number: int, at: dict[str, Tensor]) -> Tensor:
+        place, time = self.call.aux[number], self.call.event.number
+        operand = ev.element(place, time, self.call.aux_at(number, at))
+        # Real numbers are loaded in the dtype that the kernel computes in.
+        return operand.to(self.compute_dtype) if operand.is_floating_point() else operand
+
+    def _looked_up(self, ev: Evaluator, number: int, place: Tensor) -> Tensor:
+        """The element of a table at a place; NaN outside of it."""
+        size = self.call.places(number)
+        there = {**self.at, "t": place.clamp(0, size - 1)}
+        inside = (place >= 0) & (place < size)
+        return torch.where(inside, self._element(ev, number, there), torch.nan)
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -291,7 +323,7 @@ class SampledWeights:
         """How to apply operations of the program, as kernels do.
 
         Terms without a score are rounded here as in kernels: integers that become floats, and
-        numbers that decide a mask.
+        numbers that decide a mask or the place in a table.
         """
         narrow, apply = self.compute_dtype, self.applied(dtype)
         if dtype == narrow:
@@ -300,7 +332,8 @@ class SampledWeights:
         def as_in_kernels(node: Expr, values: list[Any]) -> Tensor:
             if node.op == "float" and node.args[0].kind == "i":
                 return values[0].to(narrow).to(dtype)  # type: ignore[no-any-return]
-            if node.kind == "b" and all(term.op != "s" for term in postorder([node])):
+            decides = node.kind == "b" or (node.kind == "i" and node.args[0].kind == "f")
+            if decides and all(term.op != "s" for term in postorder([node])):
                 leaf = self.leaves(self.points.exact, self.scores.to(narrow))
                 return fold([node], leaf, self.applied(narrow))[0]
             return apply(node, values)
@@ -316,6 +349,8 @@ class SampledWeights:
         apply, narrow = torch_apply(dtype), self.narrowest.itemsize == 2
 
         def without_errors(node: Expr, values: list[Any]) -> Tensor:
+            if node.op == "lookup":
+                return values[0](values[1])  # type: ignore[no-any-return]
             if narrow and node.op == "float" and node.args[0].kind == "i":
                 self.valid = self.valid & (values[0].abs() <= 1 << 24)
             if node.op in ("floordiv", "mod"):

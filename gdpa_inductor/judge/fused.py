@@ -77,12 +77,24 @@ class Fused:
         return _shared(place, at["b"]), head, at["kv_idx"], channel
 
     def aux_at(self, number: int, at: dict[str, Tensor]) -> Index:
-        """The index into an operand of the program, by its access map."""
+        """The index into an operand of the program, by its access map. at: "t" in it is the place
+        in a table.
+        """
         zero = torch.zeros_like(at["kv_idx"])
         access, sizes = self.program.aux[number].access, self.aux[number].sizes
         return tuple(
             zero if entry == "-" or n == 1 else at[entry] for entry, n in zip(access, sizes)
         )
+
+    def places(self, number: int) -> int:
+        """How many places a table has."""
+        return self.aux[number].sizes[self.program.aux[number].access.index("t")]
+
+    @property
+    def table_sizes(self) -> list[int]:
+        """How many places each table has."""
+        tables = (number for number, spec in enumerate(self.program.aux) if spec.is_table)
+        return [self.places(number) for number in tables]
 
 
 def _shared(place: Ref, batch: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from gdpa_inductor.kernels.cute.launch import forward  # noqa: E402
 from gdpa_inductor.operands import Operands  # noqa: E402
 from tests.gpu.checks import check_bits, check_gradients, hopper, on_card  # noqa: E402, F401
 from tests.kernels.cute_cases import check_output, formula  # noqa: E402
-from tests.kernels.table_cases import BF16, BOTH, CASES, CAUSAL, FP32, SILU, U8, Case  # noqa: E402
+from tests.kernels.lookup_cases import BF16, BOTH, CASES, CAUSAL, FP32, SILU, U8, Case  # noqa: E402
 
 MIB = 1 << 20
 

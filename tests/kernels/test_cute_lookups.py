@@ -21,8 +21,8 @@ from tests.tolerances import error_of
 from .cute_backward_cases import exact
 from .cute_cases import check_output, formula
 from .cute_memory import fresh_kernels, gradients
+from .lookup_cases import BF16, BOTH, CASES, CAUSAL, FP32, POSITION, TIME, U8, Case
 from .marks import slow_but
-from .table_cases import BF16, BOTH, CASES, CAUSAL, FP32, POSITION, TIME, U8, Case
 from .test_cute_forward import forward
 
 KINDS = {"sm90": Sm90Config, "sm100": Sm100Config}

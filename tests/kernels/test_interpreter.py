@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from . import cases, five_matmul_cases, jagged_cases, one_tile_cases, split_cases
+from . import cases, five_matmul_cases, jagged_cases, one_tile_cases, split_cases, table_cases
 
-TABLES = (cases, jagged_cases, five_matmul_cases, one_tile_cases, split_cases)
+TABLES = (cases, jagged_cases, five_matmul_cases, one_tile_cases, split_cases, table_cases)
 CASES = [case for table in TABLES for case in table.CASES]
 ROOT = Path(__file__).parents[2]
 QUICK = {

@@ -20,7 +20,7 @@ All strides are in elements. Strides of TMA tensors are multiples of 8 elements 
 from dataclasses import dataclass
 from typing import Any
 
-from cutlass import Int32, Int64, cute
+from cutlass import Int8, Int16, Int32, Int64, Uint8, Uint16, cute
 from cutlass.cute.nvgpu import cpasync
 
 from .config import BOX, LETTERS, VECTOR, KernelConfig
@@ -28,6 +28,7 @@ from .values import DTYPES, Fixed, smaller
 
 # Eviction policies of the L2 cache, as the PTX instruction `createpolicy` encodes them.
 EVICT_NORMAL, EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000
+UNSIGNED = {Int8: Uint8, Int16: Uint16}
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ class Matrix:
         """The TMA tensor, with modes (row, column, (head, batch)). transposed: The first two are
         swapped.
         """
-        sb, sh, sr = (cute.assume(Int64(s), divby=8) for s in self.strides)
+        divisor = max(VECTOR, unit(self.pointer.dtype))
+        sb, sh, sr = (cute.assume(Int64(s), divby=divisor) for s in self.strides)
         pointer, rows, outer, so = self.pointer, self.rows, self.batch, sb
         if self.jagged:
             pointer, rows, outer, so = pointer - sr * BOX, BOX, self.rows + 1, sr
@@ -124,10 +126,18 @@ def score_operand(config: KernelConfig, x: KernelArguments) -> Matrix:
     access, (pointer, strides) = config.mod.aux[number].access, x.aux[number]
     known = dict(zip(LETTERS, strides, strict=True))
     batch, heads = (n if letter in access else 1 for letter, n in zip("bh", x.sizes))
-    address = cute.make_ptr(pointer.dtype, pointer.toint(), pointer.memspace, assumed_align=16)
+    # TMA has no signed integers of 8 and 16 bits.
+    dtype = UNSIGNED.get(pointer.dtype, pointer.dtype)
+    address = cute.make_ptr(dtype, pointer.toint(), pointer.memspace, assumed_align=16)
     # A dim of size 1 may have any stride but 0, as in `fits` of plan.py.
-    steps = tuple(known[a] if a in access else Int64(VECTOR) for a in ("b", "h", "q_idx"))
+    step = Int64(unit(dtype))
+    steps = tuple(known[a] if a in access else step for a in ("b", "h", "q_idx"))
     return Matrix(address, batch, heads, x.sizes[4], x.sizes[5], steps, False)
+
+
+def unit(dtype) -> int:
+    """How many numbers have 16 bytes."""
+    return 128 // dtype.width
 
 
 @dataclass

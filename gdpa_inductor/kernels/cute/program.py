@@ -59,6 +59,10 @@ class Program(Fixed):
     def place(self, node: Expr, places: dict[str, Any]):
         return address(self.aux[node.value], self.access(node), places)
 
+    def first_element(self, number: int, places: dict[str, Any]):
+        """A pointer to the first element of a table."""
+        return address(self.aux[number], self.mod.aux[number].access, places)
+
     def read(self, node: Expr, places: dict[str, Any]):
         """The element, or the pointer to the first element of a table."""
         place = self.place(node, places)
@@ -76,8 +80,7 @@ class Program(Fixed):
 
         def leaf(node: Expr):
             if node.kind == "t":
-                number = node.value
-                return Table(operand(node), self.lookups[number], number in self.unchecked)
+                return self.table(node.value, operand(node))
             if node.op.startswith("aux"):
                 return operand(node)
             if node.op == "scalar":
@@ -85,6 +88,12 @@ class Program(Fixed):
             return self.index(leaves[node.op]) if node.kind == "i" else leaves[node.op]
 
         return emit(self.roots, self.mod.weight, leaf, self.fast)
+
+    def table(self, number: int, source):
+        """source: Pointers to the first element, or a table that a kernel has copied."""
+        if not isinstance(source, Pair):
+            return source
+        return Table(source, self.lookups[number], number in self.unchecked)
 
 
 def address(operand, access: Iterable[str], places: Mapping[str, Any]):

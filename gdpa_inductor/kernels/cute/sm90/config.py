@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ....program.expr import POSITIONS, Expr
+from ....program.expr import POSITIONS, Expr, postorder
 from ....program.factors import factored, of_queries
 from .. import config
-from ..config import SHARED_MEMORY
+from ..config import SHARED_MEMORY, LookUp
 
 ROWS, COLS = 64, 128  # a score tile of one warpgroup: 64 fp32 registers of a thread
 HALF = COLS // 2  # columns of a half tile of a bias: as wide as a swizzle
@@ -14,6 +14,9 @@ LEAST_BIAS = 2  # the fewest half tiles in shared memory, for each query tile
 BARRIERS = 2048  # bytes for mbarriers, records and alignment
 NARROW = 128  # up to this head dim O has shared memory of its own
 REGISTERS = 192  # of a thread, for O, scores and weights
+TABLES = 17 << 10  # bytes for tables in shared memory, at most
+MOST_REPLICAS = 16
+INDICES = {"uint8": 1, "int8": 1, "int16": 2}  # bytes of the integers that TMA may load in tiles
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,62 @@ class Sm90Config(config.KernelConfig):
     @property
     def tile_rows(self) -> int:
         return ROWS if self.kernel == "forward" else self.query_rows
+
+    @property
+    def tiled(self) -> int | None:
+        """As in `KernelConfig`. But where a forward looks up a table, rather the table's places."""
+        for number in sorted(self.vectors - self.expanded):
+            if number in self.places and set(self.mod.aux[number].access) >= POSITIONS:
+                return number
+        return super().tiled
+
+    @property
+    def places(self) -> frozenset[int]:
+        """The narrow integer operands of which a forward computes places of tables."""
+        terms = list(self.mod.places.values()) if self.kernel == "forward" else []
+        numbers = {x.value for x in postorder(terms) if x.op == "aux"}
+        return frozenset(x for x in numbers if self.aux[x] in INDICES)
+
+    @property
+    def shared_tables(self) -> tuple[LookUp, ...]:
+        """The tables that a forward copies to shared memory."""
+        # Where places are operands, neighbouring scores look up anywhere in a table, and would
+        # wait for many lines of the cache. Distances are neighbours, and stay in the cache.
+        room, tables = self._table_words, []
+        for x in self._gathered:
+            room -= x.size + 1
+            if room >= 0:
+                tables.append(x)
+        return tuple(tables)
+
+    @property
+    def replicas(self) -> int:
+        """How often an element of `shared_tables` lies in shared memory."""
+        words = sum(x.size + 1 for x in self.shared_tables)
+        counts = (1 << i for i in range(MOST_REPLICAS.bit_length()))
+        return max((x for x in counts if x * words <= self._table_words), default=1)
+
+    @property
+    def table_words(self) -> int:
+        """Words of shared memory for the tables of a warpgroup, each with NaN behind its end."""
+        return self.replicas * sum(x.size + 1 for x in self.shared_tables)
+
+    @property
+    def _gathered(self) -> list[LookUp]:
+        if self.kernel != "forward":
+            return []
+        aux, places = self.mod.aux, self.mod.places
+        by_operands = [
+            number
+            for number, place in places.items()
+            if any(x.op == "aux" for x in postorder([place])) and aux[number].axes <= {"b", "h"}
+        ]
+        return [x for x in self.lookups if x.number in by_operands]
+
+    @property
+    def _table_words(self) -> int:
+        """Words for the tables of a warpgroup, beside the fewest buffers of keys and values."""
+        return min(TABLES, self._room - 4 * self._stage(self.cols)) // (4 * self.tiles)
 
     @property
     def tiles(self) -> int:
@@ -116,14 +175,16 @@ class Sm90Config(config.KernelConfig):
         # - Keys and values would have fewer than four stages otherwise. With three, a step would
         #   wait for its keys: their load could begin only when the step before has ended.
         # - Three query tiles have a bias. One buffer leaves room for three half tiles of the bias.
-        crowded = self.tiled is not None and (self._widest > 96 or self.tiles > 2)
+        more = self.tiled is not None or self._gathered
+        crowded = more and (self._widest > 96 or self.tiles > 2)
         return self.tiles if crowded or self.overlaid else 2 * self.tiles
 
     @property
     def key_stages(self) -> int:
         """Buffers of K and V in the forward: as many as fit beside Q, O and a bias, up to 6."""
         # If K and V have separate memory (`overlaid`), each gets half of them.
-        stages = min(6, self._room // self._stage(self.cols))
+        room = self._room - 4 * self.tiles * self.table_words
+        stages = min(6, room // self._stage(self.cols))
         return stages - stages % 2 if self.overlaid else stages
 
     @property
@@ -134,6 +195,7 @@ class Sm90Config(config.KernelConfig):
         if self.tiled is None:
             return 0
         room = self._room - self._stage(self.cols) * self.key_stages
+        room -= 4 * self.tiles * self.table_words
         return min(4, LEAST_BIAS + room // self._bias_stage)
 
     def _fits(self, cols: int) -> bool:
@@ -186,4 +248,5 @@ class Sm90Config(config.KernelConfig):
     @property
     def _bias_stage(self) -> int:
         """Bytes of one half tile of the bias for every query tile."""
-        return 2 * ROWS * HALF * self.tiles
+        number = 0 if self.tiled is None else self.tiled
+        return INDICES.get(self.aux[number], 2) * ROWS * HALF * self.tiles

@@ -88,9 +88,9 @@ def wait_for_stores(thread, read: Constexpr):
 
 def tile_layout(dtype, rows: int, width: int):
     """The layout of [rows, width] in shared memory, with the widest swizzle for this width."""
-    # `width` is a multiple of 32.
+    # A row has a multiple of 64 bytes.
     kinds = warpgroup.SmemLayoutAtomKind
-    kind = kinds.K_SW64 if width % 64 else kinds.K_SW128
+    kind = kinds.K_SW64 if width * dtype.width // 8 % 128 else kinds.K_SW128
     atom = warpgroup.make_smem_layout_atom(kind, dtype)
     return cute.tile_to_shape(atom, (rows, width), order=(0, 1))
 

@@ -11,7 +11,8 @@ Notation
     O              The sums of a query tile: 64 × Dv, fp32, in registers.
     block          128 keys, or fewer at head dims above 128 (`Sm90Config.cols`).
     bias           An aux operand [.., M, N] that TMA loads (`KernelConfig.tiled`), in tiles of
-                   64 × 64.
+                   64 × 64. It may be the places of tables.
+    tables         Learned tables in shared memory, a copy for each t (`Sm90Config.shared_tables`).
 
 There is no softmax: O stays in registers over all key blocks, and nothing is rescaled. The roles of
 the warps, for two and for three query tiles, are:
@@ -26,7 +27,7 @@ scores, the tensor core works for the others.
 """
 
 import cutlass
-from cutlass import Int32, Int64, cute, memory
+from cutlass import Float32, Int32, Int64, cute, memory
 from cutlass.cute.nvgpu import cpasync
 
 from ...forward.loads import ForwardLoads
@@ -45,9 +46,16 @@ from ...operands import (
 from ...program import Program
 from ...sequences import Gaps
 from ..config import HALF, ROWS, Sm90Config
+from ..shared_tables import SharedTables
 from ..wgmma import MN, WARPGROUP, IssueTurns, K, tile_layout, tiled
 from ..wgmma import REGISTERS as FROM_REGISTERS
-from .products import HopperBias, HopperEpilogue, HopperFragments, HopperProducts
+from .products import (
+    HopperBias,
+    HopperEpilogue,
+    HopperFragments,
+    HopperIndex,
+    HopperProducts,
+)
 from .roles import OWN, HopperChannels, Roles
 
 PLACES = ("sQ", "sO", "sK", "sV", "sBias")  # fields of shared memory
@@ -76,6 +84,7 @@ class HopperForward(AttentionKernel):
         for name, layout in stages.items():
             own[self.place(name)] = max(own[self.place(name)], cute.cosize(layout))
         queries, output, keys, values, bias = own.values()
+        words = self.config.tiles * self.config.table_words
 
         @cute.struct
         class Memory:
@@ -85,7 +94,8 @@ class HopperForward(AttentionKernel):
             sO: cute.struct.Align[cute.struct.MemRange[self.dtype, output], 1024]
             sK: cute.struct.Align[cute.struct.MemRange[self.dtype, keys], 1024]
             sV: cute.struct.Align[cute.struct.MemRange[self.dtype, values], 1024]
-            sBias: cute.struct.Align[cute.struct.MemRange[self.dtype, bias], 1024]
+            sBias: cute.struct.Align[cute.struct.MemRange[self.bias_dtype, bias], 1024]
+            tables: cute.struct.MemRange[Float32, words]
 
         return Memory
 
@@ -120,7 +130,11 @@ class HopperForward(AttentionKernel):
         sources = dict(zip("qkvo", matrices(c, arguments), strict=True))
         if c.tiled is not None:
             sources["bias"] = score_operand(c, arguments)
-        tiles = {name: tile_layout(self.dtype, *shape) for name, shape in self.tiles.items()}
+        dtypes = dict.fromkeys(self.tiles, self.dtype)
+        if c.tiled is not None:
+            dtypes["bias"] = sources["bias"].pointer.dtype
+        self.bias_dtype = dtypes.get("bias", self.dtype)
+        tiles = {name: tile_layout(dtypes[name], *x) for name, x in self.tiles.items()}
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         copies = {
             name: cpasync.make_tiled_tma_atom(
@@ -128,7 +142,7 @@ class HopperForward(AttentionKernel):
             )
             for name, matrix in sources.items()
         }
-        self.bytes = {name: cute.size_in_bytes(self.dtype, x) for name, x in tiles.items()}
+        self.bytes = {name: cute.size_in_bytes(dtypes[name], x) for name, x in tiles.items()}
         stages = self.stages(tiles)
         self.memory = self.storage(stages)
         threads = 32 * self.roles.warps
@@ -160,9 +174,14 @@ class HopperForward(AttentionKernel):
             epilogue = HopperEpilogue(pv, o, self.dtype, factor)
             t = warp // 4
             turns = IssueTurns(t, c.tiles, OWN + c.tiles)
-            own = self.bias(channels, shared, t, thread % WARPGROUP)
-            role = HopperProducts(channels, fragments, epilogue, ranges, programs, turns, own)
-            role.run(scheduler, t, thread % WARPGROUP)
+            thread = thread % WARPGROUP
+            wide = any(x.wide for x in programs)
+            own = self.bias(channels, shared, t, thread, wide)
+            tables = SharedTables(c, programs[1], buffers.tables.data_ptr(), t, thread)
+            role = HopperProducts(
+                channels, fragments, epilogue, ranges, programs, turns, own, tables
+            )
+            role.run(scheduler, t, thread)
         else:
             cute.arch.setmaxregister_decrease(roles.registers[1])
             if warp == roles.loads:
@@ -180,12 +199,15 @@ class HopperForward(AttentionKernel):
         jagged = c.jagged_q if name in "qo" else c.jagged_k
         return Tiles(copy, sX, whole_tiles, tile, size, jagged, name in c.shared)
 
-    def bias(self, channels: HopperChannels, shared, t, thread) -> HopperBias | None:
-        number = self.config.tiled
+    def bias(self, channels: HopperChannels, shared, t, thread, wide: bool) -> HopperBias | None:
+        c, number = self.config, self.config.tiled
         if number is None:
             return None
-        ring, tiles, parts = channels.bias_of(t), self.config.tiles, self.config.cols // HALF
-        return HopperBias(number, ring, shared["bias"], t, thread, self.dtype, tiles, parts)
+        ring, parts = channels.bias_of(t), c.cols // HALF
+        place = (number, ring, shared["bias"], t, thread, self.bias_dtype, c.tiles, parts)
+        if number in c.places:
+            return HopperIndex(*place, signed=c.aux[number] != "uint8", wide=wide)
+        return HopperBias(*place)
 
 
 KERNEL = HopperForward

@@ -16,16 +16,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, cute, range_constexpr
+from cutlass import Float32, Int32, Int64, Uint8, Uint16, cute, range_constexpr
 from cutlass.cute.nvgpu import warp, warpgroup
 
 from ...barriers import Cursor, Loan, Ring
 from ...config import VECTOR
 from ...forward.ranges import KeyRanges
 from ...operands import Tiles
-from ...program import Program, Row
+from ...program import Program, Row, element
 from ...values import Fixed, Pair, choose, larger, pair
 from ..config import HALF, ROWS, Sm90Config
+from ..shared_tables import SharedTable, SharedTables
 from ..wgmma import (
     WARPGROUP,
     IssueTurns,
@@ -74,7 +75,7 @@ class HopperBias(Fixed):
         return at
 
     def of_scores(self, at: Cursor) -> Iterator[Pair]:
-        """The bias of a key block, for one pair of scores after the other."""
+        """The operand's numbers of a key block, for one pair of scores after the other."""
         for _ in range(self.parts):
             self.ring.full.wait(at)
             # A chunk is read when it is needed, so that few are in registers at a time.
@@ -85,8 +86,11 @@ class HopperBias(Fixed):
                 if chunk == CHUNKS - 1:
                     self.free(at, chunks)
                 for i in range(0, CHUNK, 2):
-                    yield Pair(Float32(numbers[i]), Float32(numbers[i + 1]))
+                    yield self.pair(numbers, i)
             at = at.next()
+
+    def pair(self, numbers, i: int) -> Pair:
+        return Pair(Float32(numbers[i]), Float32(numbers[i + 1]))
 
     def free(self, at: Cursor, chunks: Sequence[Any]) -> None:
         """Free a part, of which all `chunks` were read.
@@ -97,16 +101,73 @@ class HopperBias(Fixed):
         """
         word = Int32(0)
         for numbers in chunks:
-            word = word ^ cute.recast_tensor(numbers, Int32)[0]
+            for part in self.loaded(numbers):
+                word = word ^ part
         popc = "{ .reg .b32 n; popc.b32 n, {$r0}; shr.u32 {$w0}, n, 6; }"
         zero = cute.arch.inline_ptx(popc, write_only_types=[Int32], read_only_args=[word])
         self.ring.empty.arrive_once(Cursor(at.stages, at.index + zero, at.phase))
 
+    def loaded(self, numbers) -> list[Any]:
+        """A word of each load."""
+        return [cute.recast_tensor(numbers, Int32)[0]]
+
     def read(self, at: Cursor, chunk: int):
         numbers = cute.make_rmem_tensor((CHUNK, 1), self.dtype)
-        stage = at.index * self.tiles + self.t
-        cute.copy(self.atom, self.source[(None, chunk), None, 0, stage], numbers)
+        cute.copy(self.atom, self.source[(None, chunk), None, 0, self.stage(at)], numbers)
         return numbers
+
+    def stage(self, at: Cursor):
+        return at.index * self.tiles + self.t
+
+
+@dataclass
+class HopperIndex(HopperBias):
+    """Integers that TMA loads in tiles, such as places of tables.
+
+    ldmatrix has no parts of 8 bits. So each load of a thread brings the two neighbours of a row
+    that belong to a pair of scores, in a word.
+    """
+
+    signed: bool
+    wide: bool  # The program computes in 64 bits.
+
+    def __post_init__(self) -> None:
+        self.bits = self.dtype.width
+        self.width = HALF * self.bits // 8  # bytes of a row
+        self.begin = cute.recast_ptr(self.sBias.iterator, None, Uint8)
+        self.row = first_row(self.thread)
+
+    def read(self, at: Cursor, chunk: int) -> list[Any]:
+        return [
+            self.word(self.stage(at), self.row + 8 * half, 16 * chunk + 8 * octet)
+            for octet in range(2)
+            for half in range(2)
+        ]
+
+    def word(self, stage, row, column: int):
+        """The numbers of a row and of the thread's two columns, of eight from `column` on."""
+        piece, rest = divmod(column * self.bits // 8, 16)
+        # The swizzle of `tile_layout`
+        piece = Int32(piece) ^ (row * self.width // 128 % (self.width // 16))
+        rest = rest + self.thread % 4 * 2 * self.bits // 8
+        place = self.begin + ((stage * ROWS + row) * self.width + piece * 16 + rest)
+        if self.bits == 16:
+            return element(cute.recast_ptr(place, None, Int32))
+        return Int32(element(cute.recast_ptr(place, None, Uint16))) & 0xFFFF
+
+    def loaded(self, numbers: list[Any]) -> list[Any]:
+        return numbers
+
+    def pair(self, numbers: list[Any], i: int) -> Pair:
+        word = numbers[i // 2]
+        return Pair(*(self.integer(word, lane) for lane in range(2)))
+
+    def integer(self, word, lane: int):
+        if self.signed:
+            number = word << (32 - (lane + 1) * self.bits) >> (32 - self.bits)
+        else:
+            number = word >> self.bits if lane else word & 0xFF
+        return Int64(number) if self.wide else number
 
 
 @dataclass
@@ -199,8 +260,9 @@ class HopperProducts(Fixed):
     epilogue: HopperEpilogue
     ranges: KeyRanges
     programs: Sequence[Program]  # for key blocks that need no mask, and for all others
-    turns: IssueTurns  # of the warpgroup, as the bias
+    turns: IssueTurns  # of the warpgroup, as the bias and the tables
     bias: HopperBias | None
+    tables: SharedTables
 
     @cute.jit
     def run(self, scheduler, t, thread):
@@ -244,12 +306,16 @@ class HopperProducts(Fixed):
         keys, x = self.channels.keys, self.fragments
         query = q_at.index * self.channels.roles.tiles + t
         row = tile.row + t * ROWS
-        weigh = HopperWeights(self.ranges, self.programs, tile, row, thread, self.bias)
+        weigh = HopperWeights(
+            self.ranges, self.programs, tile, row, thread, self.bias, self.tables.values
+        )
+        elements = self.tables.fetch(tile)
         x.scale(query, t, thread)
         keys.full.wait(at)
         self.turns.wait()
         S = x.score(query, at.index)
         self.turns.passes()
+        self.keep(elements, t)
         warpgroup.wait_group(0)
         keys.empty.arrive_once(at)
         self.scored(tile, t, tile.first, q_at)
@@ -278,6 +344,12 @@ class HopperProducts(Fixed):
         keys.empty.arrive_once(value)
         return value.next(), b_at
 
+    def keep(self, elements, t) -> None:
+        # All warps have stored O of the tile before, so none reads its tables.
+        if elements:
+            self.tables.keep(elements)
+            together(t)
+
     @cute.jit
     def scored(self, tile, t, block, q_at: Cursor):
         # Q with one buffer that O does not use is free after the last S of a tile. So the next Q is
@@ -301,6 +373,7 @@ class HopperWeights(Fixed):
     first: Any  # the first query of the tile
     thread: Any
     bias: HopperBias | None
+    tables: dict[int, SharedTable]
 
     def __post_init__(self) -> None:
         row = self.first + first_row(self.thread)
@@ -324,9 +397,9 @@ class HopperWeights(Fixed):
         for r in range_constexpr(0, cute.size(S), 2):
             row = rows[r // 2 % 2]
             first = row.program.position(column) + r // 4 * 8
-            kv_idx, values = Pair(first, first + 1), {}
+            kv_idx, values = Pair(first, first + 1), dict(self.tables)
             if cutlass.const_expr(self.bias is not None):
-                values = {self.bias.number: next(biases)}
+                values[self.bias.number] = next(biases)
             operands = row.fetch(first, 2, values) if cutlass.const_expr(end is None) else {}
             (weight,) = row(Pair(S[r], S[r + 1]), kv_idx, operands, values=values)
             if cutlass.const_expr(end is not None):  # program(0) may differ from 0

@@ -1,0 +1,83 @@
+"""Learned tables in shared memory, where a thread reads any element without waiting for a cache.
+
+Each warpgroup has a copy, in fp32. Neighbouring scores look up anywhere in a table. So that their
+threads rarely meet in a bank of shared memory, an element lies there several times in a row
+(`Sm90Config.replicas`), for a few lanes each. Behind the last element is NaN. Places outside of the
+table are taken there.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from cutlass import Float32, Int32, Int64, Uint32, Uint64, cute
+
+from ..config import LookUp
+from ..places import unchecked
+from ..program import Program, element
+from ..values import Fixed, Pair, each, select, smaller
+from .config import Sm90Config
+from .wgmma import WARPGROUP
+
+
+@dataclass
+class SharedTable(Fixed):
+    """A table, as a thread looks it up."""
+
+    pointer: Any  # to the first element, in the thread's replica
+    lookup: LookUp
+    replicas: int
+    unchecked: bool  # no place is outside
+
+    def look_up(self, place) -> Pair:
+        return each(self.element)(place)
+
+    def element(self, place):
+        if not self.unchecked:
+            unsigned = Uint64 if isinstance(place, Int64) else Uint32  # a negative place is large
+            place = smaller(unsigned(place), unsigned(self.lookup.size))
+        return element(self.pointer + Int32(place) * self.replicas)
+
+
+class SharedTables(Fixed):
+    """The tables of a warpgroup. `values`: Each by the number of its operand."""
+
+    def __init__(self, config: Sm90Config, program: Program, pointer, t, thread) -> None:
+        self.program, self.thread, self.replicas = program, thread, config.replicas
+        narrow = unchecked(config, always=True).tables
+        self.begins, self.values = [], {}
+        pointer = pointer + t * config.table_words
+        for x in config.shared_tables:
+            own = pointer + thread % self.replicas
+            self.begins.append(pointer)
+            self.values[x.number] = SharedTable(own, x, self.replicas, x.number in narrow)
+            pointer = pointer + (x.size + 1) * self.replicas
+
+    def fetch(self, tile) -> list[list[Any]]:
+        """Load the thread's elements of the tables of a tile, with the NaN."""
+        places = {"b": tile.batch, "h": tile.head}
+        return [self.elements(x.lookup, places) for x in self.values.values()]
+
+    def elements(self, x: LookUp, places: dict[str, Any]) -> list[Any]:
+        begin = self.program.first_element(x.number, places)
+        values = []
+        for place in self.places(x):
+            value = Float32(element(begin + Int64(smaller(place, x.size - 1)) * x.stride))
+            values.append(select(place < x.size, value, Float32(math.nan)))
+        return values
+
+    def keep(self, elements: list[list[Any]]) -> None:
+        """Store what was loaded."""
+        for begin, x, values in zip(self.begins, self.values.values(), elements, strict=True):
+            for place, value in zip(self.places(x.lookup), values, strict=True):
+                self.store(begin + place * self.replicas, place <= x.lookup.size, value)
+
+    def places(self, x: LookUp) -> list[Any]:
+        """The places of the thread, up to that of the NaN."""
+        return [first + self.thread for first in range(0, x.size + 1, WARPGROUP)]
+
+    @cute.jit
+    def store(self, pointer, exists, value):
+        if exists:
+            row = cute.make_tensor(pointer, cute.make_layout(self.replicas))
+            row.fill(value)
