@@ -90,10 +90,10 @@ def test_a_place_outside_of_the_table_is_nan(kind: str) -> None:
     assert result[0, 0].isnan().any(-1).equal(outside)
 
 
-LEARNED = [name for name, case in CASES.items() if not isinstance(case.keys, tuple)]
+LEARNED = list(CASES)
 LEARNED.remove("a table of each query")
 LEARNED.remove("fp16, exact functions")  # of fp64, which what is stored in 16 bits cannot serve
-QUICK_LEARNED = ("positions, causal", "positions and times", "places of tokens")
+QUICK_LEARNED = ("positions and times", "places of tokens", "jagged")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,6 +127,19 @@ EXACT = {
         "a0:f[t,h]; a1:i[q_idx,kv_idx]; " + CAUSAL.format(RELU.format("lookup(a0,a1)")), (2000,),
         (FP32, torch.int16), batch=3, rows=150, keys=150,
     ),
+    "jagged": Case(
+        BOTH + CAUSAL.format(RELU.format(SUMS)), (300, 40), (FP32, U8, FP32), heads=2,
+        rows=(150, 0, 37, 1), keys=(150, 0, 37, 1),
+    ),
+    "jagged, of tokens": Case(
+        "a0:f[t]; a1:i[q]; a2:i[b,kv_idx]; " + RELU.format("lookup(a0,add(sub(a1,a2),9))"), (19,),
+        (FP32, torch.int32, U8), heads=2, key_heads=1, rows=(40, 150, 0, 30), keys=(140, 37, 9, 0),
+        most=10,
+    ),
+    "jagged queries beside a bias": Case(
+        "a0:f[h,kv_idx]; a1:f[h,t]; "
+        + RELU.format("add(a0,lookup(a1,sub(add(150,kv_idx),q_idx)))"), (300,), (BF16, FP32), rows=(150, 0, 37), keys=136,
+    ),
     "beside a bias": Case(
         BESIDE + RELU.format("add(a0,lookup(a1,sub(add(150,kv_idx),q_idx)))"), (300,), (BF16, BF16),
         batch=2, rows=150, keys=136,
@@ -135,7 +148,7 @@ EXACT = {
         TIME + RELU.format("lookup(a0,a1)"), (9,), (FP32, U8), batch=2, shared="kv"
     ),
 }  # fmt: skip
-FEW = ("each head has tables", "all batches have the same places")
+FEW = ("jagged", "jagged, of tokens", "each head has tables", "all batches have the same places")
 
 
 @pytest.mark.parametrize("room", [1, 256 << 20], ids=["parts", "at once"])
@@ -192,10 +205,9 @@ def test_places_that_are_distances(place: str, expected: tuple[int, int] | None)
 
 
 @pytest.mark.parametrize(
-    "access, jagged, reason",
-    [("h,t", False, ""), ("h,t", True, "jagged"), ("b,t", False, "for each batch")],
+    "access, reason", [("h,t", ""), ("b,t", "of each batch"), ("q_idx,t", "or position")]
 )
-def test_gradients_of_other_tables_are_refused(access: str, jagged: bool, reason: str) -> None:
+def test_gradients_of_other_tables_are_refused(access: str, reason: str) -> None:
     program = f"a0:f[{access}]; silu(add(s,lookup(a0,add(sub(q_idx,kv_idx),9))))"
-    result = no_such_biases(program, (True,), "bfloat16", jagged)
+    result = no_such_biases(program, (True,), "bfloat16")
     assert reason in result and bool(reason) == bool(result)

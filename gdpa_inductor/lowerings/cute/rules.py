@@ -185,7 +185,7 @@ def no_such_gradients(problem: Problem) -> str:
     return (
         roots.no_such_dims(_kind(problem), _dims(problem))
         or roots.no_such_heads(key, value, shapes.statically_known_true(key == value))
-        or roots.no_such_biases(str(problem.program), needs, dtype, problem.jagged)
+        or roots.no_such_biases(str(problem.program), needs, dtype)
     )
 
 

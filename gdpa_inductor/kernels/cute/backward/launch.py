@@ -148,14 +148,14 @@ def _at_once(call: "BackwardCall", needs: Sequence[bool], letters: str) -> list[
         ]
     elif wanted:
         assert call.order is not None
-        division = plan.once(_jagged_division, *wanted)
-        rooms = division.rooms(o.query.device)
-        arch = plan.config.arch
-        launches = division.launches(call.order, o.query.dtype, rooms, arch, call.stream)
+        division = plan.once(_jagged_division, call.ctas, *wanted)
+        rooms = division.rooms(o.query.device, call.record)
+        part = Part(plan, call.read, call.stream)
+        launches = division.launches(call.order, rooms, part, call.record)
         call = replace(call, stored=division.stored, launches=launches)
     grads = GRADIENTS[plan.config.folder](call, letters)
     if division is not None:
-        aux_grads = division.finished(rooms, o)
+        aux_grads = division.finished(rooms, o, part, call.record)
     return [biases.like(grads[x], call.operand(x)) for x in letters] + aux_grads
 
 
@@ -179,8 +179,8 @@ def _skips_tiles(plan: LaunchPlan, stored: int) -> bool:
     return skips_tiles(plan.config.backward_kernels(True, stored)[-1])
 
 
-def _jagged_division(plan: LaunchPlan, *wanted: int) -> JaggedDivision:
-    return JaggedDivision(plan.example, wanted, plan.config.tiling)
+def _jagged_division(plan: LaunchPlan, ctas: int, *wanted: int) -> JaggedDivision:
+    return JaggedDivision(plan.example, wanted, plan.config.tiling, ctas)
 
 
 def _complaint(plan: LaunchPlan, *needs: bool) -> str:
@@ -188,7 +188,7 @@ def _complaint(plan: LaunchPlan, *needs: bool) -> str:
     return (
         no_such_dims(type(c), (c.head_dim, plan.output[-1]))
         or no_such_heads(key_heads, value_heads, key_heads == value_heads)
-        or no_such_biases(c.program, needs[3:], c.dtype, c.jagged)
+        or no_such_biases(c.program, needs[3:], c.dtype)
     )
 
 

@@ -27,6 +27,7 @@ from ..form import ALIGNMENT
 from ..operands import KernelArguments, vector
 from ..program import Program, Row
 from ..ranges import LANES, TileClass, span
+from ..sequences import sequence_rows
 from ..table_sums import TableSums
 from ..values import Fixed, Pair, larger, pair, select, smaller
 from .roots import terms_of
@@ -46,20 +47,64 @@ class SequenceTile(Fixed):
     head: Any
     q_rows: Any
     k_rows: Any
-    q_start: int = 0
-    k_start: int = 0
+    q_start: Any = 0
+    k_start: Any = 0
+
+
+class Sequences(Fixed):
+    """The sequences of a launch. A slot is the place of one among the scores.
+
+    jagged: None if no side is jagged. Else (hulls, the number of the sequence in each slot,
+    `cu_seqlens` of both sides or None), and how many heads and tiles have hulls, and total rows.
+    """
+
+    def __init__(self, config: KernelConfig, jagged, sizes) -> None:
+        self.tiling = config.tiling
+        self.slots, self.heads, self.rows, self.cols = sizes[:4]
+        self.jagged = jagged is not None
+        if self.jagged:
+            (self.hulls, self.order, *offsets), (self.hull_heads, self.tiles, *totals) = jagged
+            most = (self.rows, self.cols)
+            sides = iter(offsets)
+            own = [next(sides) if x else None for x in (config.jagged_q, config.jagged_k)]
+            self.sides = list(zip(own, most, totals, strict=True))
+
+    def tile(self, slot, head) -> SequenceTile:
+        if not self.jagged:
+            return SequenceTile(slot, head, self.rows, self.cols)
+        batch = Int32(self.order[slot])
+        (q_start, q_rows), (k_start, k_rows) = (
+            sequence_rows(cu, batch, most, total) for cu, most, total in self.sides
+        )
+        return SequenceTile(batch, head, q_rows, k_rows, q_start, k_start)
+
+    def has(self, slot, head, row, column):
+        """Whether the tile of a score is in a hull. Other tiles were not stored."""
+        slot, column = smaller(slot, self.slots - 1), smaller(column, self.cols - 1)
+        row_tile, column_tile = row // self.tiling.rows, column // self.tiling.cols
+        own, other = row_tile, column_tile
+        if self.tiling.by_keys:
+            own, other = column_tile, row_tile
+        unit = Int64(slot * self.hull_heads + head // (self.heads // self.hull_heads)) * self.tiles
+        hull = self.hulls + (unit + own) * 2
+        return (hull[0] <= other) & (other < hull[1])
 
 
 class StoredTiles(Fixed):
     """Which scores were stored. skips: Those of tiles that the program empties were not."""
 
-    def __init__(self, config: KernelConfig, x: KernelArguments, rows, cols, skips: bool) -> None:
+    def __init__(
+        self, config: KernelConfig, x: KernelArguments, sequences: Sequences, skips: bool
+    ) -> None:
+        self.sequences, rows, cols = sequences, sequences.rows, sequences.cols
         conditions, tiling = classes(config, terms_of(config)), config.tiling
         self.rows, self.cols, self.size = rows, cols, TileSize(tiling.rows, tiling.cols)
         self.zero = TileClass(conditions.zero, config, x, (), self.size) if skips else None
 
     def has(self, batch, head, row, column):
         """Whether the tile of a score was stored."""
+        if self.sequences.jagged:
+            return self.sequences.has(batch, head, row, column)
         if self.zero is None:
             return cutlass.Boolean(True)
         first_row = row // self.size.rows * self.size.rows
@@ -102,19 +147,23 @@ class PlaceSums:
         self.size, self.threads = size, threads
 
     @cute.jit
-    def __call__(self, source, parts, pointers, strides, scalars, sizes, stream):
+    def __call__(
+        self, source, parts, pointers, jagged, strides, scalars, sizes, jagged_sizes, stream
+    ):
         """Launch. pointers, strides: Of all aux operands, the latter in the order of `LETTERS`.
-        sizes: B, H, M, N, vectors of a row of the source, CTAs of a head, the first place.
+        jagged, jagged_sizes: See `Sequences`, or None. sizes: B (or slots), H, M, N, vectors of a
+        row of the source, CTAs of a head, the first place.
         """
         _, heads, _, _, _, ctas, _ = sizes
         aux = tuple(zip(pointers, strides, strict=True))
-        self.kernel(source, parts, aux, scalars, sizes).launch(
+        jagged = None if jagged is None else (jagged, jagged_sizes)
+        self.kernel(source, parts, aux, scalars, sizes, jagged).launch(
             grid=(ctas, heads, 1), block=(self.threads, 1, 1), stream=stream
         )
 
     @cute.kernel
-    def kernel(self, source, parts, aux, scalars, sizes):
-        batch, _, rows, cols, vectors, ctas, _ = sizes
+    def kernel(self, source, parts, aux, scalars, sizes, jagged):
+        batch, _, rows, _, vectors, ctas, _ = sizes
         cta, head, _ = (Int32(x) for x in cute.arch.block_idx())
         thread = Int32(cute.arch.thread_idx()[0])
         layout = cute.make_layout((self.size + 1, self.threads), stride=(self.threads, 1))
@@ -125,7 +174,7 @@ class PlaceSums:
         place = self.config.mod.places[self.number]
         program = Program(self.config, x, [place])
         program.fast = False  # a place has no approximate functions
-        stored = StoredTiles(self.config, x, rows, cols, self.skips)
+        stored = StoredTiles(self.config, x, Sequences(self.config, jagged, sizes), self.skips)
         work = RowVectors(self, program, stored, source, sizes, head)
         # Rows of few vectors are read some at a time.
         together = Int32(1)
@@ -204,9 +253,8 @@ class RowVectors(Fixed):
                     cute.autovec_copy(loads[node], target[None, g])
             self.rows[0, g], self.rows[1, g], self.rows[2, g] = batch, q_idx, Int32(exists)
 
-    def row(self, batch, q_idx) -> Row:
-        _, _, rows, cols, _, _, _ = self.sizes
-        return Row(self.program, SequenceTile(batch, self.head, rows, cols), q_idx)
+    def row(self, slot, q_idx) -> Row:
+        return Row(self.program, self.stored.sequences.tile(slot, self.head), q_idx)
 
     @cute.jit
     def add(self, tables, thread, terms, there, operands, column):
@@ -252,17 +300,20 @@ class DiagonalSums:
         self.width = STRIP + VECTOR * octets
 
     @cute.jit
-    def __call__(self, source, parts, pointers, strides, scalars, sizes, stream):
-        """Launch, as `PlaceSums`. sizes: B, H, M, N, vectors of a row, strips, row groups."""
+    def __call__(
+        self, source, parts, pointers, jagged, strides, scalars, sizes, jagged_sizes, stream
+    ):
+        """Launch, as `PlaceSums`. sizes: B (or slots), H, M, N, vectors of a row, strips, row groups."""
         _, heads, _, _, _, strips, groups = sizes
         aux = tuple(zip(pointers, strides, strict=True))
-        self.kernel(source, parts, aux, scalars, sizes).launch(
+        jagged = None if jagged is None else (jagged, jagged_sizes)
+        self.kernel(source, parts, aux, scalars, sizes, jagged).launch(
             grid=(strips * groups, heads, 1), block=(WARPS * LANES, 1, 1), stream=stream
         )
 
     @cute.kernel
-    def kernel(self, source, parts, aux, scalars, sizes):
-        _, _, rows, cols, _, strips, groups = sizes
+    def kernel(self, source, parts, aux, scalars, sizes, jagged):
+        _, _, rows, _, _, strips, groups = sizes
         item, head, _ = (Int32(x) for x in cute.arch.block_idx())
         thread = Int32(cute.arch.thread_idx()[0])
         warp, lane = cute.arch.make_warp_uniform(cute.arch.warp_idx()), thread % LANES
@@ -273,7 +324,7 @@ class DiagonalSums:
             own[i] = 0.0
         cute.arch.sync_warp()
         x = program_arguments(aux, scalars)
-        stored = StoredTiles(self.config, x, rows, cols, self.skips)
+        stored = StoredTiles(self.config, x, Sequences(self.config, jagged, sizes), self.skips)
         batches = Batches(stored, source, sizes, head, item % strips * LANES + lane)
         for i in cutlass.range(self.octets, unroll=1):
             row = (item // strips * self.octets + i) * VECTOR
@@ -452,13 +503,20 @@ def _compiled_sums(kernel: Any, config: KernelConfig, dtype: str):
     pointers = tuple(pointer(dtype) for dtype in config.aux)
     strides = tuple(tuple(Int64(0) for _ in LETTERS) for _ in config.aux)
     scalars = tuple(Int64(0) for _ in range(config.mod.num_scalars))
+    jagged = jagged_sizes = None
+    if config.jagged:
+        sides = [pointer(config.offsets)] * (config.jagged_q + config.jagged_k)
+        jagged = (pointer("int32"), pointer("int64"), *sides)
+        jagged_sizes = tuple(Int32(1) for _ in range(4))
     arguments = (
         pointer(dtype, ALIGNMENT),
         pointer("float32", ALIGNMENT),
         pointers,
+        jagged,
         strides,
         scalars or None,
         tuple(Int32(1) for _ in range(SIZES)),
+        jagged_sizes,
         stream(),
     )
     return compile_kernel(kernel, arguments, config.arch)

@@ -119,15 +119,14 @@ def no_such_dims(kind: type[KernelConfig], dims: Sequence[int]) -> str:
     return f"a head dim of {widest}; the CuTe backward takes up to {most}"
 
 
-def no_such_biases(program: str, needs: Sequence[bool], dtype: str, jagged: bool = False) -> str:
+def no_such_biases(program: str, needs: Sequence[bool], dtype: str) -> str:
     wanted = [number for number, need in enumerate(needs) if need]
     if not wanted:
         return ""
     for number in wanted:
         spec = ScoreMod.parse(program).aux[number]
-        if spec.is_table and (jagged or not spec.axes <= {"h"}):
-            where = "of jagged sequences" if jagged else "with a row for each batch or position"
-            return f"the CuTe backward has no gradients of tables {where}, as a{number}"
+        if spec.is_table and not spec.axes <= {"h"}:
+            return f"{NONE} that are tables of each batch or position, as a{number}"
         factor = factor_of(program, number)
         if not factor:
             return f"{NONE} that are not added to the score, as a{number}"
