@@ -84,7 +84,7 @@ class HopperForward(AttentionKernel):
         for name, layout in stages.items():
             own[self.place(name)] = max(own[self.place(name)], cute.cosize(layout))
         queries, output, keys, values, bias = own.values()
-        words = self.config.tiles * self.config.table_words
+        words = self.config.tiles * self.config.shared_tables.words
 
         @cute.struct
         class Memory:
@@ -177,7 +177,8 @@ class HopperForward(AttentionKernel):
             thread = thread % WARPGROUP
             wide = any(x.wide for x in programs)
             own = self.bias(channels, shared, t, thread, wide)
-            tables = SharedTables(c, programs[1], buffers.tables.data_ptr(), t, thread)
+            begin = buffers.tables.data_ptr() + t * c.shared_tables.words
+            tables = SharedTables(c.shared_tables, programs[1], begin, thread, WARPGROUP)
             role = HopperProducts(
                 channels, fragments, epilogue, ranges, programs, turns, own, tables
             )

@@ -36,6 +36,7 @@ from ..wgmma import (
     issue,
     replace_operand,
     share,
+    swizzled,
     tiled,
     transposed,
     wait_for_stores,
@@ -146,11 +147,8 @@ class HopperIndex(HopperBias):
 
     def word(self, stage, row, column: int):
         """The numbers of a row and of the thread's two columns, of eight from `column` on."""
-        piece, rest = divmod(column * self.bits // 8, 16)
-        # The swizzle of `tile_layout`
-        piece = Int32(piece) ^ (row * self.width // 128 % (self.width // 16))
-        rest = rest + self.thread % 4 * 2 * self.bits // 8
-        place = self.begin + ((stage * ROWS + row) * self.width + piece * 16 + rest)
+        byte = (column + self.thread % 4 * 2) * (self.bits // 8)
+        place = self.begin + (stage * ROWS * self.width + swizzled(row, byte, self.width))
         if self.bits == 16:
             return element(cute.recast_ptr(place, None, Int32))
         return Int32(element(cute.recast_ptr(place, None, Uint16))) & 0xFFFF
@@ -309,7 +307,7 @@ class HopperProducts(Fixed):
         weigh = HopperWeights(
             self.ranges, self.programs, tile, row, thread, self.bias, self.tables.values
         )
-        elements = self.tables.fetch(tile)
+        elements = self.tables.fetch(tile.batch, tile.head)
         x.scale(query, t, thread)
         keys.full.wait(at)
         self.turns.wait()
