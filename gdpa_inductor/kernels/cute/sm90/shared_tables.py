@@ -13,7 +13,7 @@ from typing import Any
 from cutlass import Float32, Int32, Int64, Uint32, Uint64, cute
 
 from ..config import LookUp
-from ..program import Program, element
+from ..program import Program, Row, element
 from ..values import Fixed, Pair, each, select, smaller
 from .config import TableRoom
 
@@ -37,6 +37,16 @@ class SharedTable(Fixed):
         return element(self.pointer + Int32(place) * self.replicas)
 
 
+@dataclass
+class Element(Fixed):
+    """What was looked up. A table has one place."""
+
+    value: Pair
+
+    def look_up(self, _) -> Pair:
+        return self.value
+
+
 class SharedTables(Fixed):
     """The tables of some threads, from `pointer` on. `values`: Each by the number of its operand.
 
@@ -53,6 +63,12 @@ class SharedTables(Fixed):
             self.begins.append(pointer)
             self.values[x.number] = SharedTable(own, x, self.replicas, narrow)
             pointer = pointer + (x.size + 1) * self.replicas
+
+    def elements_at(self, row: Row, kv_idx, values: dict[int, Any]) -> dict[int, "Element"]:
+        """The elements for two neighbouring keys. row: The places, in turn. values: As in `Row`."""
+        places = row(None, Pair(kv_idx, kv_idx + 1), values=values)
+        tables = zip(self.values, self.values.values(), places, strict=True)
+        return {number: Element(table.look_up(place)) for number, table, place in tables}
 
     def fetch(self, batch, head) -> list[list[Any]]:
         """Load the thread's elements of the tables of a head, with the NaN."""

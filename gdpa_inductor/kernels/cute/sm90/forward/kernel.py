@@ -175,12 +175,13 @@ class HopperForward(AttentionKernel):
             t = warp // 4
             turns = IssueTurns(t, c.tiles, OWN + c.tiles)
             thread = thread % WARPGROUP
-            wide = any(x.wide for x in programs)
+            places = self.places(x)
+            wide = any(x.wide for x in (*programs, *places))
             own = self.bias(channels, shared, t, thread, wide)
             begin = buffers.tables.data_ptr() + t * c.shared_tables.words
             tables = SharedTables(c.shared_tables, programs[1], begin, thread, WARPGROUP)
             role = HopperProducts(
-                channels, fragments, epilogue, ranges, programs, turns, own, tables
+                channels, fragments, epilogue, ranges, programs, places, turns, own, tables
             )
             role.run(scheduler, t, thread)
         else:
@@ -192,6 +193,12 @@ class HopperForward(AttentionKernel):
             if cutlass.const_expr(c.jagged_q):  # noqa: SIM102 (decided at compile time)
                 if warp == roles.gaps:
                     Gaps(x.cu_q, x.sizes[0], x.sizes[4]).clear(matrices(c, x)[3])
+
+    def places(self, x: KernelArguments) -> list[Program]:
+        """The places of the tables in shared memory, if TMA loads operands of them."""
+        c = self.config
+        held = [c.mod.places[x.number] for x in c.shared_tables.tables]
+        return [Program(c, x, held)] if held and c.tiled in c.places else []
 
     def source(self, name: str, copy, sX) -> Tiles:
         c, tile, size = self.config, self.tiles[name], self.bytes[name]
