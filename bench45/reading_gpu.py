@@ -21,6 +21,7 @@ import torch
 
 from gdpa_inductor.kernels.cute.backward.launch import backward
 from gdpa_inductor.kernels.cute.launch import forward
+from gdpa_inductor.kernels.cute.sm90 import config
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.operands import Operands
 from gdpa_inductor.program.score_mod import ScoreMod
@@ -137,11 +138,14 @@ def main() -> None:
     parser.add_argument("--backward", action="store_true")
     parser.add_argument("--only", default="", help="names of cases, or parts of them")
     parser.add_argument("--one", nargs=3)
-    parser.add_argument("--set", default="", help="fixed properties of Sm90Config: tiles=3")
+    parser.add_argument("--set", default="", help="tiles=3 or TABLES=8704: of Sm90Config")
     args = parser.parse_args()
     for words in filter(None, args.set.split(",")):
         name, value = words.split("=")
-        setattr(Sm90Config, name, property(lambda _, value=int(value): value))
+        if name.isupper():
+            setattr(config, name, int(value))
+        else:
+            setattr(Sm90Config, name, property(lambda _, value=int(value): value))
     if args.one:
         size, name, path = args.one
         with open(path, "w") as lock:
@@ -152,6 +156,7 @@ def main() -> None:
     with tempfile.NamedTemporaryFile() as lock, tempfile.TemporaryDirectory() as cache:
         own = [sys.executable, __file__, *more, "--one"]
         env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}
+        env["PYTHONWARNINGS"] = "ignore"
         runs = [subprocess.Popen([*own, *x, lock.name], env=env) for x in wanted]
         for run in runs:
             run.wait()
