@@ -171,6 +171,7 @@ class HopperForward(AttentionKernel):
             fragments = HopperFragments(c, qk, pv, q.sX, k.sX, v.sX, self.dtype)
             terms, factor = c.factored((*ranges.full_terms, c.mod.weight))
             programs = [Program(c, x, [y], full) for y, full in zip(terms, (True, False))]
+            programs += [Program(c, x, terms[1:], True)] * programs[0].saves_checks
             epilogue = HopperEpilogue(pv, o, self.dtype, factor)
             t = warp // 4
             turns = IssueTurns(t, c.tiles, OWN + c.tiles)

@@ -261,7 +261,9 @@ class HopperProducts(Fixed):
     fragments: HopperFragments
     epilogue: HopperEpilogue
     ranges: KeyRanges
-    programs: Sequence[Program]  # for key blocks that need no mask, and for all others
+    # For key blocks that need no mask, for all others, and if that is a saving, for those of the
+    # others whose places are in the tables.
+    programs: Sequence[Program]
     # The places of `tables`, if TMA loads some of their operands, else nothing.
     places: Sequence[Program]
     turns: IssueTurns  # of the warpgroup, as the bias and the tables
@@ -390,12 +392,16 @@ class HopperWeights(Fixed):
     tables: SharedTables
 
     def __post_init__(self) -> None:
-        row = self.first + first_row(self.thread)
-        self.plain, self.careful, *self.rows = (
-            [Row(program, self.tile, program.position(row) + half) for half in (0, 8)]
-            for program in (*self.programs, *self.places)
-        )
+        self.plain, self.careful, *self.masked = self.rows_of(self.programs)
+        self.rows = self.rows_of(self.places)
         self.column = self.thread % 4 * 2
+
+    def rows_of(self, programs: Sequence[Program]) -> list[list[Row]]:
+        row = self.first + first_row(self.thread)
+        return [
+            [Row(program, self.tile, program.position(row) + half) for half in (0, 8)]
+            for program in programs
+        ]
 
     def looked_up(self, column, b_at) -> Early:
         """Look up the first half of a key block in shared memory, while its scores are computed."""
@@ -420,8 +426,19 @@ class HopperWeights(Fixed):
         if self.ranges.needs_no_mask(self.tile, self.first, column):
             self.weigh(S, self.plain, column + self.column, None, b_at, early)
         else:
-            self.weigh(S, self.careful, column + self.column, self.tile.k_rows, b_at, early)
+            self.weigh_masked(S, column, b_at, early)
         return b_at if cutlass.const_expr(self.bias is None) else self.bias.after(b_at)
+
+    @cute.jit
+    def weigh_masked(self, S, column, b_at, early):
+        first, end = column + self.column, self.tile.k_rows
+        if cutlass.const_expr(len(self.masked) > 0):
+            if self.ranges.needs_no_check(self.tile, self.first, column):
+                self.weigh(S, self.masked[0], first, None, b_at, early)
+            else:
+                self.weigh(S, self.careful, first, end, b_at, early)
+        else:
+            self.weigh(S, self.careful, first, end, b_at, early)
 
     @cute.jit
     def weigh(self, S, rows, column, end, b_at, early):
