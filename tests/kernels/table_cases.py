@@ -136,6 +136,10 @@ CASES = {
     "a table too large": Case(
         TIME + SILU.format("lookup(a0,a1)"), (3000,), (FP32, torch.int16), keys=136, dims=(128, 128)
     ),
+    "rounded times": Case(
+        TIME + CAUSAL.format(SILU.format("bf16(lookup(a0,a1))")), (65,), (FP32, U8), keys=144,
+        dims=(64, 32),
+    ),
     "a table beside a bias": Case(
         TIME + "a2:f[h,q_idx,kv_idx]; " + SILU.format("add(lookup(a0,a1),a2)"), (65,),
         (FP32, U8, BF16), keys=144,
