@@ -109,10 +109,13 @@ def test_machine_code_with_tables(dim: int):
     kernel = binary(config)
     in_flight(config, kernel, SPILLS)
     products = kernel.before("USETMAXREG.DEALLOC")
-    # A tile's first block and the block of a step, each with and without a mask.
-    assert products.count("LDS.U16") == 4 * COLS // 4
-    assert products.count("LDS") >= 4 * (COLS // 4 + COLS // 2)
-    assert products.count("LDG") <= 4 * COLS // 2
+    # A tile's first block and the block of a step. The first half of the keys comes before scores.
+    # The second has a variant without a mask, one with a mask, and one with checks of places.
+    scores = 2 * (COLS + 3 * COLS) // 4
+    assert products.count("LDS.U16") == scores // 2
+    assert products.count("LDS") >= scores // 2 + scores
+    # Two rows share distances.
+    assert products.count("LDG") <= 2 * (2 * (COLS // 4 + 8) + COLS // 2)
     assert kernel.count("UTMALDG") >= config.tiles + 2 + config.tiles * COLS // HALF
 
 
