@@ -139,7 +139,12 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names of cases, or parts of them")
     parser.add_argument("--one", nargs=3)
     parser.add_argument("--set", default="", help="tiles=3 or TABLES=8704: of Sm90Config")
+    parser.add_argument("--checks", action="store_true", help="check places on all masked tiles")
     args = parser.parse_args()
+    if args.checks:
+        from gdpa_inductor.kernels.cute.program import Program
+
+        Program.saves_checks = property(lambda self: False, lambda self, value: None)
     for words in filter(None, args.set.split(",")):
         name, value = words.split("=")
         if name.isupper():
@@ -152,7 +157,7 @@ def main() -> None:
             print(measure(size, name, args.backward, lock), flush=True)
         return
     wanted = [(size, name) for size in SIZES for name in NAMES if args.only in f"{size} {name}"]
-    more = ["--backward"] * args.backward + [f"--set={args.set}"]
+    more = ["--backward"] * args.backward + [f"--set={args.set}"] + ["--checks"] * args.checks
     with tempfile.NamedTemporaryFile() as lock, tempfile.TemporaryDirectory() as cache:
         own = [sys.executable, __file__, *more, "--one"]
         env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache}

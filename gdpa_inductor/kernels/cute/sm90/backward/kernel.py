@@ -183,6 +183,7 @@ class HopperBackward(AttentionKernel):
             epilogue = KeyGradients(self.shapes, stores, gradients, factor)
             roots = (ranges.full_terms, terms_of(c))
             programs = [Program(c, x, y, full) for y, full in zip(roots, (True, False))]
+            programs += [Program(c, x, roots[1], True)] * programs[0].saves_checks
             stored = self.tiles("g", copies["g"], shared["g"]) if "g" in copies else None
             walk = Turns(x, ranges)
             begin, threads = buffers.learned.data_ptr(), GROUPS * WARPGROUP

@@ -134,7 +134,8 @@ class HopperBackwardProducts(Fixed):
     signals: HopperSignals
     fragments: HopperBackwardFragments
     epilogue: KeyGradients
-    # For tiles that need no mask, and for all others. The roots are the slope and P.
+    # For tiles that need no mask, for all others, and if that is a saving, for those of the others
+    # whose places are in the tables. The roots are the slope and P.
     programs: Sequence[Program]
     stored: Tiles | None  # of an aux operand's gradient, if it is stored
     thread: Any
@@ -384,8 +385,19 @@ class HopperBackwardProducts(Fixed):
         if whole:
             self.evaluate(tile, turn, block, stage, self.programs[0], slope, False)
         else:
-            self.evaluate(tile, turn, block, stage, self.programs[1], slope, True)
+            self.evaluate_masked(tile, turn, block, stage, slope)
         return slope
+
+    @cute.jit
+    def evaluate_masked(self, tile: ResidentTile, turn, block, stage, slope):
+        if const_expr(len(self.programs) > 2):
+            head = self.walk.streamed_head(tile, turn)
+            if self.walk.ranges.needs_no_check(tile, head, block):
+                self.evaluate(tile, turn, block, stage, self.programs[2], slope, False)
+            else:
+                self.evaluate(tile, turn, block, stage, self.programs[1], slope, True)
+        else:
+            self.evaluate(tile, turn, block, stage, self.programs[1], slope, True)
 
     @cute.jit
     def chain(self, slope, dP, whole):
