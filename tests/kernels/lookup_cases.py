@@ -69,7 +69,7 @@ class Case:
             if dtype.is_floating_point:
                 aux.append(torch.randn(shape).to(dtype))
             else:
-                aux.append(torch.randint(0, most, shape).to(dtype))
+                aux.append(torch.randint(min(most, 0), max(most, 0), shape).to(dtype))
         lengths = (cu_q, cu_k, *longest)
         return grad_out, Operands(query, key, value, aux, (), program, *lengths)
 
@@ -121,6 +121,36 @@ CASES = {
     ),
     "fp16, exact functions": Case(
         position(139), (279,), (torch.float64,), dtype=torch.float16, fast=False
+    ),
+    "times, [T, H]": Case(
+        "a0:f[t,h]; a1:i[b,q_idx,kv_idx]; " + CAUSAL.format(SILU.format("lookup(a0,a1)")),
+        (129,), (FP32, U8), batch=2, heads=4, key_heads=2, rows=140, keys=144,
+    ),
+    "places of 16 bits": Case(
+        TIME + SILU.format("lookup(a0,a1)"), (20,), (BF16, torch.int16), keys=136
+    ),
+    "signed places": Case(
+        TIME + SILU.format("lookup(a0,add(mul(a1,2),199))"), (200,), (FP32, torch.int8),
+        keys=144, most=-90, dims=(128, 64),
+    ),
+    "a table too large": Case(
+        TIME + SILU.format("lookup(a0,a1)"), (3000,), (FP32, torch.int16), keys=136, dims=(128, 128)
+    ),
+    "rounded times": Case(
+        TIME + CAUSAL.format(SILU.format("bf16(lookup(a0,a1))")), (65,), (FP32, U8), keys=144,
+        dims=(64, 32),
+    ),
+    "a table beside a bias": Case(
+        TIME + "a2:f[h,q_idx,kv_idx]; " + SILU.format("add(lookup(a0,a1),a2)"), (65,),
+        (FP32, U8, BF16), keys=144,
+    ),
+    "two tables of one place": Case(
+        BOTH + CAUSAL.format(SILU.format("mul(lookup(a0,a1),lookup(a2,a1))")), (30, 65),
+        (FP32, U8, FP32), rows=72, keys=272, heads=3, most=30,
+    ),
+    "jagged, tiles of times": Case(
+        TIME + CAUSAL.format(SILU.format("lookup(a0,a1)")), (65,), (FP32, U8),
+        rows=(144, 0, 37, 1), keys=(144, 0, 37, 1),
     ),
     "shared seeds": Case(
         position(199), (300,), (FP32,), rows=32, keys=(150, 40, 0, 200), shared="q"

@@ -14,7 +14,7 @@ from cutlass import BFloat16, cute
 from gdpa_inductor.kernels.cute import launch
 from gdpa_inductor.kernels.cute.backward import jagged_sums
 from gdpa_inductor.kernels.cute.backward.roots import masked
-from gdpa_inductor.kernels.cute.config import SHARED_MEMORY, StoredTiling
+from gdpa_inductor.kernels.cute.config import SHARED_MEMORY, LookUp, StoredTiling
 from gdpa_inductor.kernels.cute.sm90 import wgmma
 from gdpa_inductor.kernels.cute.sm90.config import COLS, HALF, ROWS, Sm90Config
 from gdpa_inductor.kernels.cute.sm90.forward.products import CHUNK, CHUNKS, HopperBias
@@ -87,6 +87,50 @@ def test_machine_code_with_a_tiled_bias(name: str):
     assert len(halves) == 2 * 2 * COLS // HALF
     for i in halves:
         assert "LDSM" in order[i - HALF // 16] and "ARRIVE" in order[i + 1], order
+
+
+CAUSAL_TABLES = (
+    "a0:f[h,t]; a1:i[b,q_idx,kv_idx]; a2:f[h,t]; where(ge(q_idx,kv_idx),"
+    "silu(add(add(s,lookup(a0,add(sub(q_idx,kv_idx),2047))),lookup(a2,a1))),0.0)"
+)
+
+
+def tables(dim: int, **fields: Any) -> Sm90Config:
+    """Tables of positions and of times, whose places come by TMA."""
+    dtypes, lookups = ("float32", "uint8", "float32"), (LookUp(0, 4095, 1), LookUp(2, 129, 1))
+    fields |= {"vectors": frozenset([1]), "lookups": lookups}
+    return Sm90Config("bfloat16", dim, dim, CAUSAL_TABLES, dtypes, **fields)
+
+
+@pytest.mark.parametrize("dim", [pytest.param(64, marks=pytest.mark.slow), 128])
+def test_machine_code_with_tables(dim: int):
+    """Places and their elements are in shared memory. Distances share loads from the cache."""
+    config = tables(dim)
+    kernel = binary(config)
+    in_flight(config, kernel, SPILLS)
+    products = kernel.before("USETMAXREG.DEALLOC")
+    # A tile's first block and the block of a step. The first half of the keys comes before scores.
+    # The second has a variant without a mask, one with a mask, and one with checks of places.
+    scores = 2 * (COLS + 3 * COLS) // 4
+    assert products.count("LDS.U16") == scores // 2
+    assert products.count("LDS") >= scores // 2 + scores
+    # Two rows share distances.
+    assert products.count("LDG") <= 2 * (2 * (COLS // 4 + 8) + COLS // 2)
+    assert kernel.count("UTMALDG") >= config.tiles + 2 + config.tiles * COLS // HALF
+
+
+@pytest.mark.parametrize("dim", [pytest.param(64, marks=pytest.mark.slow), 128])
+def test_machine_code_of_the_backward_with_tables(dim: int):
+    config = tables(dim, kernel="backward")
+    kernel = binary(config)
+    products = kernel.before("USETMAXREG.DEALLOC")
+    waits = expected_of_the_backward(config)[1]
+    assert kernel.count("WARPGROUP.DEPBAR") == waits, "the products are serialized"
+    # Two steps, each with a program for whole tiles and one for the ends.
+    scores = config.query_rows // 2
+    assert products.count("LDS.U8") == 2 * scores
+    assert products.count("LDS") >= 2 * scores + 4 * scores
+    in_bounds(kernel, 8 * BACKWARD_SPILLS)
 
 
 def test_a_bias_lies_in_registers_as_the_scores_do():

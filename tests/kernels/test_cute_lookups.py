@@ -10,9 +10,10 @@ pytest.importorskip("cutlass")
 from gdpa_inductor.kernels.cute.backward import table_gradients
 from gdpa_inductor.kernels.cute.backward.roots import no_such_biases
 from gdpa_inductor.kernels.cute.backward.table_gradients import distance
+from gdpa_inductor.kernels.cute.config import LookUp
 from gdpa_inductor.kernels.cute.places import unchecked
 from gdpa_inductor.kernels.cute.plan import plan_of
-from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
+from gdpa_inductor.kernels.cute.sm90.config import Sm90Config, TableRoom
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from gdpa_inductor.operands import Operands
 from gdpa_inductor.program.score_mod import ScoreMod
@@ -21,7 +22,7 @@ from tests.tolerances import error_of
 from .cute_backward_cases import exact
 from .cute_cases import check_output, formula
 from .cute_memory import fresh_kernels, gradients
-from .lookup_cases import BF16, BOTH, CASES, CAUSAL, FP32, POSITION, TIME, U8, Case
+from .lookup_cases import BF16, BOTH, CASES, CAUSAL, FP32, POSITION, SILU, TIME, U8, Case
 from .marks import slow_but
 from .test_cute_forward import forward
 
@@ -63,6 +64,80 @@ def check(case: Case, grad, o, needs, results) -> None:
     for number, (mine, theirs, truth) in enumerate(zip(results, eager, wide, strict=True)):
         wrong = error_of(mine, theirs, truth, direction="backward")
         assert wrong is None, (number, wrong)
+
+
+WIDE = {
+    "bytes": dataclasses.replace(CASES["times"], dims=(192, 256)),
+    "16 bits": dataclasses.replace(CASES["places of 16 bits"], dims=(256, 256)),
+    "odd keys": dataclasses.replace(CASES["times, odd keys"], dims=(256, 64)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WIDE)
+def test_forward_with_wide_heads(name: str) -> None:
+    _, o = WIDE[name].call()
+    check_output(forward(WIDE[name], o, kind=Sm90Config), o)
+
+
+HELD = {
+    "times": {0},
+    "times, odd keys": {0},
+    "positions": set(),
+    "positions and times": {2},
+    "every byte": {0},
+    "places of tokens": {0},
+    "a table too large": set(),
+    "two tables of one place": {0, 2},
+    "a table of each query": set(),
+}
+TILED = {
+    "times": 1,
+    "times, odd keys": None,
+    "positions": None,
+    "places of tokens": None,
+    "places of 16 bits": 1,
+    "a table beside a bias": 1,
+}
+
+
+def test_tables_and_places_in_shared_memory() -> None:
+    """Tables whose places are operands, unless too large; places at multiples of 16 bytes."""
+    configs = {
+        name: plan_of(case.call()[1], True, True, Sm90Config).config
+        for name, case in CASES.items()
+        if name in (*HELD, *TILED)
+    }
+    tables = {name: {x.number for x in configs[name].shared_tables.tables} for name in HELD}
+    assert tables == HELD
+    assert {name: configs[name].tiled for name in TILED} == TILED
+
+
+@pytest.mark.parametrize(
+    ("size", "lookups", "tables", "replicas"),
+    [
+        (8320, [129], 1, 16), (8319, [129], 1, 8), (520, [129], 1, 1), (519, [129], 0, 16),
+        (10000, [], 0, 16), (2000, [129, 400], 1, 2), (-5, [3], 0, 1),
+    ],
+)  # fmt: skip
+def test_room_for_tables(size: int, lookups: list[int], tables: int, replicas: int) -> None:
+    room = TableRoom.within(size, [LookUp(i, x, 1) for i, x in enumerate(lookups)])
+    assert (len(room.tables), room.replicas) == (tables, replicas)
+    assert room.size <= max(size, 0)
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256), (8, 256)])
+@pytest.mark.parametrize("dtype", ["uint8", "int16"])
+@pytest.mark.parametrize("vectors", [[1], []], ids=["tiled", "by elements"])
+def test_tables_cost_no_buffers_of_keys(dims, dtype: str, vectors: list[int]) -> None:
+    program, aux = TIME + SILU.format("lookup(a0,a1)"), ("float32", dtype)
+    lookups = (LookUp(0, 129, 1),)
+    config = Sm90Config(
+        "bfloat16", *dims, program, aux, vectors=frozenset(vectors), lookups=lookups
+    )
+    assert config.key_stages >= 4
+    assert config.bias_stages == 0 if config.tiled is None else config.bias_stages >= 2
+    assert config.shared_tables.tables or max(dims) > 128 or dtype == "int16"
 
 
 def test_look_ups_without_a_check() -> None:

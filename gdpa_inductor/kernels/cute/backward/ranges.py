@@ -42,9 +42,10 @@ class StreamedRanges(Fixed):
         self.skips, self.full_terms = config.skip and conditions.skips, conditions.full_terms
         self.masks = self.full_terms != roots  # the program has a mask
         self.bare = keys and ends_are_bare(config, *map(_flow, (roots, self.full_terms)))
-        self.zero, self.full = (
+        places = unchecked(config).condition
+        self.zero, self.full, self.in_tables = (
             TileClass(term, config, x, conditions.bounds, size)
-            for term in (conditions.zero, both_hold(conditions.full, unchecked(config).condition))
+            for term in (conditions.zero, both_hold(conditions.full, places), places)
         )
         self.per_head = any(
             node.op == "h" or (node.op.startswith("aux") and "h" in self.zero.program.access(node))
@@ -78,6 +79,11 @@ class StreamedRanges(Fixed):
         """Whether a tile of scores is whole, so that the terms without a mask serve."""
         inside = Boolean(True) if self.bare else self.inside(tile, block)
         return both(inside, self.holds(self.full, tile, tile.first, head, block))
+
+    def needs_no_check(self, tile: ResidentTile, head, block):
+        """Whether a tile of scores is whole, and its places of tables are inside of them."""
+        known = self.holds(self.in_tables, tile, tile.first, head, block)
+        return both(self.inside(tile, block), known)
 
     def inside(self, tile: ResidentTile, block):
         height = self.heights

@@ -26,9 +26,10 @@ class KeyRanges(Fixed):
         self.config = config
         self.rows, self.cols, self.tiles = config.rows, config.cols, config.tiles
         self.skips, self.full_terms = config.skip and conditions.skips, conditions.full_terms
-        self.zero, self.full = (
+        inside = unchecked(config).condition
+        self.zero, self.full, self.in_tables = (
             TileClass(term, config, x, conditions.bounds, size)
-            for term in (conditions.zero, both_hold(conditions.full, unchecked(config).condition))
+            for term in (conditions.zero, both_hold(conditions.full, inside), inside)
         )
         self.bare = ends_are_bare(config, [config.mod.weight], self.full_terms)
 
@@ -44,6 +45,11 @@ class KeyRanges(Fixed):
         if self.config.lookups:  # of rows past the end, places may be outside of a table
             inside = inside & (row + self.rows <= tile.q_rows)
         return both(inside, self.holds(self.full, tile, row, column))
+
+    def needs_no_check(self, tile, row, column):
+        """Whether a tile of scores is whole, and its places of tables are inside of them."""
+        whole = (column + self.cols <= tile.k_rows) & (row + self.rows <= tile.q_rows)
+        return both(whole, self.holds(self.in_tables, tile, row, column))
 
     @cute.jit
     def blocks(self, tile):

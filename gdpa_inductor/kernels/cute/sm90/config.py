@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ....program.expr import POSITIONS, Expr, postorder
 from ....program.factors import factored, of_queries
@@ -17,6 +18,36 @@ REGISTERS = 192  # of a thread, for O, scores and weights
 TABLES = 17 << 10  # bytes for tables in shared memory, at most
 MOST_REPLICAS = 16
 INDICES = {"uint8": 1, "int8": 1, "int16": 2}  # bytes of the integers that TMA may load in tiles
+
+
+class TableRoom(NamedTuple):
+    """Learned tables in shared memory. Behind each is NaN.
+
+    replicas: How often each element lies there.
+    """
+
+    tables: tuple[LookUp, ...]
+    replicas: int
+
+    @staticmethod
+    def within(size: int, lookups: Sequence[LookUp]) -> "TableRoom":
+        """The first of these tables that fit into `size` bytes, with as many replicas as fit."""
+        tables = tuple(lookups)
+        while tables and TableRoom(tables, 1).size > size:
+            tables = tables[:-1]
+        replicas = 1
+        while replicas < MOST_REPLICAS and TableRoom(tables, 2 * replicas).size <= size:
+            replicas *= 2
+        return TableRoom(tables, replicas)
+
+    @property
+    def words(self) -> int:
+        return self.replicas * sum(x.size + 1 for x in self.tables)
+
+    @property
+    def size(self) -> int:
+        """Bytes"""
+        return 4 * self.words
 
 
 @dataclass(frozen=True)
@@ -57,7 +88,7 @@ class Sm90Config(config.KernelConfig):
 
     @property
     def tiled(self) -> int | None:
-        """As in `KernelConfig`. But where a forward looks up a table, rather the table's places."""
+        """As in `KernelConfig`. But where a program looks up a table, rather the table's places."""
         for number in sorted(self.vectors - self.expanded):
             if number in self.places and set(self.mod.aux[number].access) >= POSITIONS:
                 return number
@@ -65,39 +96,15 @@ class Sm90Config(config.KernelConfig):
 
     @property
     def places(self) -> frozenset[int]:
-        """The narrow integer operands of which a forward computes places of tables."""
-        terms = list(self.mod.places.values()) if self.kernel == "forward" else []
-        numbers = {x.value for x in postorder(terms) if x.op == "aux"}
+        """The narrow integer operands of which places of tables are computed."""
+        numbers = {x.value for x in postorder(self.mod.places.values()) if x.op == "aux"}
         return frozenset(x for x in numbers if self.aux[x] in INDICES)
 
     @property
-    def shared_tables(self) -> tuple[LookUp, ...]:
-        """The tables that a forward copies to shared memory."""
-        # Where places are operands, neighbouring scores look up anywhere in a table, and would
-        # wait for many lines of the cache. Distances are neighbours, and stay in the cache.
-        room, tables = self._table_words, []
-        for x in self._gathered:
-            room -= x.size + 1
-            if room >= 0:
-                tables.append(x)
-        return tuple(tables)
-
-    @property
-    def replicas(self) -> int:
-        """How often an element of `shared_tables` lies in shared memory."""
-        words = sum(x.size + 1 for x in self.shared_tables)
-        counts = (1 << i for i in range(MOST_REPLICAS.bit_length()))
-        return max((x for x in counts if x * words <= self._table_words), default=1)
-
-    @property
-    def table_words(self) -> int:
-        """Words of shared memory for the tables of a warpgroup, each with NaN behind its end."""
-        return self.replicas * sum(x.size + 1 for x in self.shared_tables)
-
-    @property
-    def _gathered(self) -> list[LookUp]:
-        if self.kernel != "forward":
-            return []
+    def gathered(self) -> list[LookUp]:
+        """The tables whose places are read from operands."""
+        # Neighbouring scores look up anywhere in them, and would wait for many lines of the cache.
+        # Where places are distances, neighbours read neighbours.
         aux, places = self.mod.aux, self.mod.places
         by_operands = [
             number
@@ -107,9 +114,11 @@ class Sm90Config(config.KernelConfig):
         return [x for x in self.lookups if x.number in by_operands]
 
     @property
-    def _table_words(self) -> int:
-        """Words for the tables of a warpgroup, beside the fewest buffers of keys and values."""
-        return min(TABLES, self._room - 4 * self._stage(self.cols)) // (4 * self.tiles)
+    def shared_tables(self) -> "TableRoom":
+        """The tables of a warpgroup of a forward in shared memory."""
+        # Beside the fewest buffers of keys and values.
+        room = self._room - 4 * self._stage(self.cols) if self.gathered else 0
+        return TableRoom.within(min(TABLES, room) // self.tiles, self.gathered)
 
     @property
     def tiles(self) -> int:
@@ -175,7 +184,7 @@ class Sm90Config(config.KernelConfig):
         # - Keys and values would have fewer than four stages otherwise. With three, a step would
         #   wait for its keys: their load could begin only when the step before has ended.
         # - Three query tiles have a bias. One buffer leaves room for three half tiles of the bias.
-        more = self.tiled is not None or self._gathered
+        more = self.tiled is not None or self.gathered
         crowded = more and (self._widest > 96 or self.tiles > 2)
         return self.tiles if crowded or self.overlaid else 2 * self.tiles
 
@@ -183,7 +192,7 @@ class Sm90Config(config.KernelConfig):
     def key_stages(self) -> int:
         """Buffers of K and V in the forward: as many as fit beside Q, O and a bias, up to 6."""
         # If K and V have separate memory (`overlaid`), each gets half of them.
-        room = self._room - 4 * self.tiles * self.table_words
+        room = self._room - self.tiles * self.shared_tables.size
         stages = min(6, room // self._stage(self.cols))
         return stages - stages % 2 if self.overlaid else stages
 
@@ -195,7 +204,7 @@ class Sm90Config(config.KernelConfig):
         if self.tiled is None:
             return 0
         room = self._room - self._stage(self.cols) * self.key_stages
-        room -= 4 * self.tiles * self.table_words
+        room -= self.tiles * self.shared_tables.size
         return min(4, LEAST_BIAS + room // self._bias_stage)
 
     def _fits(self, cols: int) -> bool:

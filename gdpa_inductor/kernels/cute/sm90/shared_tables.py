@@ -1,8 +1,8 @@
 """Learned tables in shared memory, where a thread reads any element without waiting for a cache.
 
-Each warpgroup has a copy, in fp32. Neighbouring scores look up anywhere in a table. So that their
-threads rarely meet in a bank of shared memory, an element lies there several times in a row
-(`Sm90Config.replicas`), for a few lanes each. Behind the last element is NaN. Places outside of the
+Copies are in fp32. Neighbouring scores look up anywhere in a table. So that their threads rarely
+meet in a bank of shared memory, an element lies there several times in a row
+(`TableRoom.replicas`), for a few lanes each. Behind the last element is NaN. Places outside of the
 table are taken there.
 """
 
@@ -13,11 +13,9 @@ from typing import Any
 from cutlass import Float32, Int32, Int64, Uint32, Uint64, cute
 
 from ..config import LookUp
-from ..places import unchecked
-from ..program import Program, element
+from ..program import Program, Row, element
 from ..values import Fixed, Pair, each, select, smaller
-from .config import Sm90Config
-from .wgmma import WARPGROUP
+from .config import TableRoom
 
 
 @dataclass
@@ -39,23 +37,42 @@ class SharedTable(Fixed):
         return element(self.pointer + Int32(place) * self.replicas)
 
 
-class SharedTables(Fixed):
-    """The tables of a warpgroup. `values`: Each by the number of its operand."""
+@dataclass
+class Element(Fixed):
+    """What was looked up. A table has one place."""
 
-    def __init__(self, config: Sm90Config, program: Program, pointer, t, thread) -> None:
-        self.program, self.thread, self.replicas = program, thread, config.replicas
-        narrow = unchecked(config, always=True).tables
+    value: Pair
+
+    def look_up(self, _) -> Pair:
+        return self.value
+
+
+class SharedTables(Fixed):
+    """The tables of some threads, from `pointer` on. `values`: Each by the number of its operand.
+
+    thread, threads: The number of this thread among those that copy the tables.
+    """
+
+    def __init__(self, room: TableRoom, program: Program, pointer, thread, threads: int) -> None:
+        self.program, self.replicas = program, room.replicas
+        self.thread, self.threads = thread, threads
         self.begins, self.values = [], {}
-        pointer = pointer + t * config.table_words
-        for x in config.shared_tables:
+        for x in room.tables:
             own = pointer + thread % self.replicas
+            narrow = x.number in program.narrow
             self.begins.append(pointer)
-            self.values[x.number] = SharedTable(own, x, self.replicas, x.number in narrow)
+            self.values[x.number] = SharedTable(own, x, self.replicas, narrow)
             pointer = pointer + (x.size + 1) * self.replicas
 
-    def fetch(self, tile) -> list[list[Any]]:
-        """Load the thread's elements of the tables of a tile, with the NaN."""
-        places = {"b": tile.batch, "h": tile.head}
+    def elements_at(self, row: Row, kv_idx, values: dict[int, Any]) -> dict[int, "Element"]:
+        """The elements for two neighbouring keys. row: The places, in turn. values: As in `Row`."""
+        places = row(None, Pair(kv_idx, kv_idx + 1), values=values)
+        tables = zip(self.values, self.values.values(), places, strict=True)
+        return {number: Element(table.look_up(place)) for number, table, place in tables}
+
+    def fetch(self, batch, head) -> list[list[Any]]:
+        """Load the thread's elements of the tables of a head, with the NaN."""
+        places = {"b": batch, "h": head}
         return [self.elements(x.lookup, places) for x in self.values.values()]
 
     def elements(self, x: LookUp, places: dict[str, Any]) -> list[Any]:
@@ -74,7 +91,7 @@ class SharedTables(Fixed):
 
     def places(self, x: LookUp) -> list[Any]:
         """The places of the thread, up to that of the NaN."""
-        return [first + self.thread for first in range(0, x.size + 1, WARPGROUP)]
+        return [first + self.thread for first in range(0, x.size + 1, self.threads)]
 
     @cute.jit
     def store(self, pointer, exists, value):

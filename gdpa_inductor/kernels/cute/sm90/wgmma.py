@@ -95,6 +95,13 @@ def tile_layout(dtype, rows: int, width: int):
     return cute.tile_to_shape(atom, (rows, width), order=(0, 1))
 
 
+def swizzled(row, byte, width: int):
+    """Where a byte of a row of `tile_layout` is, if rows have 64 or 128 bytes."""
+    turn = row if width == 128 else row >> 1
+    piece = (byte >> 4) ^ (turn & (width // 16 - 1))
+    return row * width + (piece << 4) + (byte & 15)
+
+
 def staged(layout, stages: int):
     return cute.append(layout, cute.make_layout(stages, stride=cute.cosize(layout)))
 

@@ -33,7 +33,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from ...backward.ranges import Heights, StreamedRanges
 from ...backward.roots import factor_of, masked, terms_of
-from ...config import whole_vectors
+from ...config import SHARED_MEMORY, whole_vectors
 from ...operands import (
     AttentionKernel,
     KernelArguments,
@@ -46,11 +46,13 @@ from ...operands import (
 )
 from ...program import Program
 from ...sequences import Gaps
-from ..config import COLS, Sm90Config
+from ..config import COLS, TABLES, Sm90Config, TableRoom
+from ..shared_tables import SharedTables
+from ..wgmma import WARPGROUP
 from .epilogue import KeyGradients
 from .loads import HopperBackwardLoads
 from .products import HopperBackwardFragments, HopperBackwardProducts
-from .roles import CONVERSION, LOADS, REGISTERS, SUMS, WARPS, HopperShapes, HopperSignals
+from .roles import CONVERSION, GROUPS, LOADS, REGISTERS, SUMS, WARPS, HopperShapes, HopperSignals
 from .sums import Conversion, ConvertedColumns, Counters, QuerySums
 from .turns import Turns
 
@@ -62,6 +64,7 @@ FIELDS = {
     "v": "sV",
     "o": "sdO",
     "s": "sX",
+    "a": "sX",
     "gk": "sX",
     "gv": "sX",
     "dq": "sdQ",
@@ -97,10 +100,14 @@ class HopperBackward(AttentionKernel):
         sizes = {name: cute.cosize(layout) for name, layout in layouts.items()}
         k, v, q, o, d, c = (sizes[name] for name in ("k", "v", "q", "o", "dq", "c"))
         kind, x = self.dtype, max(sizes[name] for name in ("s", "gk", "gv"))
+        used = 2 * (k + v + q + o + x) + 4 * (d + c) + 8 * HopperSignals.COUNT
+        self.tables = TableRoom.within(min(TABLES, SHARED_MEMORY - used), self.config.gathered)
+        words = self.tables.words
 
         @cute.struct
         class Memory:
             barriers: cute.struct.MemRange[Int64, HopperSignals.COUNT]
+            learned: cute.struct.MemRange[Float32, words]
             sK: cute.struct.Align[cute.struct.MemRange[kind, k], 1024]
             sV: cute.struct.Align[cute.struct.MemRange[kind, v], 1024]
             sQ: cute.struct.Align[cute.struct.MemRange[kind, q], 1024]
@@ -144,7 +151,7 @@ class HopperBackward(AttentionKernel):
         copies["add"] = copy(cpasync.CopyReduceBulkTensorTileS2GOp(), gradients["dq"], "dq")
         copies["read"] = copy(load, gradients["dq"], "dq", shapes.plain)
         if c.tiled is not None:
-            copies["a"] = copy(load, score_operand(c, x), "s")
+            copies["a"] = copy(load, score_operand(c, x), "a")
         if c.stored is not None:
             cols = whole_vectors(x.sizes[5]) if c.jagged else x.sizes[5]
             place = (x.sizes[8], x.sizes[1], x.sizes[4], cols, x.strides[9], False)
@@ -160,7 +167,7 @@ class HopperBackward(AttentionKernel):
         buffers = cutlass.memory.SmemAllocator().allocate(self.memory)
         shared = self.views(buffers, layouts)
         operands = OPERANDS + "a" if "a" in copies else OPERANDS
-        known = operands + "s" * c.lags + "x" * ("a" in copies)
+        known = operands + "s" * c.lags + "x" * ("a" in copies) + "i" * (c.tiled in c.places)
         signals = HopperSignals(buffers.barriers.data_ptr(), known, self.shapes.columns)
         signals.start(warp)
         heights = Heights(COLS, self.shapes.rows)
@@ -176,10 +183,13 @@ class HopperBackward(AttentionKernel):
             epilogue = KeyGradients(self.shapes, stores, gradients, factor)
             roots = (ranges.full_terms, terms_of(c))
             programs = [Program(c, x, y, full) for y, full in zip(roots, (True, False))]
+            programs += [Program(c, x, roots[1], True)] * programs[0].saves_checks
             stored = self.tiles("g", copies["g"], shared["g"]) if "g" in copies else None
             walk = Turns(x, ranges)
+            begin, threads = buffers.learned.data_ptr(), GROUPS * WARPGROUP
+            learned = SharedTables(self.tables, programs[1], begin, thread, threads)
             HopperBackwardProducts(
-                walk, signals, fragments, epilogue, programs, stored, thread
+                walk, signals, fragments, epilogue, programs, stored, thread, shared["a"], learned
             ).run()
         else:
             cute.arch.setmaxregister_decrease(REGISTERS["others"])
@@ -217,9 +227,9 @@ class HopperBackward(AttentionKernel):
         tensors = {}
         for name, field in FIELDS.items():
             outer, swizzle = layouts[name].outer, layouts[name].inner
-            tensors[name] = getattr(buffers, field).get_tensor(outer, swizzle=swizzle)
-        scores, sums = tensors["s"], buffers.sums.get_tensor(layouts["c"])
-        return {**tensors, "a": scores, "g": scores, "c": sums}
+            memory, kind = getattr(buffers, field), self.shapes.kind(name)
+            tensors[name] = memory.get_tensor(outer, swizzle=swizzle, dtype=kind)
+        return {**tensors, "g": tensors["s"], "c": buffers.sums.get_tensor(layouts["c"])}
 
     def tiles(self, name: str, copy, sX, column=0) -> Tiles:
         """The tiles of a matrix. column: The number of the tile along the columns."""

@@ -15,7 +15,8 @@ shared memory, because it sums over the keys of both warpgroups.
   other's dS, and S of the next query tile is issued before dQ.
 
 TMA loads an aux operand (`KernelConfig.tiled`) to the buffer where dS of its step will be. Each
-warp reads the numbers that it overwrites later. If the gradient of an aux operand is stored, dS is
+warp reads the numbers that it overwrites later, unless they are integers. These it reads at once,
+and signals that others may overwrite them. If the gradient of an aux operand is stored, dS is
 that gradient: the slope is that of the operand, and dQ and dK get a factor at the end (`roots.py`).
 """
 
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Constexpr, Float32, Int32, const_expr, cute, range_constexpr
+from cutlass import Constexpr, Float32, Int32, Uint8, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import warp, warpgroup
 
 from ...backward.walk import ResidentTile
@@ -32,6 +33,7 @@ from ...operands import Tiles
 from ...program import Program, ProgramLine
 from ...ranges import LANES
 from ...values import Fixed, Pair, choose, pair, select
+from ..shared_tables import SharedTables
 from ..wgmma import (
     WARPGROUP,
     IssueTurns,
@@ -42,7 +44,7 @@ from ..wgmma import (
     wait_for_stores,
 )
 from .epilogue import KeyGradients
-from .register_operands import RegisterOperand, register_operands
+from .register_operands import RegisterOperand, TiledIntegers, register_operands
 from .roles import EMPTY, FULL, GROUPS, HALF, HANDED, TURNS, HopperShapes, HopperSignals, both
 from .turns import Turns
 
@@ -132,10 +134,13 @@ class HopperBackwardProducts(Fixed):
     signals: HopperSignals
     fragments: HopperBackwardFragments
     epilogue: KeyGradients
-    # For tiles that need no mask, and for all others. The roots are the slope and P.
+    # For tiles that need no mask, for all others, and if that is a saving, for those of the others
+    # whose places are in the tables. The roots are the slope and P.
     programs: Sequence[Program]
     stored: Tiles | None  # of an aux operand's gradient, if it is stored
     thread: Any
+    sA: Any  # the buffers of TMA's aux operand
+    tables: SharedTables
 
     def __post_init__(self) -> None:
         programs, fragments, thread = self.programs, self.fragments, self.thread
@@ -148,6 +153,19 @@ class HopperBackwardProducts(Fixed):
         self.row = self.group * HALF + first_row(self.own)
         self.column = self.own % 4 * 2
         self.turns = IssueTurns(self.group, GROUPS, TURNS)
+        self.integers = self.tiled_integers()
+        self.bias = None if self.integers else self.tiled
+
+    def tiled_integers(self) -> list[TiledIntegers]:
+        """TMA's aux operand, if it has integers."""
+        program, shapes = self.programs[1], self.fragments.shapes
+        begin = cute.recast_ptr(self.sA.iterator, None, Uint8)
+        place = (begin, shapes.rows, shapes.score_bytes, self.column, self.row)
+        return [
+            TiledIntegers(node, program, self.fragments.S, *place)
+            for node in program.nodes
+            if node.op == "aux" and node.value == self.tiled and node.kind == "i"
+        ]
 
     @cute.jit
     def run(self):
@@ -209,12 +227,17 @@ class HopperBackwardProducts(Fixed):
         turn, block = i // count, self.walk.block(tile, entry, i % count)
         stage, q_stage, shared = full["o"].index(step), full["q"].index(step), step % 2
         whole = self.walk.ranges.needs_no_mask(tile, self.walk.streamed_head(tile, turn), block)
+        self.learn(tile, turn, i % count)
         for operand in self.register_operands:
             fetch = self.fetch if operand.node in self.programs[0].nodes else self.fetch_mask
             fetch(operand, tile, turn, block, whole)
+        for integers in self.integers:
+            full["a"].wait(step)
+            integers.fetch(shared)
+            full["i"].arrive_once(step)
         full["o"].wait(step)
         dP = x.flow(stage)
-        if const_expr(self.tiled is not None):
+        if const_expr(self.bias is not None):
             full["a"].wait(step)
         slope = self.weigh(tile, turn, block, shared, whole)
         if self.lags:
@@ -225,6 +248,8 @@ class HopperBackwardProducts(Fixed):
         dS = as_operand(dP, x.shapes.dtype)
         if self.lags:
             empty["s"].wait_before(step)
+        if self.integers:
+            full["i"].wait(step)
         x.share(dS, shared)
         x.sum_keys(dS, q_stage)
         if self.lags:
@@ -270,6 +295,15 @@ class HopperBackwardProducts(Fixed):
         self.signals.empty["q"].arrive_once(step)
         self.operand_is_read(step, last)
         self.hand_over(dQ)
+
+    @cute.jit
+    def learn(self, tile: ResidentTile, turn, number):
+        """Copy the tables of a query head before its first step."""
+        # All warps have met since they read those of the head before.
+        if const_expr(self.tables.values):  # noqa: SIM102 (decided at compile time)
+            if number == 0:
+                self.tables.keep(self.tables.fetch(*self.walk.place(tile, turn)))
+                both()
 
     def next_scores(self, step, last: bool) -> None:
         # The last step of a tile has no next one.
@@ -351,8 +385,19 @@ class HopperBackwardProducts(Fixed):
         if whole:
             self.evaluate(tile, turn, block, stage, self.programs[0], slope, False)
         else:
-            self.evaluate(tile, turn, block, stage, self.programs[1], slope, True)
+            self.evaluate_masked(tile, turn, block, stage, slope)
         return slope
+
+    @cute.jit
+    def evaluate_masked(self, tile: ResidentTile, turn, block, stage, slope):
+        if const_expr(len(self.programs) > 2):
+            head = self.walk.streamed_head(tile, turn)
+            if self.walk.ranges.needs_no_check(tile, head, block):
+                self.evaluate(tile, turn, block, stage, self.programs[2], slope, False)
+            else:
+                self.evaluate(tile, turn, block, stage, self.programs[1], slope, True)
+        else:
+            self.evaluate(tile, turn, block, stage, self.programs[1], slope, True)
 
     @cute.jit
     def chain(self, slope, dP, whole):
@@ -381,12 +426,13 @@ class HopperBackwardProducts(Fixed):
         for r in range_constexpr(0, cute.size(S), 2):
             half, column = r // 2 % 2, first + r // 4 * 8
             indices = Pair(column, column + 1)
-            values = {}
-            if const_expr(self.tiled is not None):
+            values = dict(self.tables.values)
+            if const_expr(self.bias is not None):
                 if const_expr(r % 8 == 0):
                     self.fragments.fetched(operand, stage, r // 8)
-                values = {self.tiled: Pair(Float32(operand[r]), Float32(operand[r + 1]))}
-            values |= {x.node.value: x.pair(r) for x in self.register_operands}
+                values[self.bias] = Pair(Float32(operand[r]), Float32(operand[r + 1]))
+            registers = self.register_operands + self.integers
+            values |= {x.node.value: x.pair(r) for x in registers}
             roots = lines[half](Pair(S[r], S[r + 1]), indices, values)
             if const_expr(careful):
                 there = row + half * 8 < tile.rows

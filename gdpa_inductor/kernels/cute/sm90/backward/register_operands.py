@@ -14,6 +14,7 @@ from cutlass import Int32, cute
 from .....program.expr import POSITIONS, Expr
 from ...program import Program, ProgramLine, element, widened
 from ...values import Fixed, Pair
+from ..wgmma import swizzled
 
 # How many numbers share a word. So they take fewer registers.
 TOGETHER = {"bool": 16, "uint8": 4}
@@ -75,6 +76,34 @@ class RegisterOperand(Fixed):
         if self.bits == 1:
             return (word & Int32(1 << place)) != 0
         return self.program.of_kind(self.node, word >> place)  # which masks the others off
+
+
+@dataclass
+class TiledIntegers(RegisterOperand):
+    """Integers that TMA has loaded to shared memory in tiles of queries × keys.
+
+    A thread has two keys. So it reads number by number.
+    """
+
+    begin: Any  # of the buffers, in bytes
+    rows: int  # of a tile
+    size: int  # bytes from one buffer to the next
+    query: Any  # the first query and the first key of the thread in the tile
+    key: Any
+
+    def fetch(self, stage) -> None:
+        begin = self.begin + stage * self.size
+        places = (
+            (self.query + r // 4 * 8 + r % 2, self.key + r // 2 % 2 * 8) for r in range(self.count)
+        )
+        self.keep([self.at(begin, query, key) for query, key in places])
+
+    def at(self, begin, query, key):
+        byte = key * (self.dtype.width // 8)
+        # A swizzle is 128 bytes wide.
+        block = (byte >> 7) * (self.rows * 128)
+        place = begin + (block + swizzled(query, byte & 127, 128))
+        return element(cute.recast_ptr(place, None, self.dtype))
 
 
 def register_operands(program: Program, tiled: int | None) -> list[Expr]:

@@ -7,6 +7,7 @@ from typing import Any
 from cutlass import Float32, cute
 
 from ...barriers import Signal, initialize
+from ...operands import UNSIGNED
 from ...values import DTYPES, Fixed
 from ..config import COLS, Sm90Config
 from ..wgmma import MN, WARPGROUP, K, staged, tile_layout, tiled
@@ -17,8 +18,8 @@ HALF = COLS // GROUPS  # the keys of a warpgroup, and the columns of dQ that it 
 LOADS, SUMS, CONVERSION, WARPS = 8, 9, 11, 12  # the first warp of each role; 0-7 multiply
 REGISTERS = {"products": 240, "others": 24}  # of a thread; 384 threads have 168 each on average
 # Buffers in shared memory. o: dO. s: dS. a: an aux operand that TMA loads. x: the buffers of `a`
-# as a whole, since dV and dK are stored from the same memory.
-STAGES = {"k": 1, "v": 1, "q": 2, "o": 2, "s": 2, "a": 2, "x": 1}
+# as a whole, since dV and dK are stored from the same memory. i: `a`, if it has integers.
+STAGES = {"k": 1, "v": 1, "q": 2, "o": 2, "s": 2, "a": 2, "x": 1, "i": 1}
 
 # Named barriers. Each but the first has two numbers, one for each warpgroup.
 BOTH = 1  # both warpgroups meet
@@ -34,19 +35,20 @@ class HopperSignals(Fixed):
 
     What a signal means, and who arrives:
     full["s"]   dS is written. Each warp that multiplies arrives.
+    full["i"]   The integers are read, so that dS may overwrite them. So does each warp.
     full[·]     Another operand has landed. The load warp arrives, and TMA counts bytes.
     empty[·]    An operand is no longer read. Each warp that multiplies arrives.
     landed      64 columns of sums of dQ are in shared memory. TMA counts bytes.
 
     What the number of a signal counts:
-    q, o, s, a  Steps.
+    q, o, s     Steps, as of a and i.
     k, v, x     Tiles that have steps.
     landed      Query tiles that the CTA converts.
 
     `a` uses the memory of dS. At the end of a tile, dV and dK use this memory too. empty["x"] says
     at the beginning of a tile that dV and dK of the tile before are stored. A tile cannot go on
-    without its `a`, so nobody arrives there twice before the load warp has seen it. full["x"] is
-    not used.
+    without its `a`, so nobody arrives there twice before the load warp has seen it. full["x"]
+    and empty["i"] are not used.
     """
 
     COUNT = 2 * sum(STAGES.values()) + GROUPS
@@ -56,7 +58,7 @@ class HopperSignals(Fixed):
         self.empty: dict[str, Signal] = {}
         for name in operands:
             stages = STAGES[name]
-            self.full[name] = Signal(pointer, stages, LOADS if name == "s" else 1)
+            self.full[name] = Signal(pointer, stages, LOADS if name in "si" else 1)
             self.empty[name] = Signal(pointer + stages, stages, LOADS)
             pointer = pointer + 2 * stages
         self.landed = [Signal(pointer + i, 1, 1) for i in range(columns)]
@@ -81,6 +83,10 @@ class HopperShapes:
 
     def __init__(self, config: Sm90Config) -> None:
         self.dtype, self.rows = DTYPES[config.dtype], config.query_rows
+        self.kinds = {"dq": Float32}
+        if config.tiled in config.places:
+            kind = DTYPES[config.aux[config.tiled]]
+            self.kinds["a"] = UNSIGNED.get(kind, kind)
         # Whole swizzle atoms. Tiles of 128 columns cause an illegal access at head dims up to 64 if
         # queries are jagged (H200, driver 580.159.04, CuTe DSL 4.8.1). The cause is not known: the
         # emulator and compute-sanitizer's memcheck see none.
@@ -98,6 +104,7 @@ class HopperShapes:
             # columns of dQ that are not stored.
             "kt": (COLS, COLS),
             "s": (rows, COLS),  # dS
+            "a": (rows, COLS),
             "dq": (rows, HALF),  # dQ of a warpgroup, fp32
             "gk": (HALF, width),  # 64 rows of dK, and of dV
             "gv": (HALF, value_width),
@@ -119,7 +126,16 @@ class HopperShapes:
         """The layouts of all buffers, with their stages. "c": Sums of dQ that are converted."""
         stages = {"kt": 1, "dq": GROUPS, "gk": GROUPS, "gv": GROUPS, **STAGES}
         layouts = {name: staged(self.layout(name), stages[name]) for name in self.tiles}
+        # `a` begins where the buffers of dS do.
+        step = self.score_bytes * 8 // self.kind("a").width
+        buffers = cute.make_layout(stages["a"], stride=step)
+        layouts["a"] = cute.append(self.layout("a"), buffers)
         return {**layouts, "c": staged(self.plain, self.columns)}
+
+    @property
+    def score_bytes(self) -> int:
+        """The bytes of a buffer of dS"""
+        return self.rows * COLS * self.dtype.width // 8
 
     @property
     def plain(self):
@@ -127,7 +143,7 @@ class HopperShapes:
         return cute.make_layout((self.rows, HALF), stride=(HALF, 1))
 
     def kind(self, name: str):
-        return Float32 if name == "dq" else self.dtype
+        return self.kinds.get(name, self.dtype)
 
     def layout(self, name: str):
         return tile_layout(self.kind(name), *self.tiles[name])

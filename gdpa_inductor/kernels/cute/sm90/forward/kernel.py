@@ -84,7 +84,7 @@ class HopperForward(AttentionKernel):
         for name, layout in stages.items():
             own[self.place(name)] = max(own[self.place(name)], cute.cosize(layout))
         queries, output, keys, values, bias = own.values()
-        words = self.config.tiles * self.config.table_words
+        words = self.config.tiles * self.config.shared_tables.words
 
         @cute.struct
         class Memory:
@@ -171,15 +171,18 @@ class HopperForward(AttentionKernel):
             fragments = HopperFragments(c, qk, pv, q.sX, k.sX, v.sX, self.dtype)
             terms, factor = c.factored((*ranges.full_terms, c.mod.weight))
             programs = [Program(c, x, [y], full) for y, full in zip(terms, (True, False))]
+            programs += [Program(c, x, terms[1:], True)] * programs[0].saves_checks
             epilogue = HopperEpilogue(pv, o, self.dtype, factor)
             t = warp // 4
             turns = IssueTurns(t, c.tiles, OWN + c.tiles)
             thread = thread % WARPGROUP
-            wide = any(x.wide for x in programs)
+            places = self.places(x)
+            wide = any(x.wide for x in (*programs, *places))
             own = self.bias(channels, shared, t, thread, wide)
-            tables = SharedTables(c, programs[1], buffers.tables.data_ptr(), t, thread)
+            begin = buffers.tables.data_ptr() + t * c.shared_tables.words
+            tables = SharedTables(c.shared_tables, programs[1], begin, thread, WARPGROUP)
             role = HopperProducts(
-                channels, fragments, epilogue, ranges, programs, turns, own, tables
+                channels, fragments, epilogue, ranges, programs, places, turns, own, tables
             )
             role.run(scheduler, t, thread)
         else:
@@ -191,6 +194,12 @@ class HopperForward(AttentionKernel):
             if cutlass.const_expr(c.jagged_q):  # noqa: SIM102 (decided at compile time)
                 if warp == roles.gaps:
                     Gaps(x.cu_q, x.sizes[0], x.sizes[4]).clear(matrices(c, x)[3])
+
+    def places(self, x: KernelArguments) -> list[Program]:
+        """The places of the tables in shared memory, if TMA loads operands of them."""
+        c = self.config
+        held = [c.mod.places[x.number] for x in c.shared_tables.tables]
+        return [Program(c, x, held)] if held and c.tiled in c.places else []
 
     def source(self, name: str, copy, sX) -> Tiles:
         c, tile, size = self.config, self.tiles[name], self.bytes[name]

@@ -11,6 +11,7 @@ The step waits for O before it ends. If O were in flight over the end of the loo
 would wait for every product.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ from ...operands import Tiles
 from ...program import Program, Row, element
 from ...values import Fixed, Pair, choose, larger, pair
 from ..config import HALF, ROWS, Sm90Config
-from ..shared_tables import SharedTable, SharedTables
+from ..shared_tables import SharedTables
 from ..wgmma import (
     WARPGROUP,
     IssueTurns,
@@ -36,6 +37,7 @@ from ..wgmma import (
     issue,
     replace_operand,
     share,
+    swizzled,
     tiled,
     transposed,
     wait_for_stores,
@@ -44,6 +46,7 @@ from .roles import HopperChannels, together
 
 CHUNK = 8  # registers of S that one ldmatrix serves: those of 16 columns
 CHUNKS = HALF // 16
+PAIRS = CHUNK * CHUNKS // 2  # of a thread's scores in a half tile
 
 
 @dataclass
@@ -74,9 +77,11 @@ class HopperBias(Fixed):
             at = at.next()
         return at
 
-    def of_scores(self, at: Cursor) -> Iterator[Pair]:
-        """The operand's numbers of a key block, for one pair of scores after the other."""
-        for _ in range(self.parts):
+    def of_scores(self, at: Cursor, first: int, end: int) -> Iterator[Pair]:
+        """The numbers of some parts of a key block, for one pair of scores after the other."""
+        for _ in range(first):
+            at = at.next()
+        for _ in range(first, end):
             self.ring.full.wait(at)
             # A chunk is read when it is needed, so that few are in registers at a time.
             chunks: list[Any] = []
@@ -146,11 +151,8 @@ class HopperIndex(HopperBias):
 
     def word(self, stage, row, column: int):
         """The numbers of a row and of the thread's two columns, of eight from `column` on."""
-        piece, rest = divmod(column * self.bits // 8, 16)
-        # The swizzle of `tile_layout`
-        piece = Int32(piece) ^ (row * self.width // 128 % (self.width // 16))
-        rest = rest + self.thread % 4 * 2 * self.bits // 8
-        place = self.begin + ((stage * ROWS + row) * self.width + piece * 16 + rest)
+        byte = (column + self.thread % 4 * 2) * (self.bits // 8)
+        place = self.begin + (stage * ROWS * self.width + swizzled(row, byte, self.width))
         if self.bits == 16:
             return element(cute.recast_ptr(place, None, Int32))
         return Int32(element(cute.recast_ptr(place, None, Uint16))) & 0xFFFF
@@ -259,7 +261,11 @@ class HopperProducts(Fixed):
     fragments: HopperFragments
     epilogue: HopperEpilogue
     ranges: KeyRanges
-    programs: Sequence[Program]  # for key blocks that need no mask, and for all others
+    # For key blocks that need no mask, for all others, and if that is a saving, for those of the
+    # others whose places are in the tables.
+    programs: Sequence[Program]
+    # The places of `tables`, if TMA loads some of their operands, else nothing.
+    places: Sequence[Program]
     turns: IssueTurns  # of the warpgroup, as the bias and the tables
     bias: HopperBias | None
     tables: SharedTables
@@ -307,19 +313,20 @@ class HopperProducts(Fixed):
         query = q_at.index * self.channels.roles.tiles + t
         row = tile.row + t * ROWS
         weigh = HopperWeights(
-            self.ranges, self.programs, tile, row, thread, self.bias, self.tables.values
+            self.ranges, self.programs, self.places, tile, row, thread, self.bias, self.tables
         )
-        elements = self.tables.fetch(tile)
+        elements = self.tables.fetch(tile.batch, tile.head)
         x.scale(query, t, thread)
         keys.full.wait(at)
         self.turns.wait()
         S = x.score(query, at.index)
         self.turns.passes()
         self.keep(elements, t)
+        early = weigh.looked_up(tile.first * self.ranges.cols, b_at)
         warpgroup.wait_group(0)
         keys.empty.arrive_once(at)
         self.scored(tile, t, tile.first, q_at)
-        b_at = weigh.run(S, tile.first * self.ranges.cols, b_at)
+        b_at = weigh.run(S, tile.first * self.ranges.cols, b_at, early)
         replace_operand(x.P, as_operand(S, x.dtype))
         for block in cutlass.range(tile.first + 1, tile.last(t), unroll=1):
             value, at = at.next(), at.next().next()
@@ -329,10 +336,11 @@ class HopperProducts(Fixed):
             keys.full.wait(value)
             x.sum_up(value.index)
             self.turns.passes()
+            early = weigh.looked_up(block * self.ranges.cols, b_at)
             warpgroup.wait_group(1)
             keys.empty.arrive_once(at)
             self.scored(tile, t, block, q_at)
-            b_at = weigh.run(S, block * self.ranges.cols, b_at)
+            b_at = weigh.run(S, block * self.ranges.cols, b_at, early)
             following = as_operand(S, x.dtype)
             warpgroup.wait_group(0)
             keys.empty.arrive_once(value)
@@ -361,6 +369,13 @@ class HopperProducts(Fixed):
 
 
 @dataclass
+class Early(Fixed):
+    """Operands of the first scores of a key block, which were read before there are scores."""
+
+    values: list[dict[int, Any]]
+
+
+@dataclass
 class HopperWeights(Fixed):
     """Turns scores into weights, in the registers of one thread.
 
@@ -369,37 +384,71 @@ class HopperWeights(Fixed):
 
     ranges: KeyRanges
     programs: Sequence[Program]
+    places: Sequence[Program]
     tile: Any
     first: Any  # the first query of the tile
     thread: Any
     bias: HopperBias | None
-    tables: dict[int, SharedTable]
+    tables: SharedTables
 
     def __post_init__(self) -> None:
-        row = self.first + first_row(self.thread)
-        self.plain, self.careful = (
-            [Row(program, self.tile, program.position(row) + half) for half in (0, 8)]
-            for program in self.programs
-        )
+        self.plain, self.careful, *self.masked = self.rows_of(self.programs)
+        self.rows = self.rows_of(self.places)
         self.column = self.thread % 4 * 2
 
+    def rows_of(self, programs: Sequence[Program]) -> list[list[Row]]:
+        row = self.first + first_row(self.thread)
+        return [
+            [Row(program, self.tile, program.position(row) + half) for half in (0, 8)]
+            for program in programs
+        ]
+
+    def looked_up(self, column, b_at) -> Early:
+        """Look up the first half of a key block in shared memory, while its scores are computed."""
+        # There are registers for a half.
+        if self.rows:
+            return Early([*self.values(column + self.column, b_at, 0, 1)])
+        return Early([])
+
+    def values(self, column, b_at, first: int, end: int) -> Iterator[dict[int, Any]]:
+        """Operands in shared memory, for one pair of scores after the other, of some parts."""
+        if self.bias is None:
+            yield from itertools.repeat(dict(self.tables.values))
+            return
+        for i, value in enumerate(self.bias.of_scores(b_at, first, end), first * PAIRS):
+            own = {self.bias.number: value}
+            for rows in self.rows:
+                own |= self.tables.elements_at(rows[i % 2], column + i // 2 * 8, own)
+            yield {**self.tables.values, **own}
+
     @cute.jit
-    def run(self, S, column, b_at):
+    def run(self, S, column, b_at, early):
         if self.ranges.needs_no_mask(self.tile, self.first, column):
-            self.weigh(S, self.plain, column + self.column, None, b_at)
+            self.weigh(S, self.plain, column + self.column, None, b_at, early)
         else:
-            self.weigh(S, self.careful, column + self.column, self.tile.k_rows, b_at)
+            self.weigh_masked(S, column, b_at, early)
         return b_at if cutlass.const_expr(self.bias is None) else self.bias.after(b_at)
 
     @cute.jit
-    def weigh(self, S, rows, column, end, b_at):
-        biases = None if self.bias is None else self.bias.of_scores(b_at)
+    def weigh_masked(self, S, column, b_at, early):
+        first, end = column + self.column, self.tile.k_rows
+        if cutlass.const_expr(len(self.masked) > 0):
+            if self.ranges.needs_no_check(self.tile, self.first, column):
+                self.weigh(S, self.masked[0], first, None, b_at, early)
+            else:
+                self.weigh(S, self.careful, first, end, b_at, early)
+        else:
+            self.weigh(S, self.careful, first, end, b_at, early)
+
+    @cute.jit
+    def weigh(self, S, rows, column, end, b_at, early):
+        parts = 0 if self.bias is None else self.bias.parts
+        late = self.values(column, b_at, len(early.values) // PAIRS, parts)
+        values_of = itertools.chain(early.values, late)
         for r in range_constexpr(0, cute.size(S), 2):
             row = rows[r // 2 % 2]
             first = row.program.position(column) + r // 4 * 8
-            kv_idx, values = Pair(first, first + 1), dict(self.tables)
-            if cutlass.const_expr(self.bias is not None):
-                values[self.bias.number] = next(biases)
+            kv_idx, values = Pair(first, first + 1), next(values_of)
             operands = row.fetch(first, 2, values) if cutlass.const_expr(end is None) else {}
             (weight,) = row(Pair(S[r], S[r + 1]), kv_idx, operands, values=values)
             if cutlass.const_expr(end is not None):  # program(0) may differ from 0
