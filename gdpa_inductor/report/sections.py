@@ -228,9 +228,12 @@ def match_lines(match: Match) -> Iterator[str]:
         yield f"{1 + len(match.also)} products with these weights in one, their values side by side"
     yield f"kernel: {match.choice if match.choice is not True else 'any'}"
     for note in match.notes:
-        stays = "table stays" if note.code is Code.TABLE_GRADIENT else "stays padded"
+        stays = _STAYS.get(note.code, "stays padded")
         yield f"{stays}: {rejection_text(note)}"
         yield f"    to change: {note.advice}"
+
+
+_STAYS = {Code.TABLE_GRADIENT: "table stays", Code.TABLE_STORED: "bias stays"}
 
 
 def rejection_lines(rejection: Rejection) -> Iterator[str]:

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gdpa_inductor.report.sections import match_lines
 from tests._recorder import Recorder
 
 N, H = 24, 2
@@ -196,3 +197,19 @@ def test_sizes_that_vary():
         actual, exact = (torch.autograd.grad(x, table, cotangent) for x in (out, wanted))
         torch.testing.assert_close(actual, exact)
     assert looked_up_in_programs(recorder) == 1
+
+
+def test_the_report_says_where_a_bias_is():
+    def model(q, k, v, table, index):
+        bias = table[:, index.clamp(0, 40)] + F.embedding(index, table.t(), 3).permute(2, 0, 1)
+        return F.silu(q @ k.mT + bias) @ v
+
+    fused, recorder = compiled(model)
+    fused(*operands(torch.float64), INDEX)
+    lines = list(match_lines(recorder.matches[0]))
+    places = [line for line in lines if line.startswith(("a0", "a1", "a2"))]
+    assert places[0].endswith("[h, t], looked up in the kernel")
+    assert "uint8 [q_idx, kv_idx], stored" in places[1]
+    assert "float64 [q_idx, kv_idx, h], stored" in places[2]
+    (note,) = (line for line in lines if line.startswith("bias stays"))
+    assert "TABLE_STORED" in note and "embedding" in note
