@@ -416,7 +416,7 @@ class HopperWeights(Fixed):
             yield from itertools.repeat(dict(self.tables.values))
             return
         for i, value in enumerate(self.bias.of_scores(b_at, first, end), first * PAIRS):
-            own = {self.bias.number: value}
+            own: dict[int, Any] = {self.bias.number: value}
             for rows in self.rows:
                 own |= self.tables.elements_at(rows[i % 2], column + i // 2 * 8, own)
             yield {**self.tables.values, **own}
