@@ -405,8 +405,8 @@ class HopperWeights(Fixed):
 
     def looked_up(self, column, b_at) -> Early:
         """Look up the first half of a key block in shared memory, while its scores are computed."""
-        # There are registers for a half.
-        if self.rows:
+        # There are registers for a half, if two warpgroups share them all.
+        if self.rows and self.ranges.tiles == 2:
             return Early([*self.values(column + self.column, b_at, 0, 1)])
         return Early([])
 
