@@ -130,7 +130,7 @@ def test_machine_code_of_the_backward_with_tables(dim: int):
     scores = config.query_rows // 2
     assert products.count("LDS.U8") == 2 * scores
     assert products.count("LDS") >= 2 * scores + 4 * scores
-    in_bounds(kernel, 8 * BACKWARD_SPILLS)
+    in_bounds(kernel, 9 * BACKWARD_SPILLS)
 
 
 def test_a_bias_lies_in_registers_as_the_scores_do():

@@ -66,7 +66,8 @@ class SharedTables(Fixed):
 
     def elements_at(self, row: Row, kv_idx, values: dict[int, Any]) -> dict[int, "Element"]:
         """The elements for two neighbouring keys. row: The places, in turn. values: As in `Row`."""
-        places = row(None, Pair(kv_idx, kv_idx + 1), values=values)
+        none = Pair(Float32(0.0))  # Places do not depend on scores.
+        places = row(none, Pair(kv_idx, kv_idx + 1), values=values)
         tables = zip(self.values, self.values.values(), places, strict=True)
         return {number: Element(table.look_up(place)) for number, table, place in tables}
 

@@ -426,7 +426,7 @@ class HopperBackwardProducts(Fixed):
         for r in range_constexpr(0, cute.size(S), 2):
             half, column = r // 2 % 2, first + r // 4 * 8
             indices = Pair(column, column + 1)
-            values = dict(self.tables.values)
+            values: dict[Any, Any] = {**self.tables.values}
             if const_expr(self.bias is not None):
                 if const_expr(r % 8 == 0):
                     self.fragments.fetched(operand, stage, r // 8)

@@ -405,8 +405,8 @@ class HopperWeights(Fixed):
 
     def looked_up(self, column, b_at) -> Early:
         """Look up the first half of a key block in shared memory, while its scores are computed."""
-        # There are registers for a half.
-        if self.rows:
+        # There are registers for a half, if two warpgroups share them all.
+        if self.rows and self.ranges.tiles == 2:
             return Early([*self.values(column + self.column, b_at, 0, 1)])
         return Early([])
 
@@ -416,7 +416,7 @@ class HopperWeights(Fixed):
             yield from itertools.repeat(dict(self.tables.values))
             return
         for i, value in enumerate(self.bias.of_scores(b_at, first, end), first * PAIRS):
-            own = {self.bias.number: value}
+            own: dict[int, Any] = {self.bias.number: value}
             for rows in self.rows:
                 own |= self.tables.elements_at(rows[i % 2], column + i // 2 * 8, own)
             yield {**self.tables.values, **own}
