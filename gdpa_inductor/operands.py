@@ -204,7 +204,9 @@ def _check_aux(o: Operands[Tensor]) -> None:
             raise GDPAError(f"a{i} is {tensor.dtype}, the program declares kind {spec.kind}")
         for size, entry in zip(tensor.shape, spec.access, strict=True):
             if entry == "t":
-                _require(size >= 1, functools.partial("gdpa::attention: table a{} is empty".format, i))
+                _require(
+                    size >= 1, functools.partial("gdpa::attention: table a{} is empty".format, i)
+                )
                 continue
             if entry in "qk" and entry not in sizes:
                 raise GDPAError(f"a{i} is read by {entry!r}, but that side is not jagged")
