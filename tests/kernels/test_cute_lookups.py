@@ -213,7 +213,8 @@ EXACT = {
     ),
     "jagged queries beside a bias": Case(
         "a0:f[h,kv_idx]; a1:f[h,t]; "
-        + RELU.format("add(a0,lookup(a1,sub(add(150,kv_idx),q_idx)))"), (300,), (BF16, FP32), rows=(150, 0, 37), keys=136,
+        + RELU.format("add(a0,lookup(a1,sub(add(150,kv_idx),q_idx)))"), (300,), (BF16, FP32),
+        rows=(150, 0, 37), keys=136,
     ),
     "beside a bias": Case(
         BESIDE + RELU.format("add(a0,lookup(a1,sub(add(150,kv_idx),q_idx)))"), (300,), (BF16, BF16),

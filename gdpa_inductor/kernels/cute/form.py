@@ -47,11 +47,16 @@ class Form(NamedTuple):
 def key_of(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> tuple[Any, ...]:
     """The fields of the `Form` of a call, as a tuple: that is faster to make and to look up."""
     tensors: list[Any] = []
-    for x in (o.query, o.key, o.value, o.cu_seqlens_q, o.cu_seqlens_k, *o.aux):
+    for x in (o.query, o.key, o.value, o.cu_seqlens_q, o.cu_seqlens_k):
         if x is None:
             tensors += (None, None, None)
         else:
             tensors += (x.dtype, x.device, x.data_ptr() % ALIGNMENT == 0)
+    # The elements of a table are read one by one, wherever they are.
+    tables = [number for number, spec in enumerate(o.program.aux) if spec.is_table]
+    for number, x in enumerate(o.aux):
+        aligned = number in tables or x.data_ptr() % ALIGNMENT == 0
+        tensors += (x.dtype, x.device, aligned)
     layout = layout_key((o.query, o.key, o.value), o.aux, o.lengths)
     return layout, tuple(tensors), str(o.program), len(o.scalars), fast, skip, kind
 

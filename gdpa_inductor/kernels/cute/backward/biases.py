@@ -204,14 +204,18 @@ def gradients(
     fast_total: Total,
     record: Record,
     donated: Sequence[int] = (),
+    clears: bool = False,
 ) -> list[Tensor]:
     """Run a backward part by part: the wanted ones of dQ, dK and dV, then those of aux operands.
 
-    The record gets the steps. The `donated` aux operands may be overwritten.
+    The record gets the steps. The `donated` aux operands may be overwritten. clears: A launch may
+    not write all of dQ, which is set to zero before.
     """
     o = unshared(operands) if division.shared else operands
     matrices, sums = (o.query, o.key, o.value), division.sums
     rooms = {x: record.add_buffer(for_gradient(y, empty)) for x, y in zip("qkv", matrices)}
+    if clears:
+        record.add_clear(rooms["q"].zero_())
     totals = [
         each.room(o.query.device, record)
         if isinstance(each, TableSum)

@@ -121,6 +121,7 @@ def _in_parts(
             rooms=rooms,
             launches=[StoredScores(scores, sparse=sparse)],
             part=share.part,
+            cleared=True,
             shared_scratch=scratch,
             tables={},
         )
@@ -132,8 +133,17 @@ def _in_parts(
 
     if division.direct and not plan.once(_overwrites, stored):
         donated = ()
+    clears = plan.config.folder == "sm90" and plan.once(kernel_form, 0, stored).masked
     return biases.gradients(
-        call.grad_out, call.operands, needs, division, launch_share, fast_total, record, donated
+        call.grad_out,
+        call.operands,
+        needs,
+        division,
+        launch_share,
+        fast_total,
+        record,
+        donated,
+        clears,
     )
 
 
@@ -237,6 +247,7 @@ class BackwardCall:
     # results between two launches.
     launches: Iterable[StoredScores | None] = (None,)
     part: str = ""  # as `KernelConfig.part`
+    cleared: bool = False  # dQ is zero where a launch does not write it
     # scratch memory that several calls share
     shared_scratch: dict[str, Tensor] = field(default_factory=dict)
     # the tables of bounds that were made so far
@@ -330,7 +341,8 @@ def _hopper_gradients(call: BackwardCall, letters: str) -> dict[str, Tensor]:
     assert isinstance(config, Sm90Config)
     # The kernel does not write dQ of query tiles that meet no key. It clears such rows of jagged
     # queries itself, but not those that meet no key because of a mask.
-    if form.masked or (config.jagged_k and not config.jagged_q):
+    partial = form.masked or (config.jagged_k and not config.jagged_q)
+    if partial and not call.cleared:
         call.zero(grad_query)
     if form.launcher is None:
         call.run(form, (), call.launches)

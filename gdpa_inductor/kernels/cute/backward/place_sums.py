@@ -303,7 +303,7 @@ class DiagonalSums:
     def __call__(
         self, source, parts, pointers, jagged, strides, scalars, sizes, jagged_sizes, stream
     ):
-        """Launch, as `PlaceSums`. sizes: B (or slots), H, M, N, vectors of a row, strips, row groups."""
+        """Launch, as `PlaceSums`. sizes: B, H, M, N, vectors of a row, strips, row groups."""
         _, heads, _, _, _, strips, groups = sizes
         aux = tuple(zip(pointers, strides, strict=True))
         jagged = None if jagged is None else (jagged, jagged_sizes)
