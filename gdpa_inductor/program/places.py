@@ -32,14 +32,14 @@ def by_distance(program: ScoreMod, number: int) -> bool:
         return int(node.op in POSITIONS)
 
     def apply(node: Expr, moves: list[Any]) -> int | None:
-        given = moves[: len(node.args)]
-        if None in given:
+        own = moves[: len(node.args)]
+        if None in own:
             return None
         if node.op == "neg":
-            return -given[0]
+            return -own[0]
         if node.op in ("add", "sub"):
-            return given[0] + given[1] if node.op == "add" else given[0] - given[1]
-        return None if any(given) else 0
+            return own[0] + own[1] if node.op == "add" else own[0] - own[1]
+        return None if any(own) else 0
 
     # How far a term moves if both positions move by one.
     (move,) = fold([program.places[number]], leaf, apply)

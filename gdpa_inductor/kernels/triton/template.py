@@ -24,12 +24,12 @@ _SOURCES = Path(__file__).parent / "templates"
 class AuxRead:
     """An aux operand as a kernel reads it.
 
-    varies: The axes along which what is read varies. inside: The place is inside of the table.
+    along: The axes along which the place of a table varies. inside: The place is inside of it.
     """
 
     number: int
     spec: Aux
-    varies: tuple[str, ...]
+    along: tuple[str, ...] = ()
     inside: bool = False
 
     @property
@@ -50,7 +50,8 @@ class AuxRead:
 
     @property
     def axes(self) -> frozenset[str]:
-        return frozenset(self.varies)
+        """The axes along which what is read varies."""
+        return self.spec.axes | set(self.along)
 
     @property
     def place(self) -> str:

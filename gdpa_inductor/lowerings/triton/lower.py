@@ -39,7 +39,7 @@ from . import five_matmul, one_tile
 from .inputs import Inputs, empty
 from .launch import Rival, run
 from .plan import Output
-from .table_sums import TermShare, TermSums, padding_of
+from .table_sums import ScoreShare, TermSums, padding_of
 
 QUERY, KEY, VALUE, AUX = range(4)  # the numbers of gradients: that of aux operand i is AUX + i
 # Terms of scores that are stored at a time for the gradient of a table, in bytes, as far as SHARES
@@ -248,7 +248,7 @@ def _by_shares(number: int, term: Expr, o: Inputs) -> Any:
     p, axes, sums = o.problem, o.program.axes(number), TermSums(number, o)
     along_batch, along_heads = _shares(sums)
     count = along_batch * along_heads
-    share = TermShare.start(o, along_batch, along_heads) if count > 1 else None
+    share = ScoreShare.start(o, along_batch, along_heads) if count > 1 else None
     batch, heads = (share.batch, share.heads) if share else (p.batch, p.heads)
     stored = [batch if "b" in axes else 1, heads if "h" in axes else 1, p.rows, p.cols]
     summed = frozenset("bh") - axes

@@ -20,7 +20,7 @@ from ...operands import Size
 from ...program.expr import AXES, POSITIONS, Expr, const, postorder
 from ...program.integers import ANY, Range, ranges
 from ...program.loop_bounds import closed
-from ...program.places import elements
+from ...program.places import axes_of, elements
 from ...program.tails import still
 from ...program.tile_classes import TileClasses, boundable, classify_by_tables
 from ..backends import hint
@@ -131,9 +131,11 @@ def _reads(terms: Sequence[Expr], o: Inputs) -> tuple[AuxRead, ...]:
 
 
 def _read(number: int, o: Inputs) -> AuxRead:
-    axes, spec = o.program.axes(number), o.program.aux[number]
-    varies = tuple(axis for axis in AXES if axis in axes)
-    return AuxRead(number, spec, varies, spec.is_table and _inside(number, o))
+    spec = o.program.aux[number]
+    if not spec.is_table:
+        return AuxRead(number, spec)
+    along = axes_of(o.program.places[number], o.program.aux)
+    return AuxRead(number, spec, tuple(x for x in AXES if x in along), _inside(number, o))
 
 
 def _inside(number: int, o: Inputs) -> bool:

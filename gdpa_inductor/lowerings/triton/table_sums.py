@@ -39,7 +39,7 @@ Placed = Callable[[Tensor, Padding], Tensor]
 
 
 @dataclass(frozen=True)
-class TermShare:
+class ScoreShare:
     """A part of the batch and of the heads."""
 
     first: Any  # its first (batch, head), int32 [2], as IR
@@ -47,14 +47,14 @@ class TermShare:
     heads: Size
 
     @staticmethod
-    def start(o: Inputs, along_batch: int, along_heads: int) -> TermShare:
+    def start(o: Inputs, along_batch: int, along_heads: int) -> ScoreShare:
         """The first of so many."""
         p = o.problem
         batch = p.batch // along_batch if along_batch > 1 else p.batch
         heads = p.heads // along_heads if along_heads > 1 else p.heads
-        return TermShare(lowering.zeroed((2,), torch.int32, p.device), batch, heads)
+        return ScoreShare(lowering.zeroed((2,), torch.int32, p.device), batch, heads)
 
-    def following(self, o: Inputs, sums: Any, shape: Sequence[Size]) -> TermShare:
+    def following(self, o: Inputs, sums: Any, shape: Sequence[Size]) -> ScoreShare:
         """The next one. It waits for these sums, so that nothing of it is in memory before.
 
         All have the same formula, so that it is compiled once.
@@ -85,7 +85,7 @@ class TermSums:
     number: int
     o: Inputs
     diagonal: bool = False
-    share: TermShare | None = None
+    share: ScoreShare | None = None
 
     def sums(self, stored: Any, output: Output, placed: Placed) -> Any:
         """The sums [W, size] in fp32 as IR, from what a kernel has stored."""
@@ -99,11 +99,11 @@ class TermSums:
 
         nodes, extents = o.extents
         lies = lowering.fake(output.size, output.dtype, like.device, output.strides)
-        given = lowering.inline_formula(terms, [stored, *nodes], [lies, *extents])
+        matrix = lowering.inline_formula(terms, [stored, *nodes], [lies, *extents])
         rows = math.prod(self._extent(axis) for axis in AXES if axis not in outer)
         kinds = (((self.shape[0], rows), torch.float32), ((rows,), torch.int32))
         whole, read = (lowering.fake(shape, dtype, like.device) for shape, dtype in kinds)
-        return tables.lower_sums(given, self._index(), self.shape[1], whole, read)
+        return tables.lower_sums(matrix, self._index(), self.shape[1], whole, read)
 
     def gradient(self, sums: Any) -> Any:
         """The gradient as IR, from all sums."""
