@@ -16,16 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..program.expr import (
-    AXES,
-    Expr,
-    call,
-    compute_dtype,
-    dtype_of,
-    fold,
-    postorder,
-    torch_apply,
-)
+from ..program.expr import AXES, Expr, dtype_of, fold, postorder, torch_apply
 from .elements import CASTS, Evaluator
 from .fused import Fused
 from .pointwise import Index
@@ -212,12 +203,9 @@ class SampledWeights:
         fp64: 0 and 5e-15. Narrower dtypes have enough slack.
         """
         leaf, size = self.leaves(self.points.exact, self.scores), self.points.exact.true.double()
-        for number, spec in enumerate(self.call.program.aux):
-            if spec.kind == "f" and self.narrowest == torch.float64:
-                operand = self.operand(number, leaf, self.applied(torch.float64))
-                if operand is None:
-                    continue
-                operand = operand.double().abs()
+        for term in self.call.reads.values():
+            if term.kind == "f" and self.narrowest == torch.float64:
+                operand = fold([term], leaf, self.applied(torch.float64))[0].double().abs()
                 size = size * operand.nan_to_num(posinf=1.0).clamp(min=1.0)
         return size
 
@@ -265,9 +253,10 @@ class SampledWeights:
                 assert grad is not None
                 return grad
             if node.kind == "t":  # read where it is looked up
-                return lambda place: self._looked_up(ev, node.value, place).to(score.dtype)
+                number = node.value
+                return lambda x: self.call.looked_up(ev, number, self.at, x).to(score.dtype)
             if node.op == "aux":
-                operand = self._element(ev, node.value, self.at)
+                operand = self.call.element(ev, node.value, self.at)
                 return operand.to(dtype_of(node.kind, score.dtype))
             if node.op in self.at:
                 return self.at[node.op]
@@ -278,36 +267,8 @@ class SampledWeights:
 
         return leaf
 
-    def operand(
-        self, number: int, leaf: Callable[[Expr], Any], apply: Callable[[Expr, list[Any]], Tensor]
-    ) -> Tensor | None:
-        """The element of an operand that a score reads; None of a table that is not looked up."""
-        spec, place = self.call.program.aux[number], self.call.program.places.get(number)
-        term = Expr("aux", (), number, spec.leaf_kind)
-        if not spec.is_table:
-            return leaf(term)  # type: ignore[no-any-return]
-        return None if place is None else fold([call("lookup", term, place)], leaf, apply)[0]
-
-    def _element(self, ev: Evaluator, number: int, at: dict[str, Tensor]) -> Tensor:
-        place, time = self.call.aux[number], self.call.event.number
-        operand = ev.element(place, time, self.call.aux_at(number, at))
-        # Real numbers are loaded in the dtype that the kernel computes in.
-        return operand.to(self.compute_dtype) if operand.is_floating_point() else operand
-
-    def _looked_up(self, ev: Evaluator, number: int, place: Tensor) -> Tensor:
-        """The element of a table at a place; NaN outside of it."""
-        size = self.call.places(number)
-        there = {**self.at, "t": place.clamp(0, size - 1)}
-        inside = (place >= 0) & (place < size)
-        return torch.where(inside, self._element(ev, number, there), torch.nan)
-
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        """The dtype that kernels compute a score program in."""
-        return compute_dtype(self.call.query.dtype)
-
     def compute_dtypes(self, wide: bool) -> list[torch.dtype]:
-        return list(dict.fromkeys([self.compute_dtype, *[torch.float64] * wide]))
+        return list(dict.fromkeys([self.call.compute_dtype, *[torch.float64] * wide]))
 
     def programmed(self, wide: bool) -> list[Tensor]:
         """The weights by the score program: as kernels compute, and, if `wide`, in fp64 too."""
@@ -325,7 +286,7 @@ class SampledWeights:
         Terms without a score are rounded here as in kernels: integers that become floats, and
         numbers that decide a mask or the place in a table.
         """
-        narrow, apply = self.compute_dtype, self.applied(dtype)
+        narrow, apply = self.call.compute_dtype, self.applied(dtype)
         if dtype == narrow:
             return apply
 
@@ -373,7 +334,7 @@ class SampledWeights:
         There a slope is one of two, and both must have the same. Cases in which a rounding of the
         score changes the weight by much more than a rounding say nothing.
         """
-        tied = self._tied.get(self.compute_dtype)
+        tied = self._tied.get(self.call.compute_dtype)
         if self.aimed is None or tied is None:
             return torch.zeros(COUNT, dtype=torch.bool)
         recorded = self._recorded[False]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..program.expr import Expr, aux, call, compute_dtype
 from ..program.score_mod import ScoreMod
 from . import jagged
 from .elements import Evaluator
@@ -86,15 +87,40 @@ class Fused:
             zero if entry == "-" or n == 1 else at[entry] for entry, n in zip(access, sizes)
         )
 
-    def places(self, number: int) -> int:
-        """How many places a table has."""
-        return self.aux[number].sizes[self.program.aux[number].access.index("t")]
+    def element(self, ev: Evaluator, number: int, at: dict[str, Tensor]) -> Tensor:
+        """The elements of an operand that the scores read."""
+        operand = ev.element(self.aux[number], self.event.number, self.aux_at(number, at))
+        # Real numbers are loaded in the dtype that the kernel computes in.
+        return operand.to(self.compute_dtype) if operand.is_floating_point() else operand
+
+    def looked_up(self, ev: Evaluator, number: int, at: dict[str, Tensor], place: Tensor) -> Tensor:
+        """The elements of a table at a place; NaN outside of it."""
+        size = self.places[number]
+        there = {**at, "t": place.clamp(0, size - 1)}
+        inside = (place >= 0) & (place < size)
+        return torch.where(inside, self.element(ev, number, there), torch.nan)
 
     @property
-    def table_sizes(self) -> list[int]:
-        """How many places each table has."""
-        tables = (number for number, spec in enumerate(self.program.aux) if spec.is_table)
-        return [self.places(number) for number in tables]
+    def compute_dtype(self) -> torch.dtype:
+        """The dtype that kernels compute a score program in."""
+        return compute_dtype(self.query.dtype)
+
+    @property
+    def places(self) -> dict[int, int]:
+        """How many places each table has, by the number of the operand."""
+        tables = ((n, spec.access) for n, spec in enumerate(self.program.aux) if spec.is_table)
+        return {n: self.aux[n].sizes[access.index("t")] for n, access in tables}
+
+    @property
+    def reads(self) -> dict[int, Expr]:
+        """The term that reads each operand: that of a table looks it up."""
+        places = self.program.places
+        leaves = [aux(number, spec.leaf_kind) for number, spec in enumerate(self.program.aux)]
+        return {
+            x.value: call("lookup", x, places[x.value]) if x.value in places else x
+            for x in leaves
+            if x.kind != "t" or x.value in places
+        }
 
 
 def _shared(place: Ref, batch: Tensor) -> Tensor:

@@ -232,8 +232,9 @@ class Proof:
         near = [row, key, row, key, one, one, row + 1, key + 1, row - 1, key - 1]
         apart = [(row - key).abs(), row - key, key - row, torch.maximum(row, key) + 1]
         sums = [one + row, one + key, one - row, one - key]
-        ends = [torch.zeros_like(row), *(torch.full_like(row, n - 1) for n in call.table_sizes)]
-        places = [x for n in call.table_sizes for x in positions([n] * 3, self.seed, f"{n}", ())]
+        sizes = list(call.places.values())
+        ends = [torch.zeros_like(row), *(torch.full_like(row, n - 1) for n in sizes)]
+        places = [x for n in sizes for x in positions([n] * 3, self.seed, f"{n}", ())]
         return torch.stack([*near, *ends, *apart, *sums, *places], 1)
 
     def _literals(self) -> list[int]:
