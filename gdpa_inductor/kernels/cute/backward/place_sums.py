@@ -6,6 +6,7 @@ those up at the end, when all parts are done. In all three every sum has a fixed
 A tile of scores that the program skips is not read: nobody has stored it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -223,35 +224,37 @@ class RowVectors(Fixed):
         end = batch * rows
         if column >= vectors:
             own = end
-        self.load(column, own, step)
         count = (end - own + (step * GROUPS - 1)) // (step * GROUPS)
+        steps = step // rows, step % rows
+        place = self.load(column, own // rows, own % rows, steps)
         for _ in cutlass.range(count, unroll=1):
             terms, there = copied(self.terms), copied(self.rows)
             operands = {node: copied(ahead) for node, ahead in self.fetched.items()}
             # The next rows arrive while these are added: see `TableSums`.
-            own += step * GROUPS
-            self.load(column, own, step)
+            place = self.load(column, *place, steps)
             self.add(tables, thread, terms, there, operands, column)
 
     @cute.jit
-    def load(self, column, own, step):
-        """Load the thread's next vectors. Of those that do not exist it loads the first one."""
+    def load(self, column, batch, q_idx, steps):
+        """Load the thread's next vectors, from a row on. Returns the batch and query of the row
+        after them. Of those that do not exist it loads the first one.
+        """
         batches, heads, rows, _, vectors, _, _ = self.sizes
         for g in range_constexpr(GROUPS):
-            number = own + g * step
-            batch, q_idx = number // rows, number % rows
-            exists = number < batches * rows
-            exists = exists & self.stored.has(batch, self.head, q_idx, column * VECTOR)
-            at = (Int64(batch * heads + self.head) * rows + q_idx) * vectors + column
-            at = select(exists, at, Int64(0))
+            exists = (batch < batches) & self.stored.has(batch, self.head, q_idx, column * VECTOR)
+            at = ((batch * heads + self.head) * rows + q_idx) * vectors + column
+            at = Int64(select(exists, at, Int32(0)))
             cute.autovec_copy(vector(self.source + at * VECTOR), self.terms[None, g])
-            batch, q_idx = (select(exists, x, Int32(0)) for x in (batch, q_idx))
+            own = [select(exists, x, Int32(0)) for x in (batch, q_idx, column)]
             if const_expr(bool(self.fetched)):
-                first = select(exists, column, Int32(0)) * VECTOR
-                loads = self.row(batch, q_idx).fetch(first, VECTOR)
+                loads = self.row(own[0], own[1]).fetch(own[2] * VECTOR, VECTOR)
                 for node, target in self.fetched.items():
                     cute.autovec_copy(loads[node], target[None, g])
-            self.rows[0, g], self.rows[1, g], self.rows[2, g] = batch, q_idx, Int32(exists)
+            self.rows[0, g], self.rows[1, g], self.rows[2, g] = own[0], own[1], Int32(exists)
+            q_idx = q_idx + steps[1]
+            over = Int32(q_idx >= rows)
+            batch, q_idx = batch + steps[0] + over, q_idx - over * rows
+        return batch, q_idx
 
     def row(self, slot, q_idx) -> Row:
         return Row(self.program, self.stored.sequences.tile(slot, self.head), q_idx)
@@ -271,7 +274,7 @@ class RowVectors(Fixed):
 
     def slot(self, place, kv_idx):
         """Which sum of the thread a score at this place is added to."""
-        kernel, _, cols, _, _, least = self.kernel, *self.sizes[2:]
+        kernel, cols, least = self.kernel, self.sizes[3], self.sizes[6]
         at = place if kernel.whole else place - least
         unsigned = Uint64 if isinstance(at, Int64) else Uint32
         known = unsigned(at) < unsigned(kernel.size)  # a negative place is a large one
@@ -536,4 +539,8 @@ def _gathering(dtype: str, arch: str, *rest: Any):
     return compile_kernel(Gathering(*rest), arguments, arch)
 
 
-_COMPILED = {"places": _places, "diagonals": _diagonals, "gathering": _gathering}
+_COMPILED: dict[str, Callable[..., Any]] = {
+    "places": _places,
+    "diagonals": _diagonals,
+    "gathering": _gathering,
+}
