@@ -1,6 +1,6 @@
 """Kernels that sum stored gradients of scores by the places of a table: see `table_gradients`.
 
-`PlaceSums` and `DiagonalSums` add up one part of a call, and write sums of sums. `Gathering` adds
+`SumsByPlace` and `DiagonalSums` add up one part of a call, and write sums of sums. `Gathering` adds
 those up at the end, when all parts are done. In all three every sum has a fixed order.
 
 A tile of scores that the program skips is not read: nobody has stored it.
@@ -52,7 +52,7 @@ class SequenceTile(Fixed):
     k_start: Any = 0
 
 
-class Sequences(Fixed):
+class StoredSequences(Fixed):
     """The sequences of a launch. A slot is the place of one among the scores.
 
     jagged: None if no side is jagged. Else (hulls, the number of the sequence in each slot,
@@ -95,7 +95,7 @@ class StoredTiles(Fixed):
     """Which scores were stored. skips: Those of tiles that the program empties were not."""
 
     def __init__(
-        self, config: KernelConfig, x: KernelArguments, sequences: Sequences, skips: bool
+        self, config: KernelConfig, x: KernelArguments, sequences: StoredSequences, skips: bool
     ) -> None:
         self.sequences, rows, cols = sequences, sequences.rows, sequences.cols
         conditions, tiling = classes(config, terms_of(config)), config.tiling
@@ -120,7 +120,7 @@ def program_arguments(aux, scalars) -> KernelArguments:
     return KernelArguments((), (), (), None, None, None, aux, scalars or ())
 
 
-class PlaceSums:
+class SumsByPlace:
     """parts[h, c, i] = the sum of the scores of head h at place first + i, of the rows of CTA c.
 
     Each thread has a table of `size` + 1 sums in shared memory. The last one takes what is left
@@ -152,8 +152,8 @@ class PlaceSums:
         self, source, parts, pointers, jagged, strides, scalars, sizes, jagged_sizes, stream
     ):
         """Launch. pointers, strides: Of all aux operands, the latter in the order of `LETTERS`.
-        jagged, jagged_sizes: See `Sequences`, or None. sizes: B (or slots), H, M, N, vectors of a
-        row of the source, CTAs of a head, the first place.
+        jagged, jagged_sizes: See `StoredSequences`, or None. sizes: B (or slots), H, M, N,
+        vectors of a row of the source, CTAs of a head, the first place.
         """
         _, heads, _, _, _, ctas, _ = sizes
         aux = tuple(zip(pointers, strides, strict=True))
@@ -175,7 +175,9 @@ class PlaceSums:
         place = self.config.mod.places[self.number]
         program = Program(self.config, x, [place])
         program.fast = False  # a place has no approximate functions
-        stored = StoredTiles(self.config, x, Sequences(self.config, jagged, sizes), self.skips)
+        stored = StoredTiles(
+            self.config, x, StoredSequences(self.config, jagged, sizes), self.skips
+        )
         work = RowVectors(self, program, stored, source, sizes, head)
         # Rows of few vectors are read some at a time.
         together = Int32(1)
@@ -196,9 +198,9 @@ class PlaceSums:
 
 @dataclass
 class RowVectors(Fixed):
-    """What one thread of `PlaceSums` adds."""
+    """What one thread of `SumsByPlace` adds."""
 
-    kernel: PlaceSums
+    kernel: SumsByPlace
     program: Program
     stored: StoredTiles
     source: Any
@@ -306,7 +308,7 @@ class DiagonalSums:
     def __call__(
         self, source, parts, pointers, jagged, strides, scalars, sizes, jagged_sizes, stream
     ):
-        """Launch, as `PlaceSums`. sizes: B, H, M, N, vectors of a row, strips, row groups."""
+        """Launch, as `SumsByPlace`. sizes: B, H, M, N, vectors of a row, strips, row groups."""
         _, heads, _, _, _, strips, groups = sizes
         aux = tuple(zip(pointers, strides, strict=True))
         jagged = None if jagged is None else (jagged, jagged_sizes)
@@ -327,7 +329,9 @@ class DiagonalSums:
             own[i] = 0.0
         cute.arch.sync_warp()
         x = program_arguments(aux, scalars)
-        stored = StoredTiles(self.config, x, Sequences(self.config, jagged, sizes), self.skips)
+        stored = StoredTiles(
+            self.config, x, StoredSequences(self.config, jagged, sizes), self.skips
+        )
         batches = Batches(stored, source, sizes, head, item % strips * LANES + lane)
         for i in cutlass.range(self.octets, unroll=1):
             row = (item // strips * self.octets + i) * VECTOR
@@ -429,7 +433,7 @@ def vector_of(tensor, first):
 class Gathering:
     """target[h, t] = factor · the sum over what the parts of a call have written.
 
-    octets:  None if that are the sums of `PlaceSums` [units, C, size]. Place t is first + i there.
+    octets:  None if that are the sums of `SumsByPlace` [units, C, size]. There t is first + i.
              Else those of `DiagonalSums`, and its number.
     sign:    Place t has the keys for which sign · (query - key) + offset = t.
     heads:   Each head has a table. Otherwise all share one.
@@ -526,7 +530,7 @@ def _compiled_sums(kernel: Any, config: KernelConfig, dtype: str):
 
 
 def _places(config: KernelConfig, dtype: str, *rest: Any):
-    return _compiled_sums(PlaceSums(config, *rest), config, dtype)
+    return _compiled_sums(SumsByPlace(config, *rest), config, dtype)
 
 
 def _diagonals(config: KernelConfig, dtype: str, *rest: Any):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from ....program.expr import POSITIONS, Expr, postorder
 from ....program.factors import factored, of_queries
 from .. import config
-from ..config import SHARED_MEMORY, LookUp
+from ..config import SHARED_MEMORY, TableLayout
 
 ROWS, COLS = 64, 128  # a score tile of one warpgroup: 64 fp32 registers of a thread
 HALF = COLS // 2  # columns of a half tile of a bias: as wide as a swizzle
@@ -71,7 +71,7 @@ class Sm90Config(config.KernelConfig):
         return frozenset(x for x in numbers if self.aux[x] in INDICES)
 
     @property
-    def shared_tables(self) -> tuple[LookUp, ...]:
+    def shared_tables(self) -> tuple[TableLayout, ...]:
         """The tables that a forward copies to shared memory."""
         # Where places are operands, neighbouring scores look up anywhere in a table, and would
         # wait for many lines of the cache. Distances are neighbours, and stay in the cache.
@@ -95,7 +95,7 @@ class Sm90Config(config.KernelConfig):
         return self.replicas * sum(x.size + 1 for x in self.shared_tables)
 
     @property
-    def _gathered(self) -> list[LookUp]:
+    def _gathered(self) -> list[TableLayout]:
         if self.kernel != "forward":
             return []
         aux, places = self.mod.aux, self.mod.places
