@@ -10,7 +10,7 @@ pytest.importorskip("cutlass")
 from gdpa_inductor.kernels.cute.backward import table_gradients
 from gdpa_inductor.kernels.cute.backward.roots import no_such_biases
 from gdpa_inductor.kernels.cute.backward.table_gradients import distance
-from gdpa_inductor.kernels.cute.config import LookUp
+from gdpa_inductor.kernels.cute.config import TableLayout
 from gdpa_inductor.kernels.cute.places import unchecked
 from gdpa_inductor.kernels.cute.plan import plan_of
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config, TableRoom
@@ -121,7 +121,7 @@ def test_tables_and_places_in_shared_memory() -> None:
     ],
 )  # fmt: skip
 def test_room_for_tables(size: int, lookups: list[int], tables: int, replicas: int) -> None:
-    room = TableRoom.within(size, [LookUp(i, x, 1) for i, x in enumerate(lookups)])
+    room = TableRoom.within(size, [TableLayout(i, x, 1) for i, x in enumerate(lookups)])
     assert (len(room.tables), room.replicas) == (tables, replicas)
     assert room.size <= max(size, 0)
 
@@ -131,7 +131,7 @@ def test_room_for_tables(size: int, lookups: list[int], tables: int, replicas: i
 @pytest.mark.parametrize("vectors", [[1], []], ids=["tiled", "by elements"])
 def test_tables_cost_no_buffers_of_keys(dims, dtype: str, vectors: list[int]) -> None:
     program, aux = TIME + SILU.format("lookup(a0,a1)"), ("float32", dtype)
-    lookups = (LookUp(0, 129, 1),)
+    lookups = (TableLayout(0, 129, 1),)
     config = Sm90Config(
         "bfloat16", *dims, program, aux, vectors=frozenset(vectors), lookups=lookups
     )

@@ -184,8 +184,9 @@ class Division:
         """Each share, and the memory for its stored scores. first: The room of the first sum."""
         room: Tensor | None = None
         for share in self.shares:
-            if self.direct:
-                yield share, self.sums[0].on_axes(share, first)
+            only = self.sums[0]
+            if self.direct and isinstance(only, BiasSum):
+                yield share, only.on_axes(share, first)
                 continue
             query, cols = share.matrix(o.query, "q"), share.matrix(o.key, "k").shape[2]
             shape = (*query.shape[:3], -(-cols // ALIGNED) * ALIGNED)

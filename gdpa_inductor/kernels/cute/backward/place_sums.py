@@ -1,11 +1,12 @@
 """Kernels that sum stored gradients of scores by the places of a table: see `table_gradients`.
 
-`PlaceSums` and `DiagonalSums` add up one part of a call, and write sums of sums. `Gathering` adds
+`SumsByPlace` and `DiagonalSums` add up one part of a call, and write sums of sums. `Gathering` adds
 those up at the end, when all parts are done. In all three every sum has a fixed order.
 
 A tile of scores that the program skips is not read: nobody has stored it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +52,7 @@ class SequenceTile(Fixed):
     k_start: Any = 0
 
 
-class Sequences(Fixed):
+class StoredSequences(Fixed):
     """The sequences of a launch. A slot is the place of one among the scores.
 
     jagged: None if no side is jagged. Else (hulls, the number of the sequence in each slot,
@@ -94,7 +95,7 @@ class StoredTiles(Fixed):
     """Which scores were stored. skips: Those of tiles that the program empties were not."""
 
     def __init__(
-        self, config: KernelConfig, x: KernelArguments, sequences: Sequences, skips: bool
+        self, config: KernelConfig, x: KernelArguments, sequences: StoredSequences, skips: bool
     ) -> None:
         self.sequences, rows, cols = sequences, sequences.rows, sequences.cols
         conditions, tiling = classes(config, terms_of(config)), config.tiling
@@ -119,7 +120,7 @@ def program_arguments(aux, scalars) -> KernelArguments:
     return KernelArguments((), (), (), None, None, None, aux, scalars or ())
 
 
-class PlaceSums:
+class SumsByPlace:
     """parts[h, c, i] = the sum of the scores of head h at place first + i, of the rows of CTA c.
 
     Each thread has a table of `size` + 1 sums in shared memory. The last one takes what is left
@@ -151,8 +152,8 @@ class PlaceSums:
         self, source, parts, pointers, jagged, strides, scalars, sizes, jagged_sizes, stream
     ):
         """Launch. pointers, strides: Of all aux operands, the latter in the order of `LETTERS`.
-        jagged, jagged_sizes: See `Sequences`, or None. sizes: B (or slots), H, M, N, vectors of a
-        row of the source, CTAs of a head, the first place.
+        jagged, jagged_sizes: See `StoredSequences`, or None. sizes: B (or slots), H, M, N,
+        vectors of a row of the source, CTAs of a head, the first place.
         """
         _, heads, _, _, _, ctas, _ = sizes
         aux = tuple(zip(pointers, strides, strict=True))
@@ -174,7 +175,9 @@ class PlaceSums:
         place = self.config.mod.places[self.number]
         program = Program(self.config, x, [place])
         program.fast = False  # a place has no approximate functions
-        stored = StoredTiles(self.config, x, Sequences(self.config, jagged, sizes), self.skips)
+        stored = StoredTiles(
+            self.config, x, StoredSequences(self.config, jagged, sizes), self.skips
+        )
         work = RowVectors(self, program, stored, source, sizes, head)
         # Rows of few vectors are read some at a time.
         together = Int32(1)
@@ -195,9 +198,9 @@ class PlaceSums:
 
 @dataclass
 class RowVectors(Fixed):
-    """What one thread of `PlaceSums` adds."""
+    """What one thread of `SumsByPlace` adds."""
 
-    kernel: PlaceSums
+    kernel: SumsByPlace
     program: Program
     stored: StoredTiles
     source: Any
@@ -223,35 +226,37 @@ class RowVectors(Fixed):
         end = batch * rows
         if column >= vectors:
             own = end
-        self.load(column, own, step)
         count = (end - own + (step * GROUPS - 1)) // (step * GROUPS)
+        steps = step // rows, step % rows
+        place = self.load(column, own // rows, own % rows, steps)
         for _ in cutlass.range(count, unroll=1):
             terms, there = copied(self.terms), copied(self.rows)
             operands = {node: copied(ahead) for node, ahead in self.fetched.items()}
             # The next rows arrive while these are added: see `TableSums`.
-            own += step * GROUPS
-            self.load(column, own, step)
+            place = self.load(column, *place, steps)
             self.add(tables, thread, terms, there, operands, column)
 
     @cute.jit
-    def load(self, column, own, step):
-        """Load the thread's next vectors. Of those that do not exist it loads the first one."""
+    def load(self, column, batch, q_idx, steps):
+        """Load the thread's next vectors, from a row on. Returns the batch and query of the row
+        after them. Of those that do not exist it loads the first one.
+        """
         batches, heads, rows, _, vectors, _, _ = self.sizes
         for g in range_constexpr(GROUPS):
-            number = own + g * step
-            batch, q_idx = number // rows, number % rows
-            exists = number < batches * rows
-            exists = exists & self.stored.has(batch, self.head, q_idx, column * VECTOR)
-            at = (Int64(batch * heads + self.head) * rows + q_idx) * vectors + column
-            at = select(exists, at, Int64(0))
+            exists = (batch < batches) & self.stored.has(batch, self.head, q_idx, column * VECTOR)
+            at = ((batch * heads + self.head) * rows + q_idx) * vectors + column
+            at = Int64(select(exists, at, Int32(0)))
             cute.autovec_copy(vector(self.source + at * VECTOR), self.terms[None, g])
-            batch, q_idx = (select(exists, x, Int32(0)) for x in (batch, q_idx))
+            own = [select(exists, x, Int32(0)) for x in (batch, q_idx, column)]
             if const_expr(bool(self.fetched)):
-                first = select(exists, column, Int32(0)) * VECTOR
-                loads = self.row(batch, q_idx).fetch(first, VECTOR)
+                loads = self.row(own[0], own[1]).fetch(own[2] * VECTOR, VECTOR)
                 for node, target in self.fetched.items():
                     cute.autovec_copy(loads[node], target[None, g])
-            self.rows[0, g], self.rows[1, g], self.rows[2, g] = batch, q_idx, Int32(exists)
+            self.rows[0, g], self.rows[1, g], self.rows[2, g] = own[0], own[1], Int32(exists)
+            q_idx = q_idx + steps[1]
+            over = Int32(q_idx >= rows)
+            batch, q_idx = batch + steps[0] + over, q_idx - over * rows
+        return batch, q_idx
 
     def row(self, slot, q_idx) -> Row:
         return Row(self.program, self.stored.sequences.tile(slot, self.head), q_idx)
@@ -271,7 +276,7 @@ class RowVectors(Fixed):
 
     def slot(self, place, kv_idx):
         """Which sum of the thread a score at this place is added to."""
-        kernel, _, cols, _, _, least = self.kernel, *self.sizes[2:]
+        kernel, cols, least = self.kernel, self.sizes[3], self.sizes[6]
         at = place if kernel.whole else place - least
         unsigned = Uint64 if isinstance(at, Int64) else Uint32
         known = unsigned(at) < unsigned(kernel.size)  # a negative place is a large one
@@ -303,7 +308,7 @@ class DiagonalSums:
     def __call__(
         self, source, parts, pointers, jagged, strides, scalars, sizes, jagged_sizes, stream
     ):
-        """Launch, as `PlaceSums`. sizes: B, H, M, N, vectors of a row, strips, row groups."""
+        """Launch, as `SumsByPlace`. sizes: B, H, M, N, vectors of a row, strips, row groups."""
         _, heads, _, _, _, strips, groups = sizes
         aux = tuple(zip(pointers, strides, strict=True))
         jagged = None if jagged is None else (jagged, jagged_sizes)
@@ -324,7 +329,9 @@ class DiagonalSums:
             own[i] = 0.0
         cute.arch.sync_warp()
         x = program_arguments(aux, scalars)
-        stored = StoredTiles(self.config, x, Sequences(self.config, jagged, sizes), self.skips)
+        stored = StoredTiles(
+            self.config, x, StoredSequences(self.config, jagged, sizes), self.skips
+        )
         batches = Batches(stored, source, sizes, head, item % strips * LANES + lane)
         for i in cutlass.range(self.octets, unroll=1):
             row = (item // strips * self.octets + i) * VECTOR
@@ -426,7 +433,7 @@ def vector_of(tensor, first):
 class Gathering:
     """target[h, t] = factor · the sum over what the parts of a call have written.
 
-    octets:  None if that are the sums of `PlaceSums` [units, C, size]. Place t is first + i there.
+    octets:  None if that are the sums of `SumsByPlace` [units, C, size]. There t is first + i.
              Else those of `DiagonalSums`, and its number.
     sign:    Place t has the keys for which sign · (query - key) + offset = t.
     heads:   Each head has a table. Otherwise all share one.
@@ -523,7 +530,7 @@ def _compiled_sums(kernel: Any, config: KernelConfig, dtype: str):
 
 
 def _places(config: KernelConfig, dtype: str, *rest: Any):
-    return _compiled_sums(PlaceSums(config, *rest), config, dtype)
+    return _compiled_sums(SumsByPlace(config, *rest), config, dtype)
 
 
 def _diagonals(config: KernelConfig, dtype: str, *rest: Any):
@@ -536,4 +543,8 @@ def _gathering(dtype: str, arch: str, *rest: Any):
     return compile_kernel(Gathering(*rest), arguments, arch)
 
 
-_COMPILED = {"places": _places, "diagonals": _diagonals, "gathering": _gathering}
+_COMPILED: dict[str, Callable[..., Any]] = {
+    "places": _places,
+    "diagonals": _diagonals,
+    "gathering": _gathering,
+}

@@ -71,7 +71,10 @@ def distance(place: Expr) -> Distance | None:
     return Distance(parts[0], parts[2])
 
 
-def _coefficients(place: Expr) -> tuple[int, int, Expr | None] | None:
+Coefficients = tuple[int, int, Expr | None]
+
+
+def _coefficients(place: Expr) -> Coefficients | None:
     """(a, b, rest) with place = a · query + b · key + rest, and no positions in the rest."""
     leaves = {x.op for x in postorder([place]) if not x.args}
     if leaves <= {"const", "scalar"}:
@@ -80,12 +83,13 @@ def _coefficients(place: Expr) -> tuple[int, int, Expr | None] | None:
         return int(place.op == "q_idx"), int(place.op == "kv_idx"), None
     if place.op not in ("add", "sub", "neg"):
         return None
-    parts = [_coefficients(x) for x in place.args]
-    if place.op == "neg":
-        parts.insert(0, (0, 0, None))
-    if None in parts:
+    first: Coefficients | None = (0, 0, None)
+    if place.op != "neg":
+        first = _coefficients(place.args[0])
+    second = _coefficients(place.args[-1])
+    if first is None or second is None:
         return None
-    (a, b, x), (c, d, y) = parts
+    (a, b, x), (c, d, y) = first, second
     sign = 1 if place.op == "add" else -1
     if y is not None and sign < 0:
         y = call("neg", y)
