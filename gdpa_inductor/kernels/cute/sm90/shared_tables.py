@@ -38,7 +38,7 @@ class SharedTable(Fixed):
 
 
 @dataclass
-class Element(Fixed):
+class LookedUp(Fixed):
     """What was looked up. A table has one place."""
 
     value: Pair
@@ -64,12 +64,12 @@ class SharedTables(Fixed):
             self.values[x.number] = SharedTable(own, x, self.replicas, narrow)
             pointer = pointer + (x.size + 1) * self.replicas
 
-    def elements_at(self, row: Row, kv_idx, values: dict[int, Any]) -> dict[int, "Element"]:
+    def elements_at(self, row: Row, kv_idx, values: dict[int, Any]) -> dict[int, "LookedUp"]:
         """The elements for two neighbouring keys. row: The places, in turn. values: As in `Row`."""
         none = Pair(Float32(0.0))  # Places do not depend on scores.
         places = row(none, Pair(kv_idx, kv_idx + 1), values=values)
         tables = zip(self.values, self.values.values(), places, strict=True)
-        return {number: Element(table.look_up(place)) for number, table, place in tables}
+        return {number: LookedUp(table.look_up(place)) for number, table, place in tables}
 
     def fetch(self, batch, head) -> list[list[Any]]:
         """Load the thread's elements of the tables of a head, with the NaN."""

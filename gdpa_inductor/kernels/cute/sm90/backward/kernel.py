@@ -101,7 +101,8 @@ class HopperBackward(AttentionKernel):
         k, v, q, o, d, c = (sizes[name] for name in ("k", "v", "q", "o", "dq", "c"))
         kind, x = self.dtype, max(sizes[name] for name in ("s", "gk", "gv"))
         used = 2 * (k + v + q + o + x) + 4 * (d + c) + 8 * HopperSignals.COUNT
-        self.tables = TableRoom.within(min(TABLES, SHARED_MEMORY - used), self.config.gathered)
+        room = SHARED_MEMORY - 1024 - used  # ptxas adds 1024 bytes as the alignment of all
+        self.tables = TableRoom.within(min(TABLES, room), self.config.gathered)
         words = self.tables.words
 
         @cute.struct
