@@ -11,6 +11,7 @@ one during lowering.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -203,7 +204,9 @@ def _check_aux(o: Operands[Tensor]) -> None:
             raise GDPAError(f"a{i} is {tensor.dtype}, the program declares kind {spec.kind}")
         for size, entry in zip(tensor.shape, spec.access, strict=True):
             if entry == "t":
-                _require(size >= 1, lambda i=i: f"gdpa::attention: table a{i} is empty")
+                _require(
+                    size >= 1, functools.partial("gdpa::attention: table a{} is empty".format, i)
+                )
                 continue
             if entry in "qk" and entry not in sizes:
                 raise GDPAError(f"a{i} is read by {entry!r}, but that side is not jagged")
@@ -289,6 +292,11 @@ def aux_from_axes(tensor: Tensor, spec: Aux) -> Tensor:
     """The inverse of `aux_on_axes`."""
     squeezed = tensor.squeeze([d for d, a in enumerate(AXES) if a not in spec.access])
     return by_access(squeezed, [a for a in (*AXES, "t") if a in spec.access], spec)
+
+
+def places_of(tensor: Tensor, spec: Aux) -> Size:
+    """How many places a table has; 1 of another operand."""
+    return tensor.shape[spec.access.index("t")] if spec.is_table else 1
 
 
 def sum_by_place(sums: Tensor, term: Tensor, places: Tensor) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ._compat.shapes import size_hint, statically_known_true
-from .operands import JaggedRows, Operands, Size, score_shape
+from .operands import JaggedRows, Operands, Size, places_of, score_shape
 from .program.score_mod import ScoreMod
 
 
@@ -50,6 +50,7 @@ class Problem:
     # Which gradients a backward computes: of query, key, value and each aux operand. Empty in a
     # forward, and before the backward is known.
     needs: tuple[bool, ...] = ()
+    places: tuple[Size, ...] = ()  # of each aux operand: the places of a table, 1 of others
     # Elements of biases whose gradients stock Inductor adds to small learned tables, in turn.
     crowded: int = 0
 
@@ -84,6 +85,7 @@ class Problem:
             "q": self.total_rows,
             "k": self.total_cols,
             "-": 1,
+            "t": self.places[number] if self.program.aux[number].is_table else 1,
         }
         entries = self.program.aux[number].access
         return _bytes([sizes[entry] for entry in entries], self.aux_dtypes[number])
@@ -119,6 +121,7 @@ class Problem:
             total_rows=totals.get("q", 0),
             total_cols=totals.get("k", 0),
             needs=needs,
+            places=tuple(map(places_of, operands.aux, operands.program.aux)),
         )
 
 

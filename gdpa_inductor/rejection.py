@@ -143,6 +143,10 @@ class Code(enum.Enum):
         "a learned table that a bias is looked up in keeps the gradient that torch gives it",
         "look up by a plain index, with a dense gradient",
     )
+    TABLE_STORED = _unsupported(
+        "a bias that is looked up in a table is stored, as the program cannot look it up",
+        "look up in a view of the table, at one index of integers",
+    )
 
     NORMALISED = _not_gdpa("the weights are normalised along a row or column (softmax, sum, norm)")
     REDUCTION = _not_gdpa("a reduction or scan runs over the scores")

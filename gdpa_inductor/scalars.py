@@ -26,7 +26,7 @@ _ELEMENTWISE = """
     isub itruediv ixor lcm ldexp le leaky_relu lerp less less_equal lgamma log log10 log1p log2
     logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit logsigmoid long lshift
     lt masked_fill maximum minimum mish mod mul multiply nan_to_num ne neg negative nextafter
-    not_equal or pos positive pow rad2deg radd rand reciprocal relu relu6 remainder rfloordiv
+    not_equal or pos positive pow rad2deg radd rand rdiv reciprocal relu relu6 remainder rfloordiv
     rlshift rmod rmul ror round rpow rrshift rshift rsqrt rsub rtruediv rxor selu sgn sigmoid sign
     signbit silu sin sinc sinh softplus softshrink softsign special_airy_ai special_bessel_j0
     special_bessel_j1 special_bessel_y0 special_bessel_y1 special_digamma special_entr special_erf
@@ -109,13 +109,15 @@ class _AtOnce(TorchFunctionMode):
             return func(*args, **kwargs)
         if func is Tensor.__getitem__:
             return self._look_up(*args)
-        self._check(func, args, kwargs)
+        # Operators such as `1 - s` are wrapped, which Dynamo of torch 2.15 tells as their name.
+        name = getattr(func, "__wrapped__", func).__name__
+        self._check(func, name, args, kwargs)
         result = func(*args, **kwargs)
-        if func.__name__ in _ALIASES and self._is_operand(args[0]):
+        if name in _ALIASES and self._is_operand(args[0]):
             self.operands.append(result)
         return result
 
-    def _check(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def _check(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Raise _Mapped unless a call sees each element alone, and writes into no operand."""
         arguments = [*args, *kwargs.values()]
         for x in (*args, *kwargs.values()):
@@ -123,14 +125,14 @@ class _AtOnce(TorchFunctionMode):
                 arguments += x
         if any(isinstance(x, _Row) for x in arguments):
             raise _Mapped
-        if self._is_operand(_written(func.__name__, args, kwargs)):
+        if self._is_operand(_written(name, args, kwargs)):
             raise _Mapped
         dims = [x.dim() for x in arguments if isinstance(x, Tensor)]
         if self.rank not in dims:
-            if func.__name__ in RANDOM:
+            if name in RANDOM:
                 raise _Mapped
         elif func not in _PLAIN:
-            known = func.__name__ in ELEMENTWISE
+            known = name in ELEMENTWISE
             if not known or any(n not in (0, self.rank) for n in dims):
                 raise _Mapped
 

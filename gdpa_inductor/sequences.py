@@ -117,7 +117,7 @@ class Padding:
             self.heads(o.key, "k"),
             self.heads(o.value, "k"),
         )
-        aux = [self._pad_aux(t, spec) for t, spec in zip(o.aux, o.program.aux, strict=True)]
+        aux = [self.pad_aux(t, spec) for t, spec in zip(o.aux, o.program.aux, strict=True)]
         return Operands(query, key, value, aux, o.scalars, padded_program(o.program))
 
     def heads(self, values: Tensor, side: str) -> Tensor:
@@ -128,7 +128,8 @@ class Padding:
         """[B,H,N,D] to [L,H,D], contiguous."""
         return self.sides[side].unpad(padded.transpose(1, 2)) if side in self.sides else padded
 
-    def _pad_aux(self, tensor: Tensor, spec: Aux) -> Tensor:
+    def pad_aux(self, tensor: Tensor, spec: Aux) -> Tensor:
+        """An aux operand as `padded_program` reads it."""
         for dim, letter in _jagged_dims(spec):
             return self.sides[letter].pad(tensor.movedim(dim, 0))
         return tensor

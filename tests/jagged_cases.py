@@ -17,6 +17,7 @@ from torch import Tensor
 from gdpa_inductor.program.score_mod import Aux, ScoreMod
 
 HEADS, KEY_HEADS, VALUE_HEADS, DIM, VALUE_DIM = 4, 2, 1, 6, 5
+PLACES = 12  # of a table
 
 # (score [H,n,m] of sequence b, b, h, n, m, blocks of the aux operands) -> weight
 ByHand = Callable[..., Tensor]
@@ -70,6 +71,7 @@ class JaggedCase:
             "q": sum(self.rows or ()) + self.tail,
             "k": sum(self.cols or ()) + self.tail,
             "-": 1,
+            "t": PLACES,
         }
 
     def offsets(self) -> tuple[Tensor | None, Tensor | None]:
@@ -97,7 +99,8 @@ class JaggedCase:
         for spec in self.aux:
             shape = [sizes[entry] for entry in spec.access]
             drawn = torch.randn(shape, dtype=dtype)
-            tensors.append({"f": drawn, "i": (4 * drawn).long().abs(), "b": drawn > 0}[spec.kind])
+            integers = (4 * drawn).long().abs().clamp(max=PLACES - 1)
+            tensors.append({"f": drawn, "i": integers, "b": drawn > 0}[spec.kind])
         return [t.requires_grad_() if t.is_floating_point() else t for t in tensors]
 
     def arguments(self, tensors: Sequence[Tensor], *rest: object) -> tuple[object, ...]:
@@ -140,8 +143,8 @@ class JaggedCase:
         score = q @ k.mT
         heads, n, m = score.shape
         where = {"b": b, "h": slice(None), "q_idx": slice(0, n), "kv_idx": slice(0, m), "q": rows,
-                 "k": cols, "-": 0}  # fmt: skip
-        places = {"h": 0, "q_idx": 1, "q": 1, "kv_idx": 2, "k": 2}
+                 "k": cols, "-": 0, "t": slice(None)}  # fmt: skip
+        places = {"h": 0, "q_idx": 1, "q": 1, "kv_idx": 2, "k": 2, "t": 3}
         blocks = []
         for tensor, spec in zip(aux, self.aux, strict=True):
             block = tensor[tuple(where[entry] for entry in spec.access)]
@@ -163,6 +166,13 @@ class JaggedCase:
 
 def silu(s: Tensor, *_: object) -> Tensor:
     return F.silu(s)
+
+
+def looked_up(table: Tensor, place: Tensor) -> Tensor:
+    """[H|1, n|1, m|1, T] at [·, n, m]."""
+    shape = torch.broadcast_shapes(table.shape[:-1], place.shape)
+    place = place.expand(shape).unsqueeze(-1)
+    return table.expand(*shape, -1).gather(-1, place).squeeze(-1)
 
 
 SILU = "silu(s)"
@@ -239,6 +249,32 @@ CASES: dict[str, JaggedCase] = {
         rows=None,
         dense_rows=(1, 3),
     ),
+    "a table by position": JaggedCase(
+        "a0:f[h,t]; silu(add(s,lookup(a0,minimum(maximum(add(sub(q_idx,kv_idx),6),0),11))))",
+        lambda s, b, h, n, m, x: F.silu(s + looked_up(x, (n - m + 6).clamp(0, 11)[None])),
+        same=True,
+    ),
+    "HSTU: tables by position and time": JaggedCase(
+        "a0:f[t,h]; a1:i[q]; a2:i[k]; a3:f[t]; silu(add(add(s,"
+        "lookup(a0,minimum(maximum(sub(q_idx,kv_idx),0),11))),"
+        "lookup(a3,minimum(maximum(sub(a1,a2),0),11))))",
+        lambda s, b, h, n, m, x, y, z, w: F.silu(
+            s + looked_up(x, (n - m).clamp(0, 11)[None]) + looked_up(w, (y - z).clamp(0, 11))
+        ),
+        cols=(2, 4, 0, 7),
+        tail=2,
+    ),
+    "a table by an operand of all scores": JaggedCase(
+        "a0:f[b,h,t]; a1:i[b,q_idx,kv_idx]; silu(add(s,lookup(a0,a1)))",
+        lambda s, b, h, n, m, x, y: F.silu(s + looked_up(x, y)),
+        cols=(6, 4, 0, 2),
+        longest=(4, 3),
+    ),
+    "a row of a table per token": JaggedCase(
+        "a0:f[q,h,t]; a1:i[kv_idx]; silu(add(s,lookup(a0,a1)))",
+        lambda s, b, h, n, m, x, y: F.silu(s + looked_up(x, y)),
+        tail=2,
+    ),
 }  # fmt: skip
 
 
@@ -250,11 +286,9 @@ def poisoned(
     Also: what of the output and of the gradients of query, key and value belongs to `kept`.
     """
     longest = {"q": case.max_q, "k": case.max_k}
-    sides = [("q", 0), ("k", 0), ("k", 0)]
-    sides += [(e, a.index(e)) for spec in case.aux for e in "qk" if e in (a := spec.access)]
 
     def owned(side: str, cut: bool) -> slice | None:
-        cu = case.offsets()["qk".index(side)]
+        cu = case.offsets()["qk".index(side)] if side else None
         if cu is None:
             return None
         start, stop = int(cu[kept]), int(cu[kept + 1])
@@ -265,13 +299,13 @@ def poisoned(
         clean = tensor.detach()
         if own is None:
             return clean.clone()
-        filled = torch.full_like(clean, float("nan"))
+        filled = torch.full_like(clean, float("nan") if clean.is_floating_point() else 1 << 40)
         filled.movedim(dim, 0)[own] = clean.movedim(dim, 0)[own]
         return filled
 
-    made = [
-        dirty(t, side, dim).requires_grad_() for t, (side, dim) in zip(tensors, sides, strict=True)
-    ]
+    sides = sides_of(case)
+    made = [dirty(t, side, dim) for t, (side, dim) in zip(tensors, sides, strict=True)]
+    made = [t.requires_grad_() if t.is_floating_point() else t for t in made]
     batch = slice(kept, kept + 1)
     parts = [owned(side, cut=False) or batch for side in "qqkk"]
     if case.offsets()[0] is not None:
@@ -281,10 +315,21 @@ def poisoned(
     return made, clean, parts
 
 
+def sides_of(case: JaggedCase) -> list[tuple[str, int]]:
+    """For each operand: the side of which it has jagged rows, and the dim; "" if of none."""
+    sides = [("q", 0), ("k", 0), ("k", 0)]
+    for spec in case.aux:
+        own = next((entry for entry in "qk" if entry in spec.access), "")
+        sides.append((own, spec.access.index(own) if own else 0))
+    return sides
+
+
 def take(
     case: JaggedCase, tensor: Tensor, side: str, order: Sequence[int], dim: int = 0
 ) -> Tensor:  # fmt: skip
     """The sequences of a tensor in another order; rows of nobody stay at the end."""
+    if not side:
+        return tensor
     cu = case.offsets()["qk".index(side)]
     if cu is None:
         return tensor[list(order)] if tensor.shape[0] > 1 else tensor

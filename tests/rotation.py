@@ -51,7 +51,7 @@ ONE_IN: dict[str, int] = {
     "tests/patterns/test_precision.py": 3,
     "tests/patterns/test_rare.py": 4,
     "tests/patterns/test_tables_random.py": 4,
-    "tests/patterns/test_tables_recomputation.py": 3,
+    "tests/patterns/test_tables_kept.py": 3,
     "tests/patterns/test_unrelated.py": 3,
     "tests/test_blocks.py": 12,
     "tests/test_explain_settings.py": 4,

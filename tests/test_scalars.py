@@ -63,6 +63,9 @@ FUSED: dict[str, tuple[Callable | None, Callable | None]] = {
     "relative": (lambda s, b, h, i, j: F.gelu(s + TABLE[h, i - j + N]), NO),
     "relative, chained": (lambda s, b, h, i, j: F.gelu(s + TABLE[h][i - j + N]), NO),
     "softcap": (of_score(lambda s: torch.sigmoid(3 * torch.tanh(s / 3))), NO),
+    "power": (of_score(lambda s: torch.sigmoid(s) ** 2), NO),
+    "difference": (of_score(lambda s: 1 - torch.sigmoid(s)), NO),
+    "quotient": (of_score(lambda s: 1 / (1 + torch.exp(-s))), NO),
     "branches": (
         lambda s, b, h, i, j: torch.where(
             h % 2 == 0, torch.relu(s), torch.where(j > i, F.silu(s), 0.5 * s)

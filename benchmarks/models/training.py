@@ -60,9 +60,13 @@ class JaggedRecommender(nn.Module):
         for table in (self.items, self.places):
             nn.init.normal_(table.weight, std=0.02)
 
-    def forward(
+    def forward(self, *batch: Tensor) -> Tensor:
+        return self.losses(*batch).mean()
+
+    def losses(
         self, items: Tensor, places: Tensor, ends: Tensor, target: Tensor, negatives: Tensor
     ) -> Tensor:
+        """The loss of each row [L]."""
         x = self.items(items) + self.places(places)
         for layer in self.layers:
             x = layer(x, ends)
@@ -71,7 +75,7 @@ class JaggedRecommender(nn.Module):
         positive = (hidden * wanted).sum(-1, keepdim=True)
         drawn = (hidden @ others.T).masked_fill(target[:, None] == negatives, -1e4)
         logits = torch.cat([positive, drawn], -1) / 0.1
-        return (logits.logsumexp(-1) - logits[..., 0]).float().mean()
+        return (logits.logsumexp(-1) - logits[..., 0]).float()
 
 
 def lengths(batch: int, longest: int, drawn: torch.Generator) -> Tensor:

@@ -91,13 +91,6 @@ def write_symbolic(
     return written.node
 
 
-def prefer_recompute(node: torch.fx.Node) -> None:
-    """Mark a node as activation checkpoints do: the partitioner need not keep its value."""
-    from torch.utils.checkpoint import CheckpointPolicy
-
-    node.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)
-
-
 def value_of(node: torch.fx.Node) -> Any:
     """The fake value of a node, or None."""
     example = node.meta.get("example_value")

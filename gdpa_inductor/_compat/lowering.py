@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .shapes import size_expr, statically_known_true
+from .shapes import contiguous_strides, size_expr, statically_known_true
 
 _REGISTERED: set[Any] = set()
 
@@ -236,14 +236,25 @@ def finish(
 
     like: A fake tensor like the result. extra: More operands, as IR and as fakes.
     """
+    nodes, fakes = extra
+    stored = fake(size, dtype, like.device)
+    return inline_formula(
+        lambda part, *rest: formula(part, like, *rest), [buffer, *nodes], [stored, *fakes]
+    )
+
+
+def fake(
+    size: Sequence[Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    strides: Sequence[Any] | None = None,
+) -> torch.Tensor:
+    """A fake tensor of the lowering, contiguous without strides."""
     from torch._inductor.virtualized import V
 
+    steps = contiguous_strides(size) if strides is None else strides
     with V.fake_mode:
-        fake = torch.empty(tuple(size), dtype=dtype, device=like.device)
-    nodes, fakes = extra
-    return inline_formula(
-        lambda part, *rest: formula(part, like, *rest), [buffer, *nodes], [fake, *fakes]
-    )
+        return torch.empty_strided(tuple(size), tuple(steps), dtype=dtype, device=device)
 
 
 def inductor_op(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -313,14 +324,18 @@ def random_integers(node: Any, high: int) -> torch.Tensor:
 def realized(node: Any, device: torch.device) -> Any:
     """The operand as a buffer on `device`, or a strided view of one, with a fixed layout."""
     from torch._inductor import ir
-    from torch._inductor.lowering import to_device
 
-    if node.get_device() != device:
-        node = to_device(node, device)
-    buffer = ir.ExternKernel.realize_input(node)
+    buffer = ir.ExternKernel.realize_input(on_device(node, device))
     if isinstance(buffer.get_layout(), ir.FlexibleLayout):
         buffer.freeze_layout()
     return buffer
+
+
+def on_device(node: Any, device: torch.device) -> Any:
+    """The operand on `device`."""
+    from torch._inductor.lowering import to_device
+
+    return node if node.get_device() == device else to_device(node, device)
 
 
 def rounded_to_tf32(node: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..program.expr import AXES, Expr, compute_dtype, dtype_of, fold, postorder, torch_apply
+from ..program.expr import AXES, Expr, dtype_of, fold, postorder, torch_apply
 from .elements import CASTS, Evaluator
 from .fused import Fused
 from .pointwise import Index
@@ -203,9 +203,9 @@ class SampledWeights:
         fp64: 0 and 5e-15. Narrower dtypes have enough slack.
         """
         leaf, size = self.leaves(self.points.exact, self.scores), self.points.exact.true.double()
-        for number, spec in enumerate(self.call.program.aux):
-            if spec.kind == "f" and self.narrowest == torch.float64:
-                operand = leaf(Expr("aux", (), number, "f")).double().abs()
+        for term in self.call.reads.values():
+            if term.kind == "f" and self.narrowest == torch.float64:
+                operand = fold([term], leaf, self.applied(torch.float64))[0].double().abs()
                 size = size * operand.nan_to_num(posinf=1.0).clamp(min=1.0)
         return size
 
@@ -246,19 +246,17 @@ class SampledWeights:
     def leaves(self, ev: Evaluator, score: Tensor, grad: Tensor | None = None) -> Any:
         """A function that gives the terms of a program without arguments."""
 
-        def leaf(node: Expr) -> Tensor:
+        def leaf(node: Expr) -> Any:
             if node.op == "s":
                 return score
             if node.op == "g":
                 assert grad is not None
                 return grad
-            if node.op == "aux":
+            if node.kind == "t":  # read where it is looked up
                 number = node.value
-                place = self.call.aux[number]
-                at = self.call.aux_at(number, self.at)
-                operand = ev.element(place, self.call.event.number, at)
-                if node.kind == "f":  # loaded in the dtype that the kernel computes in
-                    operand = operand.to(self.compute_dtype)
+                return lambda x: self.call.looked_up(ev, number, self.at, x).to(score.dtype)
+            if node.op == "aux":
+                operand = self.call.element(ev, node.value, self.at)
                 return operand.to(dtype_of(node.kind, score.dtype))
             if node.op in self.at:
                 return self.at[node.op]
@@ -269,13 +267,8 @@ class SampledWeights:
 
         return leaf
 
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        """The dtype that kernels compute a score program in."""
-        return compute_dtype(self.call.query.dtype)
-
     def compute_dtypes(self, wide: bool) -> list[torch.dtype]:
-        return list(dict.fromkeys([self.compute_dtype, *[torch.float64] * wide]))
+        return list(dict.fromkeys([self.call.compute_dtype, *[torch.float64] * wide]))
 
     def programmed(self, wide: bool) -> list[Tensor]:
         """The weights by the score program: as kernels compute, and, if `wide`, in fp64 too."""
@@ -291,16 +284,17 @@ class SampledWeights:
         """How to apply operations of the program, as kernels do.
 
         Terms without a score are rounded here as in kernels: integers that become floats, and
-        numbers that decide a mask.
+        numbers that decide a mask or the place in a table.
         """
-        narrow, apply = self.compute_dtype, self.applied(dtype)
+        narrow, apply = self.call.compute_dtype, self.applied(dtype)
         if dtype == narrow:
             return apply
 
         def as_in_kernels(node: Expr, values: list[Any]) -> Tensor:
             if node.op == "float" and node.args[0].kind == "i":
                 return values[0].to(narrow).to(dtype)  # type: ignore[no-any-return]
-            if node.kind == "b" and all(term.op != "s" for term in postorder([node])):
+            decides = node.kind == "b" or (node.kind == "i" and node.args[0].kind == "f")
+            if decides and all(term.op != "s" for term in postorder([node])):
                 leaf = self.leaves(self.points.exact, self.scores.to(narrow))
                 return fold([node], leaf, self.applied(narrow))[0]
             return apply(node, values)
@@ -316,6 +310,8 @@ class SampledWeights:
         apply, narrow = torch_apply(dtype), self.narrowest.itemsize == 2
 
         def without_errors(node: Expr, values: list[Any]) -> Tensor:
+            if node.op == "lookup":
+                return values[0](values[1])  # type: ignore[no-any-return]
             if narrow and node.op == "float" and node.args[0].kind == "i":
                 self.valid = self.valid & (values[0].abs() <= 1 << 24)
             if node.op in ("floordiv", "mod"):
@@ -338,7 +334,7 @@ class SampledWeights:
         There a slope is one of two, and both must have the same. Cases in which a rounding of the
         score changes the weight by much more than a rounding say nothing.
         """
-        tied = self._tied.get(self.compute_dtype)
+        tied = self._tied.get(self.call.compute_dtype)
         if self.aimed is None or tied is None:
             return torch.zeros(COUNT, dtype=torch.bool)
         recorded = self._recorded[False]

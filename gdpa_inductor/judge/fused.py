@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..program.expr import Expr, aux, call, compute_dtype
 from ..program.score_mod import ScoreMod
 from . import jagged
 from .elements import Evaluator
@@ -77,12 +78,49 @@ class Fused:
         return _shared(place, at["b"]), head, at["kv_idx"], channel
 
     def aux_at(self, number: int, at: dict[str, Tensor]) -> Index:
-        """The index into an operand of the program, by its access map."""
+        """The index into an operand of the program, by its access map. at: "t" in it is the place
+        in a table.
+        """
         zero = torch.zeros_like(at["kv_idx"])
         access, sizes = self.program.aux[number].access, self.aux[number].sizes
         return tuple(
             zero if entry == "-" or n == 1 else at[entry] for entry, n in zip(access, sizes)
         )
+
+    def element(self, ev: Evaluator, number: int, at: dict[str, Tensor]) -> Tensor:
+        """The elements of an operand that the scores read."""
+        operand = ev.element(self.aux[number], self.event.number, self.aux_at(number, at))
+        # Real numbers are loaded in the dtype that the kernel computes in.
+        return operand.to(self.compute_dtype) if operand.is_floating_point() else operand
+
+    def looked_up(self, ev: Evaluator, number: int, at: dict[str, Tensor], place: Tensor) -> Tensor:
+        """The elements of a table at a place; NaN outside of it."""
+        size = self.places[number]
+        there = {**at, "t": place.clamp(0, size - 1)}
+        inside = (place >= 0) & (place < size)
+        return torch.where(inside, self.element(ev, number, there), torch.nan)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The dtype that kernels compute a score program in."""
+        return compute_dtype(self.query.dtype)
+
+    @property
+    def places(self) -> dict[int, int]:
+        """How many places each table has, by the number of the operand."""
+        tables = ((n, spec.access) for n, spec in enumerate(self.program.aux) if spec.is_table)
+        return {n: self.aux[n].sizes[access.index("t")] for n, access in tables}
+
+    @property
+    def reads(self) -> dict[int, Expr]:
+        """The term that reads each operand: that of a table looks it up."""
+        places = self.program.places
+        leaves = [aux(number, spec.leaf_kind) for number, spec in enumerate(self.program.aux)]
+        return {
+            x.value: call("lookup", x, places[x.value]) if x.value in places else x
+            for x in leaves
+            if x.kind != "t" or x.value in places
+        }
 
 
 def _shared(place: Ref, batch: Tensor) -> Tensor:

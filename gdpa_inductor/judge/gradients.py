@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..program.expr import Expr, fold
+from ..program.expr import fold
 from .compare import SLACK, Recorded, SampledWeights, Side, outside
 from .elements import Root
 from .samples import CASES, COUNT, bytes_of
@@ -133,19 +133,21 @@ def _programmed(weights: SampledWeights, grad: Tensor, dtype: torch.dtype) -> li
     program = weights.call.program
     ev = weights.evaluator(differentiate=True)
     leaf = weights.leaves(ev, weights.scores.to(dtype), grad.to(dtype))
-    # Read with gradients, and known from then on.
-    operands = [leaf(Expr("aux", (), n, spec.kind)) for n, spec in enumerate(program.aux)]
+    apply, reads = weights.applied(dtype), weights.call.reads
+    # Read with gradients, and known from then on. Of a table it is the element that is looked up:
+    # its gradient, at its address, is what is summed by place.
+    operands = dict(zip(reads, fold(list(reads.values()), leaf, apply), strict=True))
     if ev.untracked:
         raise Incomplete(f"`{ev.untracked}` writes where autograd does not see it")
     wanted = [program.gradients.score, *program.gradients.aux]
     with torch.no_grad():
-        terms = iter(fold([x for x in wanted if x is not None], leaf, weights.applied(dtype)))
+        terms = iter(fold([x for x in wanted if x is not None], leaf, apply))
     by_score, *by_operand = [None if x is None else next(terms).expand(COUNT) for x in wanted]
     outputs, cotangents = [], []
-    for operand, term in zip(operands, by_operand, strict=True):
-        if term is not None and operand.requires_grad:
-            outputs.append(operand)
-            cotangents.append(term.to(operand.dtype))
+    for number, term in enumerate(by_operand):
+        if term is not None and operands[number].requires_grad:
+            outputs.append(operands[number])
+            cotangents.append(term.to(operands[number].dtype))
     gradients = _pulled(outputs, cotangents, ev.roots.values()) if outputs else []
     if by_score is not None and (weights.call.query.grad or weights.call.key.grad):
         gradients.append(Root(SCORE, ev.zero, by_score.double()))

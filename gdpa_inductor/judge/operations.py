@@ -210,7 +210,9 @@ def _selected(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     source, dim, places = event.args[:3]
     dim %= len(source.sizes)
     at = index if event.name == "gather" else (index[dim],) if places.sizes else ()
-    place = _wrap_index(ev, ev.element(places, event.number, at).long(), source.sizes[dim])
+    place = ev.element(places, event.number, at).long()
+    ev.require(place >= 0)
+    place = _wrap_index(ev, place, source.sizes[dim])
     return ev.element(source, event.number, _replaced(index, dim, place))
 
 

@@ -232,7 +232,10 @@ class Proof:
         near = [row, key, row, key, one, one, row + 1, key + 1, row - 1, key - 1]
         apart = [(row - key).abs(), row - key, key - row, torch.maximum(row, key) + 1]
         sums = [one + row, one + key, one - row, one - key]
-        return torch.stack([*near, torch.zeros_like(row), *apart, *sums], 1)
+        sizes = list(call.places.values())
+        ends = [torch.zeros_like(row), *(torch.full_like(row, n - 1) for n in sizes)]
+        places = [x for n in sizes for x in positions([n] * 3, self.seed, f"{n}", ())]
+        return torch.stack([*near, *ends, *apart, *sums, *places], 1)
 
     def _literals(self) -> list[int]:
         """Integers that one of the graphs names, sizes among them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,10 +54,21 @@ class Call:
     @property
     def static(self) -> bool:
         """Whether all sizes and strides are numbers, not symbols."""
+        return self._has_numbers(lambda x: x.shape)
+
+    @property
+    def static_but_rows(self) -> bool:
+        """The same, where the total rows of jagged sides may be symbols."""
+        o = self.fakes.operands
+        matrices = (o.query, o.key, o.value, self.fakes.grad_out)
+        jagged = [id(x) for x in matrices if x is not None and x.dim() == 3]
+        return self._has_numbers(lambda x: x.shape[id(x) in jagged :])
+
+    def _has_numbers(self, shape_of: Callable[[torch.Tensor], Sequence[Any]]) -> bool:
         items = (*self.fakes.operands.flat(), self.fakes.grad_out)
         fakes = [x for x in items if isinstance(x, torch.Tensor)]
         bounds = self.fakes.operands.lengths[2:]
-        sizes = [size for x in fakes for size in (*x.shape, *x.stride())]
+        sizes = [size for x in fakes for size in (*shape_of(x), *x.stride())]
         return all(type(size) is int for size in (*sizes, *bounds))
 
     def on_its_device(self, **options: Any) -> Arguments[Any]:

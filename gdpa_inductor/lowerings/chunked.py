@@ -161,6 +161,15 @@ def padded_to_all(problem: Problem) -> str:
     return "a jagged side without a bound is padded to all its rows" if problem.unbounded else ""
 
 
+def unsummed_tables(problem: Problem) -> str:
+    """On a CPU the loop over blocks adds in the order of the elements, in chunks too."""
+    if problem.device.type == "cpu" or not problem.training:
+        return ""
+    if not any(spec.is_table for spec in problem.program.aux):
+        return ""
+    return "chunks on a GPU do not add the gradient of a looked-up table in a fixed order"
+
+
 def strange_dtypes(problem: Problem) -> str:
     for dtype in (problem.dtype, problem.value_dtype):
         if dtype not in _FLOATS:
@@ -175,7 +184,11 @@ _ON_CPU = Rule(Code.SLOWER, not_on_cpu, quiet=True)
 BACKEND = Backend(
     name="chunked",
     devices=("cuda", "cpu", "xpu", "mps"),
-    refuses=(Rule(Code.DTYPE, strange_dtypes), Rule(Code.LOWERING, padded_to_all)),
+    refuses=(
+        Rule(Code.DTYPE, strange_dtypes),
+        Rule(Code.LOWERING, padded_to_all),
+        Rule(Code.LOWERING, unsummed_tables),
+    ),
     pays=(_ON_CPU, Rule(Code.SLOWER, slower, quiet=True)),
     frugal=(_ON_CPU, Rule(Code.SLOWER, lambda problem: slower(problem, SLACK), quiet=True)),
     about=lambda problem: f"about {estimate(problem).launches} launches",

@@ -28,6 +28,10 @@ aten, prims = torch.ops.aten, torch.ops.prims
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 # Below so many terms the CPU would wait longer for the launches than the GPU saves (an H200).
 MANY = 1 << 25
+# Below so many terms, or without the kernel, each place of a table is compared with all terms, as
+# long as these are few comparisons. So the sums have the same bits in every run. (Not measured.)
+SOME = 1 << 20
+COMPARED = 1 << 32
 
 
 def _table_sums(grad: Tensor, index: Tensor, size: int) -> Tensor:
@@ -59,7 +63,7 @@ def lower(table: Any, index: Any, dim: int) -> Any:
 def lower_backward(grad: Any, index: Any, dim: int, size: Any) -> Any:
     """The gradient of a table. Inductor IR in and out."""
     whole, read, _, places = lowering.lowered_node_values()
-    if _has_kernel(whole, read, dim, places):
+    if _has_kernel(whole, read, dim, places, MANY):
         return _by_kernel(grad, index, dim, places)
     copies = _copies(whole, read, places)
 
@@ -67,6 +71,26 @@ def lower_backward(grad: Any, index: Any, dim: int, size: Any) -> Any:
         return look_up.summed(grad, index, dim, size, copies)
 
     return lowering.inline_formula(formula, [grad, index, size], [whole, read, places])
+
+
+def lower_sums(terms: Any, index: Any, size: Any, whole: Tensor, read: Tensor) -> Any:
+    """Sums [W, size] in fp32 of terms [W, R], those of each place. Inductor IR in and out.
+
+    index: [R], of places that are in 0..size-1. whole, read: Fake tensors of terms and index.
+    """
+    if _has_kernel(whole, read, 1, size, SOME):
+        return _by_kernel(terms, index, 1, size)
+    count, places = shapes.size_hint(whole.numel()) or 0, shapes.size_hint(size) or 0
+    copies = _copies(whole, read, size)
+
+    def formula(terms: Tensor, index: Tensor, size: int) -> Tensor:
+        if count * places > COMPARED:
+            return look_up.summed(terms, index, 1, size, copies)
+        same = index == torch.arange(size, device=index.device)[:, None]
+        return torch.where(same, terms[:, None], 0.0).sum(-1)
+
+    sized = shapes.size_expr(size)
+    return lowering.inline_formula(formula, [terms, index, sized], [whole, read, size])
 
 
 def _copies(whole: Tensor, read: Tensor, places: int | torch.SymInt) -> int:
@@ -77,7 +101,10 @@ def _copies(whole: Tensor, read: Tensor, places: int | torch.SymInt) -> int:
     return look_up.copies(count // rows * size, count)
 
 
-def _has_kernel(whole: Tensor, read: Tensor, dim: int, places: int | torch.SymInt) -> bool:
+def _has_kernel(
+    whole: Tensor, read: Tensor, dim: int, places: int | torch.SymInt, least: int
+) -> bool:
+    """least: The fewest terms, unless torch is asked for deterministic algorithms."""
     device, rest = whole.device, [*whole.shape[:dim], *whole.shape[dim + read.dim() :]]
     return (
         device.type == "cuda"
@@ -90,7 +117,7 @@ def _has_kernel(whole: Tensor, read: Tensor, dim: int, places: int | torch.SymIn
         and config_of(device) is not None
         and not unusable()
         and (
-            (shapes.size_hint(whole.numel()) or 0) >= MANY
+            (shapes.size_hint(whole.numel()) or 0) >= least
             or torch.are_deterministic_algorithms_enabled()
         )
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -20,7 +20,7 @@ from ..problem import Problem
 from ..rejection import Code, Rejection
 from . import profit, tables
 from .host import facts, places, row_sums
-from .host.candidates import Candidate, HostGraph
+from .host.candidates import Candidate, HostGraph, looks_up
 from .host.finder import Finder, Through
 from .host.functions import REASONS
 from .host.region import Region, Sink
@@ -186,7 +186,7 @@ class Analyst:
                 continue
             try:
                 plan = self._plan(candidate, attempt, sink if attempt.rows else None, finder)
-                return replace(plan, notes=tuple(notes.values()))
+                return replace(plan, notes=(*notes.values(), *plan.notes))
             except Refused as refusal:
                 log.debug("%s, %s: %s", candidate.second, attempt.name, refusal.reason)
                 # What forbids a jagged side does not forbid the dense form: it is a note beside the
@@ -229,11 +229,12 @@ class Analyst:
     def _plan(
         self, candidate: Candidate, attempt: Attempt, sink: Sink | None, finder: Finder
     ) -> RegionPlan:
-        closed: set[Node] = set()
+        closed: dict[Node, Refused] = {}
         while True:
             try:
                 region = finder.of(candidate, attempt.through, sink, closed)
-                return self._planned(candidate, region, attempt)
+                plan = self._planned(candidate, region, attempt)
+                return replace(plan, notes=tuple(_stored(candidate, closed)))
             except Refused as refusal:
                 # A mask or bias that cannot be read may be an operand as it is. It is closed, and
                 # the region is found again without it.
@@ -242,7 +243,7 @@ class Analyst:
                     raise
                 if not self._worth_closing(node, candidate):
                     raise
-                closed.add(node)
+                closed[node] = refusal
 
     def _worth_closing(self, node: Node, candidate: Candidate) -> bool:
         """Whether a node may become an operand.
@@ -294,7 +295,8 @@ class Analyst:
         leaves = tuple(operand.leaf for operand in understood.operands)
         biases = leaves if problem.training else ()
         if problem.training:
-            problem = replace(problem, crowded=tables.crowded(self.graph, list(biases)))
+            looking = [node for node in region.makers if looks_up(node)]
+            problem = replace(problem, crowded=tables.crowded(self.graph, [*biases, *looking]))
         profit.check(problem, rank, self.options.profit)
         sizes = [*reading.scalars, *recipe.sizes()]
         for values in map(facts.value, region.sizes):
@@ -325,6 +327,14 @@ class Analyst:
         if not choice:
             raise Refused(Code.LOWERING, "no kernel supports it")
         return choice
+
+
+def _stored(candidate: Candidate, closed: Mapping[Node, Refused]) -> Iterator[Rejection]:
+    """Why biases that are looked up are operands."""
+    for node, refusal in closed.items():
+        if looks_up(node):
+            reason = f"{places.describe(node)}: {refusal.reason}"
+            yield rejection(candidate, Refused(Code.TABLE_STORED, reason))
 
 
 def rejection(candidate: Candidate, refusal: Refused) -> Rejection:

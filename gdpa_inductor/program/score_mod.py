@@ -166,9 +166,14 @@ class ScoreMod:
 
     def axes(self, number: int) -> frozenset[str]:
         """The score indices along which what is read of an operand varies."""
-        axes = self.aux[number].axes
+        return self.aux[number].axes | self.place_axes(number)
+
+    def place_axes(self, number: int) -> frozenset[str]:
+        """Those along which the place varies by which a table is looked up."""
+        axes: frozenset[str] = frozenset()
         for leaf in postorder([self.places[number]]) if number in self.places else ():
-            axes |= self.aux[leaf.value].axes if leaf.op == "aux" else {leaf.op} & set(AXES)
+            own = self.aux[leaf.value].axes if leaf.op == "aux" else {leaf.op} & set(AXES)
+            axes |= set(AXES) if leaf.op == "s" else own
         return axes
 
     def __str__(self) -> str:

@@ -228,9 +228,12 @@ def match_lines(match: Match) -> Iterator[str]:
         yield f"{1 + len(match.also)} products with these weights in one, their values side by side"
     yield f"kernel: {match.choice if match.choice is not True else 'any'}"
     for note in match.notes:
-        stays = "table stays" if note.code is Code.TABLE_GRADIENT else "stays padded"
+        stays = _STAYS.get(note.code, "stays padded")
         yield f"{stays}: {rejection_text(note)}"
         yield f"    to change: {note.advice}"
+
+
+_STAYS = {Code.TABLE_GRADIENT: "table stays", Code.TABLE_STORED: "bias stays"}
 
 
 def rejection_lines(rejection: Rejection) -> Iterator[str]:
@@ -295,6 +298,7 @@ def operands(match: Match) -> Iterator[str]:
             named = f" = {origin.name}{place}" if origin.name else f" in `{origin.line}`{place}"
         size = problem.aux_bytes(number) if number in problem.stored_aux() else None
         stored = f", stored: {mebibytes(size)}" if size else ""
+        stored = ", looked up in the kernel" if spec.is_table else stored
         yield f"a{number}{named}, {dtype_name(dtype)} [{', '.join(spec.access)}]{stored}"
 
 

@@ -3,6 +3,7 @@
 step       = scale | bias | activation | mask | reshape | nothing
 scale      = score (·|/) (number | size | 0-dim, [1], [h,1,1], row or any broadcast tensor)
 bias       = score (+|-) (number | broadcast tensor | distance built from positions)
+table      = score (+|-) (an element of a learned table, by positions or integers)
 mask       = score · tensor | masked_fill | where | tril, with a tensor of any broadcast form and
              kind, or one built from positions, lengths or windows
 reshape    = a permutation or flattening of the dims of the scores
@@ -141,6 +142,62 @@ def named_bias(draft: Draft, stage: str) -> None:
     name = draft.settled.get("bias_name", name)
     text = draft.pick("{s} + {x}", "{s}.add({x})", "{x} + {s}")
     draft.assign(stage, text.format(s=draft.subject(stage), x=name))
+
+
+def table(draft: Draft, stage: str) -> None:
+    """A bias that is looked up in a learned table, at places made of positions or of integers."""
+    if not {"n", "m"} <= set(draft.dims):
+        return bias(draft, stage)
+    rows, columns = positions(draft)
+    template = draft.random.choice(PLACES)
+    drawn = {name: broadcast(draft, "count", 0.5) for name in "xy" if f"{{{name}}}" in template}
+    place = draft.let("place", template.format(r=rows, c=columns, **drawn))
+    matrices = draft.dims[-3:] == ("h", "n", "m") and not drawn
+    form, dims = draft.random.choice(LOOKUPS + (OF_HEADS if matrices else ()))
+    from_end = "- 7" in template and not form.startswith("{t}[")
+    place = f"({place} + 7)" if from_end else place
+    draft.note(f"looked up by {form} at {template}")
+    text = form.format(t=draft.operand("table", dims), p=place)
+    draft.assign(
+        stage,
+        draft.pick("{s} + {t}", "{t} + {s}", "{s} - {t} * 0.5").format(
+            s=draft.subject(stage), t=text
+        ),
+    )
+
+
+# Places of a table of seven: by positions, logarithms, and integers of tokens.
+PLACES = (
+    "({r} - {c}).clamp(-3, 3) + 3",
+    "(({r} - {c}).abs() // 2).clamp(max=6)",
+    "({c} + 2 * {r}) % 7",
+    "({c} - {r}) % 7 - 7",
+    "torch.log(({r} - {c}).abs().double() + 1.0).long().clamp(0, 6)",
+    "torch.bucketize(({r} - {c}).abs(), torch.tensor([1, 2, 3, 5, 8, 13]))",
+    "(({r} - {c}).float().abs().sqrt() * 1.7).int().clamp(min=0, max=6)",
+    "torch.where({r} >= {c}, ({r} - {c}).clamp(max=5), 6)",
+    "({x} - {y}).clamp(0, 6)",
+    "({x} - 1 + 0 * ({r} - {c}))",
+    "({x} + {r} * {y}) % 7",
+)
+LOOKUPS = (
+    ("{t}[{p}]", ("7",)),
+    ("{t}[{p}]", ("7",)),
+    ("torch.index_select({t}, 0, {p}.flatten()).view({p}.shape)", ("7",)),
+    ("F.embedding({p}, {t}).squeeze(-1)", ("7", "1")),
+    ("{t}.gather(0, {p}.long().reshape(-1)).view_as({p})", ("7",)),
+    ("{t}[0, {p}]", ("2", "7")),
+    ("{t}.double().exp().to({t}.dtype)[{p}]", ("7",)),
+    ("({t}[{p}] * {t}[6 - {p} % 7])", ("7",)),
+    ("F.pad({t}, (0, 3))[{p}]", ("7",)),
+    ("torch.take({t}, {p}.long())", ("7",)),
+)
+OF_HEADS = (
+    ("{t}[:, {p}.view(n, m)]", ("h", "7")),
+    ("{t}[{p}.view(n, m)].permute(2, 0, 1)", ("7", "h")),
+    ("F.embedding({p}.view(n, m), {t}).permute(2, 0, 1).contiguous()", ("7", "h")),
+    ("{t}.t()[{p}.view(-1)].view(n, m, -1).permute(2, 0, 1)", ("h", "7")),
+)
 
 
 def mask_dims(draft: Draft) -> tuple[str, ...]:
@@ -342,7 +399,7 @@ def nothing(draft: Draft, stage: str) -> None:
         _written(draft, stage, NOTHINGS)
 
 
-BEFORE: tuple[Step, ...] = (scale, scale, bias, bias, bias, mask, reshape, nothing)
+BEFORE: tuple[Step, ...] = (scale, scale, bias, bias, bias, table, mask, reshape, nothing)
 AFTER: tuple[Step, ...] = (scale, scale, mask, mask, mask, reshape, nothing)
 
 

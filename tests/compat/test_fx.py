@@ -132,43 +132,6 @@ def test_write_symbolic():
     assert all(type(number) is int for number in run(6, 7))
 
 
-def saved_by_a_forward(marked: bool) -> list:
-    """The operations whose results a partitioned forward saves."""
-    from functorch.compile import make_boxed_func
-    from torch._dynamo.backends.common import aot_autograd
-
-    forwards = []
-
-    def backend(gm, inputs):
-        for node in gm.graph.nodes:
-            if marked and node.op in ("call_function", "call_method"):
-                fx.prefer_recompute(node)
-        return aot_autograd(fw_compiler=forward, bw_compiler=backward, partition_fn=partition)(
-            gm, inputs
-        )
-
-    def forward(gm, _):
-        forwards.append(gm)
-        return make_boxed_func(gm.forward)
-
-    backward = lambda gm, _: make_boxed_func(gm.forward)
-    partition = torch._functorch.partitioners.min_cut_rematerialization_partition
-    x, w = torch.ones(4, 4, requires_grad=True), torch.ones(4, 4, requires_grad=True)
-    torch._dynamo.reset()
-    torch.compile(lambda x, w: torch.mm(x, w).exp().mm(w), backend=backend)(x, w)
-    output = forwards[0].graph.output_node().args[0]
-    return [node.target for node in output[1:] if node.op == "call_function"]
-
-
-def test_prefer_recompute():
-    """The partitioner computes a marked matrix product again; it keeps one that is not."""
-    node = torch.fx.Graph().placeholder("x")
-    node.meta["recompute"] = "as it was"
-    fx.prefer_recompute(node)
-    assert node.meta["recompute"] == "as it was"
-    assert saved_by_a_forward(False) != [] == saved_by_a_forward(True)
-
-
 def checkpointed(x):
     return torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from gdpa_inductor._compat import lowering, shapes
 
@@ -212,6 +213,12 @@ def test_finish():
     layouts: list[Any] = []
     written(lower, torch.ones(4, 6).half(), torch.ones(4, 6).half())
     assert layouts == [(([4, 6], [6, 1]), torch.float16)]
+
+
+def test_fake():
+    fake = during(lambda *_: lowering.fake((2, 3), torch.half, CPU))
+    assert isinstance(fake, FakeTensor)
+    assert (tuple(fake.shape), fake.dtype, fake.device) == ((2, 3), torch.half, CPU)
 
 
 def test_likely_size():

@@ -51,6 +51,14 @@ def test_realized():
     assert moved == (torch.device("meta"), [4, 6], [6, 1])
 
 
+def test_on_device():
+    def look(x, *_):
+        return [lowering.on_device(x, device) for device in (CPU, torch.device("meta"))] + [x]
+
+    same, moved, x = during(look)
+    assert same is x and moved.get_device() == torch.device("meta")
+
+
 def test_layout_of():
     def look(x, y, size):
         *_, extent = lowering.lowered_node_values()

@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 from gdpa_inductor._compat.shapes import dense_strides
-from gdpa_inductor.lowerings.triton import plan
+from gdpa_inductor.lowerings.triton import lower, plan
 from gdpa_inductor.operands import Operands
 from gdpa_inductor.program.expr import POSITIONS
 from gdpa_inductor.program.score_mod import Aux, ScoreMod
@@ -60,6 +60,8 @@ class Case:
     half: bool = False  # fp16
     processors: int = 0  # of the faked device, see `fake_cuda`
     integers: torch.dtype = torch.int64  # of integer operands
+    places: int = 0  # of tables: integer operands are in 0 to places - 1
+    stored: int = 1 << 26  # bytes of terms of a table that may be stored at a time
     cached: bool = True  # operands that all batches read stay in the L2 cache
 
     @property
@@ -78,7 +80,8 @@ class Case:
     @property
     def sizes(self) -> dict[str, int]:
         """Of the axes that operands of the program may have."""
-        return {"b": self.b, "h": self.h, "q_idx": self.m, "kv_idx": self.n, "-": 1}
+        return {"b": self.b, "h": self.h, "q_idx": self.m, "kv_idx": self.n, "-": 1,
+                "t": self.places}  # fmt: skip
 
     def tensors(self) -> list[torch.Tensor]:
         """grad_out, query, key, value and the aux operands, fp32."""
@@ -102,7 +105,8 @@ class Case:
                     squares += places.view([-1 if d == dim else 1 for d in range(len(shape))])
             assert {*(squares % 2).flatten().tolist()} == {0, 1}, "blocks of both kinds"
             drawn = drawn.abs() * (squares % 2 == 0)
-        return {"f": drawn, "b": drawn > 0, "i": (drawn * 4).long().to(self.integers)}[spec.kind]
+        numbers = (drawn * 4).long() % self.places if self.places else (drawn * 4).long()
+        return {"f": drawn, "b": drawn > 0, "i": numbers.to(self.integers)}[spec.kind]
 
     def function(self) -> Callable:
         def run(grad_out, query, key, value, *aux):
@@ -145,7 +149,8 @@ class Case:
         tensors = self.tensors()
         if self.half:
             tensors = in_dtype(tensors, torch.float16)
-        with mock.patch.object(plan, "CACHED", plan.CACHED if self.cached else 0):
+        cached = mock.patch.object(plan, "CACHED", plan.CACHED if self.cached else 0)
+        with cached, mock.patch.object(lower, "STORED", self.stored):
             source = self.source(tensors, donated=[2] if self.spent else [])
         expected = self.expected(tensors)
         result = call(source, tensors)

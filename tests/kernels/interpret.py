@@ -25,7 +25,15 @@ from triton.runtime import interpreter
 
 from gdpa_inductor.lowerings import donation
 
-from . import cases, five_matmul_cases, jagged_cases, one_tile_cases, render, split_cases
+from . import (
+    cases,
+    five_matmul_cases,
+    jagged_cases,
+    one_tile_cases,
+    render,
+    split_cases,
+    table_cases,
+)
 
 
 class _LibDevice:
@@ -235,7 +243,7 @@ def main() -> None:
     _reduce_by_slices()
     _shuffle_programs()
     _addresses.watch()
-    tables = (cases, jagged_cases, five_matmul_cases, one_tile_cases, split_cases)
+    tables = (cases, jagged_cases, five_matmul_cases, one_tile_cases, split_cases, table_cases)
     every = [case for table in tables for case in table.CASES]
     by_name = {case.name: case for case in every}
     for line in sys.stdin:

@@ -1,158 +1,96 @@
-"""Calls whose programs look up learned tables."""
-
-from collections.abc import Sequence
-from dataclasses import dataclass
+"""Problems with tables that a program looks up: a table. Their gradients are sums over rows, keys,
+tiles or diagonals."""
 
 import torch
 
-from gdpa_inductor.operands import Operands
-from gdpa_inductor.program.score_mod import ScoreMod
+from .cases import GROUPED, Case
+from .five_matmul_cases import TAKEN as FIVE
+from .jagged_cases import LENGTHS, OTHERS, JaggedCase
+from .one_tile_cases import TAKEN as FEW
 
-BF16, FP32, U8 = torch.bfloat16, torch.float32, torch.uint8
-POSITION = "lookup(a0,add(sub(q_idx,kv_idx),{}))"
-SILU = "silu(add(mul(s,0.1),{}))"
-CAUSAL = "where(ge(q_idx,kv_idx),{},0.0)"
-TIME = "a0:f[h,t]; a1:i[b,q_idx,kv_idx]; "
-BOTH = "a0:f[h,t]; a1:i[b,q_idx,kv_idx]; a2:f[h,t]; "
-Side = int | tuple[int, ...]
+POSITION = "a0:f[h,t]; silu(add(mul(s,0.25),lookup(a0,add(sub(q_idx,kv_idx),60))))"
+CAUSAL = "a0:f[h,t]; where(ge(q_idx,kv_idx),silu(add(s,lookup(a0,sub(q_idx,kv_idx)))),0.0)"
+NEAREST = CAUSAL.replace("sub(q_idx,kv_idx)", "maximum(sub(q_idx,kv_idx),0)")
+FEW_HEADS = "a0:f[t]; a1:f[h]; mul(silu(add(mul(s,0.25),lookup(a0,sub(kv_idx,q_idx)))),a1)"
+BUCKETS = "a0:f[t,h]; add(s,lookup(a0,minimum(floordiv(abs(sub(q_idx,kv_idx)),4),8)))"
+LOGARITHM = (
+    "a0:f[h,t]; mul(sigmoid(s),lookup(a0,int(mul(log(float(add(abs(sub(q_idx,kv_idx)),1))),2.0))))"
+)
+TIME = "a0:f[t]; a1:i[b,q_idx,kv_idx]; silu(add(mul(s,0.25),lookup(a0,a1)))"
+TIME_OF_HEADS = "a0:f[t,h]; a1:i[b,q_idx,kv_idx]; silu(add(mul(s,0.25),lookup(a0,sub(a1,-1))))"
+OF_HEADS = "a0:f[h,t]; a1:i[b,q_idx,kv_idx]; silu(add(mul(s,0.25),lookup(a0,a1)))"
+PLACES_OF_HEADS = (
+    "a0:f[t]; a1:i[b,q_idx,kv_idx]; silu(add(mul(s,0.25),lookup(a0,mod(add(add(a1,h),b),9))))"
+)
+BOTH = (
+    "a0:f[t,h]; a1:i[b,q_idx,kv_idx]; a2:f[t]; "
+    "silu(add(add(mul(s,0.25),lookup(a0,add(sub(q_idx,kv_idx),i0))),lookup(a2,a1)))"
+)
+ROWS = "a0:f[h,t]; a1:i[b,q_idx]; silu(add(s,lookup(a0,a1)))"
+KEYS = "a0:f[t]; a1:i[kv_idx]; mul(silu(mul(s,0.25)),lookup(a0,a1))"
+SCALAR = "a0:f[h,t]; silu(add(mul(s,0.25),lookup(a0,i0)))"
+LITERAL = "a0:f[-,t]; silu(mul(s,lookup(a0,3)))"
+OF_SAMPLES = "a0:f[b,h,t]; a1:i[b,q_idx,kv_idx]; sigmoid(add(s,lookup(a0,a1)))"
+OF_QUERIES = "a0:f[q_idx,t]; sigmoid(add(s,lookup(a0,floordiv(kv_idx,8))))"
+TURNED = "a0:f[t]; silu(add(s,lookup(a0,add(mul(h,9),abs(sub(q_idx,kv_idx))))))"
+TIMES = "a0:f[h,t]; a1:i[q]; a2:i[k]; silu(add(s,lookup(a0,minimum(abs(sub(a1,a2)),9))))"
+TOKENS = "a0:f[t]; a1:i[q,kv_idx]; sigmoid(add(s,lookup(a0,a1)))"
+OUTSIDE = "a0:f[t]; silu(add(s,lookup(a0,sub(q_idx,kv_idx))))"
+NARROW = {"integers": torch.uint8, "places": 9}
+SIZES = {"m": 37, "n": 53, "places": 97}
 
-
-@dataclass(frozen=True)
-class Case:
-    """rows, keys: of every sequence, or the lengths of jagged ones. tables: the sizes of tables, in
-    turn. dtypes: of all operands of the program. layout: the access of tables in memory, if that is
-    another one. ctas, fast: of the launch."""
-
-    program: str
-    tables: tuple[int, ...]
-    dtypes: tuple[torch.dtype, ...]
-    batch: int = 1
-    heads: int = 2
-    key_heads: int = 0
-    rows: Side = 140
-    keys: Side = 140
-    dims: tuple[int, int] = (64, 64)
-    dtype: torch.dtype = BF16
-    shared: str = ""
-    ctas: int = 1
-    fast: bool = True
-    most: int = 0  # the largest integer of an operand, by default a place of the last table
-
-    def call(self) -> tuple[torch.Tensor, Operands[torch.Tensor]]:
-        """The gradient of O, and the operands. Rows that no sequence owns are NaN."""
-        torch.manual_seed(0)
-        key_heads = self.key_heads or self.heads
-        sides = [x if isinstance(x, tuple) else None for x in (self.rows, self.keys)]
-        batch = next((len(x) for x in sides if x), self.batch)
-        longest = [max(x) if isinstance(x, tuple) else x for x in (self.rows, self.keys)]
-        cu_q, cu_k = (None if x is None else offsets(x) for x in sides)
-
-        def matrix(name: str, side: Side, heads: int, width: int) -> torch.Tensor:
-            if isinstance(side, tuple):
-                values = torch.randn(sum(side) + 9, heads, width)
-                values[sum(side) :] = torch.nan
-                return values.to(self.dtype)
-            rows = 1 if name in self.shared else batch
-            return torch.randn(rows, heads, side, width).to(self.dtype)
-
-        query = matrix("q", self.rows, self.heads, self.dims[0])
-        key = matrix("k", self.keys, key_heads, self.dims[0])
-        value = matrix("v", self.keys, key_heads, self.dims[1])
-        grad_out = matrix("o", self.rows, self.heads, self.dims[1])
-        sizes = {"b": batch, "h": self.heads, "q_idx": longest[0], "kv_idx": longest[1], "-": 1}
-        sizes |= {"q": len(query), "k": len(key)}
-        program = ScoreMod.parse(self.program)
-        places, most = iter(self.tables), self.most or self.tables[-1]
-        aux = []
-        for spec, dtype in zip(program.aux, self.dtypes, strict=True):
-            shape = [next(places) if x == "t" else sizes[x] for x in spec.access]
-            if dtype.is_floating_point:
-                aux.append(torch.randn(shape).to(dtype))
-            else:
-                aux.append(torch.randint(min(most, 0), max(most, 0), shape).to(dtype))
-        lengths = (cu_q, cu_k, *longest)
-        return grad_out, Operands(query, key, value, aux, (), program, *lengths)
-
-
-def offsets(lengths: Sequence[int]) -> torch.Tensor:
-    return torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
-
-
-def position(offset: int, mask: str = "{}", table: str = "a0:f[h,t]; ") -> str:
-    return table + mask.format(SILU.format(POSITION.format(offset)))
-
-
-TWO = SILU.format(f"add({POSITION.format(139)},lookup(a2,a1))")
-JAGGED = (140, 0, 37, 1)
-CASES = {
-    "positions": Case(position(139), (279,), (FP32,)),
-    "positions, causal": Case(position(299, CAUSAL), (300,), (BF16,), rows=300, keys=300),
-    "positions, [T, H]": Case(position(139, table="a0:f[t,h]; "), (279,), (FP32,), batch=2),
-    "the other direction, for all heads": Case(
-        "a0:f[t]; " + SILU.format("lookup(a0,add(sub(kv_idx,q_idx),199))"),
-        (460,), (FP32,), rows=200, keys=260,
+CASES = [
+    Case("table_position", POSITION, needs="qkv0", **SIZES),
+    Case("table_position_long", POSITION, needs="0", m=150, n=140, h=1, b=1, choice=0, places=99),
+    Case("table_position_shares", POSITION, needs="0", m=20, n=150, b=5, h=1, places=80),
+    Case("table_causal", CAUSAL, needs="v0", m=100, n=100, places=100),
+    Case("table_nearest", NEAREST, needs="qkv0", m=100, n=100, places=100),
+    Case("table_few_heads", FEW_HEADS, needs="qkv01", h=3, m=40, n=20, places=200),
+    Case("table_buckets", BUCKETS, needs="q0", **SIZES),
+    Case("table_logarithm", LOGARITHM, needs="v0", m=40, n=40, places=20),
+    Case("table_time", TIME, needs="qkv0", m=37, n=53, **NARROW),
+    Case("table_time_of_heads", TIME_OF_HEADS, needs="qk0", m=37, n=53,
+         integers=torch.int16, places=12),
+    Case("table_both", BOTH, needs="qkv02", m=37, n=53, scalars=(52,), integers=torch.uint8,
+         places=89),
+    Case("table_both_dynamic", BOTH, needs="qkv02", m=37, n=53, scalars=(52,), places=89,
+         dynamic=True),
+    Case("table_both_wide", BOTH, needs="qv02", m=37, n=53, scalars=(52,), places=89, wide=True,
+         **GROUPED),
+    *(
+        Case(f"table_shares_{name}", program, b=4, h=4, m=20, needs="0", stored=stored, **NARROW)
+        for name, program, stored in (
+            ("batch", TIME, 1 << 13), ("heads", OF_HEADS, 1 << 13),
+            ("each", PLACES_OF_HEADS, 1 << 12), ("samples", OF_SAMPLES, 1),
+        )
     ),
-    "times": Case(TIME + SILU.format("lookup(a0,a1)"), (129,), (FP32, U8), rows=70, keys=144),
-    "times, odd keys": Case(
-        TIME + CAUSAL.format(SILU.format("lookup(a0,a1)")), (129,), (BF16, U8), rows=139, keys=139
-    ),
-    "positions and times": Case(
-        BOTH + CAUSAL.format(TWO), (279, 65), (FP32, U8, FP32), batch=2, heads=3, rows=140, keys=140
-    ),
-    "positions and times, head dim 128": Case(
-        BOTH + CAUSAL.format(TWO), (279, 65), (FP32, U8, FP32), keys=128, dims=(128, 128)
-    ),
-    "every byte": Case(TIME + SILU.format("lookup(a0,a1)"), (256,), (FP32, U8)),
-    "places of tokens": Case(
-        "a0:f[h,t]; a1:i[b,q_idx]; a2:i[b,kv_idx]; "
-        + SILU.format("lookup(a0,add(mul(a1,3),a2))"),
-        (40,), (FP32, torch.int64, torch.int16), batch=2, most=10,
-    ),
-    "jagged": Case(position(139, CAUSAL), (279,), (FP32,), rows=JAGGED, keys=JAGGED),
-    "jagged, times": Case(
-        TIME + SILU.format("lookup(a0,a1)"), (65,), (FP32, U8), rows=JAGGED, keys=JAGGED
-    ),
-    "jagged, places of tokens": Case(
-        "a0:f[h,t]; a1:i[q]; a2:i[k]; " + SILU.format("lookup(a0,add(sub(a1,a2),9))"),
-        (19,), (FP32, torch.int32, torch.int32), rows=JAGGED, keys=JAGGED, most=10,
-    ),
-    "a table of each query": Case(
-        "a0:f[q_idx,t]; a1:i[b,q_idx,kv_idx]; " + SILU.format("lookup(a0,a1)"), (9,), (BF16, U8)
-    ),
-    "fp16, exact functions": Case(
-        position(139), (279,), (torch.float64,), dtype=torch.float16, fast=False
-    ),
-    "times, [T, H]": Case(
-        "a0:f[t,h]; a1:i[b,q_idx,kv_idx]; " + CAUSAL.format(SILU.format("lookup(a0,a1)")),
-        (129,), (FP32, U8), batch=2, heads=4, key_heads=2, rows=140, keys=144,
-    ),
-    "places of 16 bits": Case(
-        TIME + SILU.format("lookup(a0,a1)"), (20,), (BF16, torch.int16), keys=136
-    ),
-    "signed places": Case(
-        TIME + SILU.format("lookup(a0,add(mul(a1,2),199))"), (200,), (FP32, torch.int8),
-        keys=144, most=-90, dims=(128, 64),
-    ),
-    "a table too large": Case(
-        TIME + SILU.format("lookup(a0,a1)"), (3000,), (FP32, torch.int16), keys=136, dims=(128, 128)
-    ),
-    "rounded times": Case(
-        TIME + CAUSAL.format(SILU.format("bf16(lookup(a0,a1))")), (65,), (FP32, U8), keys=144,
-        dims=(64, 32),
-    ),
-    "a table beside a bias": Case(
-        TIME + "a2:f[h,q_idx,kv_idx]; " + SILU.format("add(lookup(a0,a1),a2)"), (65,),
-        (FP32, U8, BF16), keys=144,
-    ),
-    "two tables of one place": Case(
-        BOTH + CAUSAL.format(SILU.format("mul(lookup(a0,a1),lookup(a2,a1))")), (30, 65),
-        (FP32, U8, FP32), rows=72, keys=272, heads=3, most=30,
-    ),
-    "jagged, tiles of times": Case(
-        TIME + CAUSAL.format(SILU.format("lookup(a0,a1)")), (65,), (FP32, U8),
-        rows=(144, 0, 37, 1), keys=(144, 0, 37, 1),
-    ),
-    "shared seeds": Case(
-        position(199), (300,), (FP32,), rows=32, keys=(150, 40, 0, 200), shared="q"
-    ),
-}  # fmt: skip
+    JaggedCase("table_shares_jagged", OF_HEADS, lengths_q=(37, 0, 20, 5), same=True, h=4,
+               needs="0", stored=11000, **NARROW),
+    Case("table_rows", ROWS, needs="qkv0", m=37, n=53, **NARROW),
+    Case("table_keys", KEYS, needs="qkv0", m=37, n=53, integers=torch.int32, places=9),
+    Case("table_scalar", SCALAR, needs="qkv0", scalars=(5,), places=9),
+    Case("table_literal", LITERAL, needs="qkv0", places=5),
+    Case("table_of_samples", OF_SAMPLES, needs="qkv0", m=37, n=20, **NARROW),
+    Case("table_of_queries", OF_QUERIES, needs="qkv0", m=37, n=53, places=7),
+    Case("table_turned", TURNED, needs="qkv0", **SIZES),
+    Case("table_outside", OUTSIDE, needs="0", m=20, n=20, places=9),
+    Case("table_half", BOTH, needs="qkv02", m=37, n=53, scalars=(52,), integers=torch.uint8,
+         places=89, half=True, tolerance=8e-3, options="kernel=triton,fast_math=False,strict=True"),
+    Case("table_few", KEYS, m=20, n=300, needs="qkv0", places=9, **FEW),
+    Case("table_five", POSITION, m=70, n=60, needs="qkv", places=140, **FIVE),
+    JaggedCase("table_jagged", POSITION, lengths_q=(37, 0, 90, 1), same=True, needs="qkv0",
+               places=150),
+    JaggedCase("table_jagged_causal", CAUSAL, lengths_q=LENGTHS, same=True, needs="0", places=150),
+    JaggedCase("table_jagged_both", BOTH, lengths_q=(37, 0, 20), lengths_k=(5, 40, 33),
+               needs="qkv02", scalars=(45,), integers=torch.uint8, places=90),
+    JaggedCase("table_jagged_times", TIMES, lengths_q=LENGTHS, lengths_k=OTHERS, needs="qkv0",
+               places=10),
+    JaggedCase("table_jagged_tokens", TOKENS, lengths_q=(37, 0, 20), lengths_k=(20, 7, 33),
+               needs="q0", **NARROW),
+    JaggedCase("table_jagged_rows", "a0:f[h,t]; a1:i[q]; silu(add(s,lookup(a0,a1)))",
+               lengths_q=LENGTHS, n=30, needs="qkv0", **NARROW),
+    JaggedCase("table_jagged_keys", "a0:f[t]; a1:i[k]; silu(add(s,lookup(a0,a1)))",
+               lengths_k=LENGTHS, m=30, needs="qkv0", **NARROW),
+    JaggedCase("table_jagged_dynamic", POSITION, lengths_q=(37, 0, 20), same=True, needs="qkv0",
+               places=150, dynamic=True),
+]  # fmt: skip

@@ -18,6 +18,7 @@ from .fake_cuda import DEVICES
 from .test_cubins import TENSOR_CORE, compiled, fuses, local_bytes
 
 CAUSAL = "where(ge(q_idx,kv_idx),silu(mul(s,0.088)),0.0)"
+TABLE = "a0:f[h,t]; silu(add(s,lookup(a0,add(sub(q_idx,kv_idx),32))))"
 RELU2 = "mul(relu(mul(s,0.088)),relu(mul(s,0.088)))"
 
 
@@ -32,11 +33,12 @@ def operands(work: Pass, units: int, heads: int, rows: int, cols: int, dim: int)
     found = [torch.empty(units, n, dim, dtype=bf16) for n in (rows, cols)]
     if work.reads_grad:
         found.append(torch.empty(units // heads, heads, rows, cols, dtype=bf16))
-    sizes = {"q_idx": (1, 1, rows, 1), "kv_idx": (1, 1, 1, cols)}
-    return found + [torch.empty(sizes[x.op], dtype=torch.int64) for x in work.operands]
+    sizes = {"q_idx": (1, 1, rows, 1), "kv_idx": (1, 1, 1, cols), "aux": (1, heads, 1, 1, 65)}
+    dtypes = {"i": torch.int64, "t": torch.float32}
+    return found + [torch.empty(sizes[x.op], dtype=dtypes[x.kind]) for x in work.operands]
 
 
-@pytest.mark.parametrize("text", [RELU2, CAUSAL])
+@pytest.mark.parametrize("text", [RELU2, CAUSAL, TABLE])
 @pytest.mark.parametrize("backward", [False, True])
 def test_scores_are_not_stored(text: str, backward: bool):
     """One kernel, and memory for P and dS only, in 16 bits."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gdpa_inductor.kernels.blocked import block_pass as cpu_pass
 from gdpa_inductor.kernels.blocked import jagged
-from tests.jagged_cases import CASES, JaggedCase, poisoned, take
+from tests.jagged_cases import CASES, JaggedCase, poisoned, sides_of, take
 from tests.lowerings.operators import CPU, as_they_are, in_small_blocks
 
 forward_op, backward_op = CPU.forward, CPU.backward
@@ -83,10 +83,11 @@ def test_every_form_of_short_sequences(name: str, uncompiled) -> None:
     check(replace(case, rows=rows, cols=cols, dense_cols=dense, dense_rows=queries))
 
 
+TABLES = "HSTU: tables by position and time"
 LONG = {"rows": (37, 0, 1, 53), "cols": (37, 0, 1, 53)}
 
 
-@pytest.mark.parametrize("name", ["own offsets", "token and head", "full bias, truncated"])
+@pytest.mark.parametrize("name", ["own offsets", "token and head", "full bias, truncated", TABLES])
 def test_in_blocks_and_compiled(name: str, small_blocks) -> None:
     longest = (40, 50) if CASES[name].longest[0] else (None, None)
     check(replace(CASES[name], **LONG, longest=longest))
@@ -116,7 +117,8 @@ def test_one_compile_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 POISON = ["self", "own offsets", "truncated", "rows of nobody", "token operands", "PFFN",
-          "a row of bias per token", "delta queries"]  # fmt: skip
+          "a row of bias per token", "delta queries",
+          "HSTU: tables by position and time", "a row of a table per token"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", POISON)
@@ -133,7 +135,7 @@ def test_nothing_leaks_from_neighbours(name: str, uncompiled) -> None:
 
 
 @pytest.mark.parametrize("keys", [31, 48])
-@pytest.mark.parametrize("name", ["self", "own offsets", "token operands", "PFFN", "PMA"])
+@pytest.mark.parametrize("name", ["self", "own offsets", "token operands", "PFFN", "PMA", TABLES])
 def test_the_place_in_the_batch_changes_no_bit(name: str, keys: int) -> None:
     """Outputs and gradients of a sequence, in fp32 and compiled, wherever it stands."""
     lengths = (37, 0, 1, 200, 64, 23, 5, 12, 40, 14, 60)
@@ -148,17 +150,20 @@ def test_the_place_in_the_batch_changes_no_bit(name: str, keys: int) -> None:
         rows=case.rows and tuple(lengths[b] for b in order),
         cols=case.cols and tuple(lengths[b] for b in order),
     )
-    sides = [("q", 0), ("k", 0), ("k", 0)]
-    sides += [(e, a.index(e)) for spec in case.aux for e in "qk" if e in (a := spec.access)]
-    given = [take(case, t, side, order, dim) for t, (side, dim) in zip(tensors, sides, strict=True)]
+    pairs = zip(tensors, sides_of(case), strict=True)
+    given = [take(case, t, side, order, dim) for t, (side, dim) in pairs]
     after = both(moved, given, take(case, cotangent, "q", order))[:4]
     for got, want, side in zip(after, before, "qqkk", strict=True):
         if want.shape[0] > 1:  # a gradient that is summed over the batch has an order of its own
             assert torch.equal(got, take(case, want, side, order))
 
 
-def test_equal_bits_from_run_to_run() -> None:
-    case = replace(CASES["PMA with a token operand"], cols=(37, 0, 1, 53))
+@pytest.mark.parametrize(
+    ("name", "sides"),
+    [("PMA with a token operand", {"cols": LONG["cols"]}), (TABLES, LONG)],
+)
+def test_equal_bits_from_run_to_run(name: str, sides: dict[str, tuple[int, ...]]) -> None:
+    case = replace(CASES[name], **sides)
     tensors = case.tensors(torch.float32)
     cotangent = torch.randn_like(case.call(tensors))
     first = both(case, tensors, cotangent)

@@ -33,6 +33,11 @@ CAUSAL = JaggedCase(
     "causal", "where(ge(q_idx,kv_idx),silu(mul(s,0.088)),0.0)", lengths_q=(512, 256), same=True,
     max_q=512, d=128, dv=128, h=4,
 )  # fmt: skip
+TABLES = Case(
+    "tables", "a0:f[h,t]; a1:i[b,q_idx,kv_idx]; a2:f[h,t]; where(ge(q_idx,kv_idx),silu(add(add("
+    "mul(s,0.088),lookup(a0,add(sub(q_idx,kv_idx),1023))),lookup(a2,a1))),0.0)",
+    m=1024, n=1024, d=128, dv=128, h=4, needs="qkv02", integers=torch.uint8, places=2047,
+)  # fmt: skip
 MASKED = [
     Case(name, program, m=700, n=700, d=64, dv=64, h=4)
     for name, program in (
@@ -156,6 +161,15 @@ def test_jagged_cubins(case: JaggedCase, capability: int, tmp_path):
         return masked if case is CAUSAL else None
 
     assert check(case, capability, tmp_path, spills) == 3
+
+
+@pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(n, marks=pytest.mark.slow) for n in (80, 100, 120))]
+)
+def test_tables_compile(capability: int, tmp_path):
+    """Forward, rows, keys, and the sums of both tables. Only that of dK and dV spills."""
+    spills = lambda text: 256 if "arg_OUT1" in text else None
+    assert check(TABLES, capability, tmp_path, spills) == 5
 
 
 @pytest.mark.parametrize("warps", [2, 8])

@@ -57,6 +57,7 @@ HALVED = "where(le(kv_idx,q_idx),mul(sigmoid(add(s,mul(a0,4.0))),0.5),0.0)"
         ("silu(add(s,mul(a0,a0)))", 0.0),
         ("add(silu(add(s,a0)),a0)", 0.0),
         ("add(relu(s),a0)", 0.0),
+        ("silu(bf16(add(bf16(mul(s,0.5)),bf16(a0))))", 0.5),
     ],
 )
 def test_factor_between_the_slopes(program: str, factor: float):

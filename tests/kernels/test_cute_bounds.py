@@ -34,7 +34,9 @@ def drawn(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return wide.abs().to(dtype) if dtype == torch.uint8 else wide.to(dtype)
 
 
-def table_of(operand: torch.Tensor, access: tuple[str, ...], size: TileSize = SIZE) -> bounds.Table:
+def table_of(
+    operand: torch.Tensor, access: tuple[str, ...], size: TileSize = SIZE
+) -> bounds.TileBounds:
     """The table, in memory that begins as something else."""
     results = []
     with recording(), tables() as room:

@@ -14,7 +14,7 @@ from cutlass import BFloat16, cute
 from gdpa_inductor.kernels.cute import launch
 from gdpa_inductor.kernels.cute.backward import jagged_sums
 from gdpa_inductor.kernels.cute.backward.roots import masked
-from gdpa_inductor.kernels.cute.config import SHARED_MEMORY, LookUp, StoredTiling
+from gdpa_inductor.kernels.cute.config import SHARED_MEMORY, StoredTiling, TableLayout
 from gdpa_inductor.kernels.cute.sm90 import wgmma
 from gdpa_inductor.kernels.cute.sm90.config import COLS, HALF, ROWS, Sm90Config
 from gdpa_inductor.kernels.cute.sm90.forward.bias import CHUNK, CHUNKS, HopperBias
@@ -97,7 +97,10 @@ CAUSAL_TABLES = (
 
 def tables(dim: int, **fields: Any) -> Sm90Config:
     """Tables of positions and of times, whose places come by TMA."""
-    dtypes, lookups = ("float32", "uint8", "float32"), (LookUp(0, 4095, 1), LookUp(2, 129, 1))
+    dtypes, lookups = (
+        ("float32", "uint8", "float32"),
+        (TableLayout(0, 4095, 1), TableLayout(2, 129, 1)),
+    )
     fields |= {"vectors": frozenset([1]), "lookups": lookups}
     return Sm90Config("bfloat16", dim, dim, CAUSAL_TABLES, dtypes, **fields)
 

@@ -10,7 +10,7 @@ pytest.importorskip("cutlass")
 from gdpa_inductor.kernels.cute.backward import table_gradients
 from gdpa_inductor.kernels.cute.backward.roots import no_such_biases
 from gdpa_inductor.kernels.cute.backward.table_gradients import distance
-from gdpa_inductor.kernels.cute.config import LookUp
+from gdpa_inductor.kernels.cute.config import TableLayout
 from gdpa_inductor.kernels.cute.places import unchecked
 from gdpa_inductor.kernels.cute.plan import plan_of
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config, TableRoom
@@ -22,8 +22,8 @@ from tests.tolerances import error_of
 from .cute_backward_cases import exact
 from .cute_cases import check_output, formula
 from .cute_memory import fresh_kernels, gradients
+from .lookup_cases import BF16, BOTH, CASES, CAUSAL, FP32, POSITION, SILU, TIME, U8, Case
 from .marks import slow_but
-from .table_cases import BF16, BOTH, CASES, CAUSAL, FP32, POSITION, SILU, TIME, U8, Case
 from .test_cute_forward import forward
 
 KINDS = {"sm90": Sm90Config, "sm100": Sm100Config}
@@ -121,7 +121,7 @@ def test_tables_and_places_in_shared_memory() -> None:
     ],
 )  # fmt: skip
 def test_room_for_tables(size: int, lookups: list[int], tables: int, replicas: int) -> None:
-    room = TableRoom.within(size, [LookUp(i, x, 1) for i, x in enumerate(lookups)])
+    room = TableRoom.within(size, [TableLayout(i, x, 1) for i, x in enumerate(lookups)])
     assert (len(room.tables), room.replicas) == (tables, replicas)
     assert room.size <= max(size, 0)
 
@@ -131,7 +131,7 @@ def test_room_for_tables(size: int, lookups: list[int], tables: int, replicas: i
 @pytest.mark.parametrize("vectors", [[1], []], ids=["tiled", "by elements"])
 def test_tables_cost_no_buffers_of_keys(dims, dtype: str, vectors: list[int]) -> None:
     program, aux = TIME + SILU.format("lookup(a0,a1)"), ("float32", dtype)
-    lookups = (LookUp(0, 129, 1),)
+    lookups = (TableLayout(0, 129, 1),)
     config = Sm90Config(
         "bfloat16", *dims, program, aux, vectors=frozenset(vectors), lookups=lookups
     )
@@ -165,10 +165,10 @@ def test_a_place_outside_of_the_table_is_nan(kind: str) -> None:
     assert result[0, 0].isnan().any(-1).equal(outside)
 
 
-LEARNED = [name for name, case in CASES.items() if not isinstance(case.keys, tuple)]
-for name in ("a table of each query", "rounded times", "two tables of one place"):
-    LEARNED.remove(name)
-QUICK_LEARNED = ("positions, causal", "positions and times", "places of tokens")
+LEARNED = list(CASES)
+LEARNED.remove("a table of each query")
+LEARNED.remove("fp16, exact functions")  # of fp64, which what is stored in 16 bits cannot serve
+QUICK_LEARNED = ("positions and times", "places of tokens", "jagged")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -198,6 +198,24 @@ EXACT = {
         heads=2, rows=133, keys=150,
     ),
     "a large table": Case(TIME + RELU.format("lookup(a0,a1)"), (2000,), (FP32, torch.int16)),
+    "all batches have the same places": Case(
+        "a0:f[t,h]; a1:i[q_idx,kv_idx]; " + CAUSAL.format(RELU.format("lookup(a0,a1)")), (2000,),
+        (FP32, torch.int16), batch=3, rows=150, keys=150,
+    ),
+    "jagged": Case(
+        BOTH + CAUSAL.format(RELU.format(SUMS)), (300, 40), (FP32, U8, FP32), heads=2,
+        rows=(150, 0, 37, 1), keys=(150, 0, 37, 1),
+    ),
+    "jagged, of tokens": Case(
+        "a0:f[t]; a1:i[q]; a2:i[b,kv_idx]; " + RELU.format("lookup(a0,add(sub(a1,a2),9))"), (19,),
+        (FP32, torch.int32, U8), heads=2, key_heads=1, rows=(40, 150, 0, 30), keys=(140, 37, 9, 0),
+        most=10,
+    ),
+    "jagged queries beside a bias": Case(
+        "a0:f[h,kv_idx]; a1:f[h,t]; "
+        + RELU.format("add(a0,lookup(a1,sub(add(150,kv_idx),q_idx)))"), (300,), (BF16, FP32),
+        rows=(150, 0, 37), keys=136,
+    ),
     "beside a bias": Case(
         BESIDE + RELU.format("add(a0,lookup(a1,sub(add(150,kv_idx),q_idx)))"), (300,), (BF16, BF16),
         batch=2, rows=150, keys=136,
@@ -206,7 +224,7 @@ EXACT = {
         TIME + RELU.format("lookup(a0,a1)"), (9,), (FP32, U8), batch=2, shared="kv"
     ),
 }  # fmt: skip
-FEW = ("each head has tables", "beside a bias")
+FEW = ("jagged", "jagged, of tokens", "each head has tables", "all batches have the same places")
 
 
 @pytest.mark.parametrize("room", [1, 256 << 20], ids=["parts", "at once"])
@@ -238,7 +256,7 @@ def few(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("octets", [2, 32])
 def test_large_row_groups(octets: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_gradients, "WARPS", 0)
+    monkeypatch.setattr(table_gradients, "CTAS", 0)
     monkeypatch.setattr(table_gradients, "OCTETS", octets)
     test_sums_on_integers("each head has tables", "sm90", 1)
 
@@ -263,10 +281,9 @@ def test_places_that_are_distances(place: str, expected: tuple[int, int] | None)
 
 
 @pytest.mark.parametrize(
-    "access, jagged, reason",
-    [("h,t", False, ""), ("h,t", True, "jagged"), ("b,t", False, "for each batch")],
+    "access, reason", [("h,t", ""), ("b,t", "of each batch"), ("q_idx,t", "or position")]
 )
-def test_gradients_of_other_tables_are_refused(access: str, jagged: bool, reason: str) -> None:
+def test_gradients_of_other_tables_are_refused(access: str, reason: str) -> None:
     program = f"a0:f[{access}]; silu(add(s,lookup(a0,add(sub(q_idx,kv_idx),9))))"
-    result = no_such_biases(program, (True,), "bfloat16", jagged)
+    result = no_such_biases(program, (True,), "bfloat16")
     assert reason in result and bool(reason) == bool(result)

@@ -107,6 +107,19 @@ def test_some_rows_are_of_the_form(make: Callable[[int], list], kernels):
         assert recorded(site) == min(number + 1, 2)
 
 
+@BACKWARD
+def test_where_only_rows_vary_some_of_them_are_of_the_form(backward: bool, kernels):
+    """None, one, and as many as an operand has elements along a dim."""
+    maker = functools.partial(calls.backward_site if backward else calls.forward_site, (H, 50))
+    site, forms = maker(), 0
+    for rows, is_new in ((50, True), (51, True), (7, False), (1, True), (50, False), (300, False)):
+        args = of_backward(jagged(rows)) if backward else jagged(rows)
+        results = site(*args)
+        forms += is_new
+        assert recorded(site) == forms
+        check_first_run(maker_of(backward), args, results, kernels[backward])
+
+
 # A good call, one that does not fit it, and what is said of that.
 WRONG: dict[str, tuple[list, list, str]] = {
     "rows of an operand": (

@@ -3,13 +3,14 @@ what a first run would, for batches of any rows. Nothing is compiled; a recorder
 kernels.
 """
 
+import functools
 from functools import partial
 
 import pytest
 import torch
 
 from gdpa_inductor.kernels.cute import bounds, replay
-from gdpa_inductor.kernels.cute.backward import biases
+from gdpa_inductor.kernels.cute.backward import biases, table_gradients
 from gdpa_inductor.kernels.cute.launcher import WordLauncher
 from gdpa_inductor.lowerings.cute import calls
 from gdpa_inductor.ops import Arguments
@@ -19,6 +20,7 @@ from .cute_recorders import (
     CAUSAL,
     CTAS,
     KINDS,
+    LONGEST,
     NUMBERS,
     STREAM,
     B,
@@ -46,13 +48,13 @@ kernels = pytest.fixture(autouse=True)(recorders)
 cleared = pytest.fixture(autouse=True)(clears)
 rooms = pytest.fixture(autouse=True)(cute_recorders.rooms)
 ranked = pytest.fixture(autouse=True)(ranking)
-STATIC = pytest.mark.parametrize("static", [True, False], ids=["static", "dynamic"])
+KNOWN = pytest.mark.parametrize("known", [True, (H, LONGEST), False], ids=str)
 
 
-@STATIC
+@KNOWN
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_forward_serves_batches_of_any_rows(kind: str, static: bool, kernels, ranked):
-    maker = partial(calls.forward_site, static)
+def test_a_forward_serves_batches_of_any_rows(kind: str, known, kernels, ranked):
+    maker = partial(calls.forward_site, known)
     site = maker()
     for later, rows in enumerate((50, 7, 300)):
         args = KINDS[kind](rows)
@@ -87,13 +89,14 @@ def test_slices_of_the_values_are_replayed(make, kernels, ranked):
         check_first_run(maker, args, out, kernels[0])
 
 
+@pytest.mark.parametrize("known", [(H, LONGEST), False], ids=str)
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "in any order"])
 @pytest.mark.parametrize("letters", ["qkv", "kv", "q"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_backward_serves_batches_of_any_rows(
-    kind: str, letters: str, ordered: bool, kernels, cleared, ranked, rooms
+    kind: str, letters: str, ordered: bool, known, kernels, cleared, ranked, rooms
 ):
-    maker = partial(calls.backward_site, False)
+    maker = partial(calls.backward_site, known)
     site = maker()
     for later, rows in enumerate((50, 7, 300)):
         args = of_backward(KINDS[kind](rows), letters)
@@ -226,9 +229,6 @@ def test_gradients_of_biases_are_replayed_with_the_words_of_a_first_run(
         assert [x.shape for x in results] == [x.shape for x in (*args[1:4], *args[4])]
         launches, tensors = kernels[1].launches, tensors_of(args, results)
         runs.append([[named(x, tensors) for x in each] for each in (launches, sums.launches)])
-    if name == "under a mask" and room == 1:
-        assert not recorded(site)  # rows of a part lie apart, and are cleared by torch
-        return
     assert recorded(site) and runs[0] == runs[1]
     assert len(launches) == parts and len(sums.launches) == parts * (name != "of each score")
     for found in runs[1][0]:
@@ -238,6 +238,40 @@ def test_gradients_of_biases_are_replayed_with_the_words_of_a_first_run(
     assert not sums.launches or stored == [x[0] for x in sums.launches]
     targets = [x[1] - results[3].data_ptr() for x in sums.launches]
     assert targets == [i * (results[3].nbytes // parts) for i in range(len(sums.launches))]
+
+
+TABLES = (
+    "a0:f[h,t]; a1:i[b,q_idx,kv_idx]; a2:f[t,h]; a3:i[q_idx,kv_idx]; a4:f[t]; "
+    "where(ge(q_idx,kv_idx),silu(add(add(add(s,lookup(a0,add(sub(q_idx,kv_idx),39))),"
+    "lookup(a2,a1)),lookup(a4,a3))),0.0)"
+)
+
+
+@pytest.mark.parametrize("room", [1, biases.TABLE_ROOM], ids=["parts", "at once"])
+def test_gradients_of_tables_are_replayed_with_the_words_of_a_first_run(
+    room: int, kernels, sums, monkeypatch
+):
+    """Parts of one head have tables at any address."""
+    launcher = functools.cache(lambda _, count, *__: WordLauncher(sums, count))
+    monkeypatch.setattr(table_gradients, "word_launcher", launcher)
+    monkeypatch.setattr(biases, "TABLE_ROOM", room)
+    site, runs = calls.backward_site(True), []
+    for _ in range(2):
+        kernels[1].launches.clear()
+        sums.launches.clear()
+        index = torch.zeros(2, 40, 40, dtype=torch.uint8)
+        tables = [torch.zeros(4, 79), index, torch.zeros(9, 4), index[0].short(), torch.zeros(9)]
+        args = of_backward([*dense()[:3], tables, [], TABLES])
+        args[7] = [True] * 3 + [x.is_floating_point() for x in tables]
+        results = site(*args)
+        assert [x.shape for x in results] == [args[i].shape for i in (1, 2, 3)] + [
+            x.shape for x in tables[::2]
+        ]
+        found, tensors = (kernels[1].launches, sums.launches), tensors_of(args, results)
+        runs.append([[named(x, tensors) for x in each] for each in found])
+    assert recorded(site) and runs[0] == runs[1]
+    parts = 4 if room == 1 else 1
+    assert [len(x) for x in found] == [parts, 4 * parts + 3]
 
 
 @pytest.mark.parametrize("name", LEARNED)

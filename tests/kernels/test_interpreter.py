@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from . import cases, five_matmul_cases, jagged_cases, one_tile_cases, split_cases
+from . import cases, five_matmul_cases, jagged_cases, one_tile_cases, split_cases, table_cases
 
-TABLES = (cases, jagged_cases, five_matmul_cases, one_tile_cases, split_cases)
+TABLES = (cases, jagged_cases, five_matmul_cases, one_tile_cases, split_cases, table_cases)
 CASES = [case for table in TABLES for case in table.CASES]
 ROOT = Path(__file__).parents[2]
 QUICK = {
@@ -33,6 +33,8 @@ QUICK = {
     "few_columns_shares", "few_padding",
     "split", "split_row", "split_dynamic", "split_last", "split_mask", "split_keys",
     "split_keys_unowned", "split_both_unowned",
+    "table_position", "table_both", "table_causal", "table_rows", "table_outside",
+    "table_shares_heads", "table_jagged_times", "table_jagged_dynamic",
 }  # fmt: skip
 
 # Every template and feature once: what the oldest Triton runs too.
@@ -42,7 +44,7 @@ OLDEST = {
     "mask_blocks", "no_keys", "prefix_long", "dynamic_hstu", "jagged_per_token", "jagged_mask",
     "jagged_seeds", "jagged_unowned", "jagged_many_both", "jagged_bias", "five_columns",
     "five_jagged_both", "five_jagged_batch", "few_tail", "few_shares", "split_last",
-    "split_both_unowned",
+    "split_both_unowned", "table_both",
 }  # fmt: skip
 
 

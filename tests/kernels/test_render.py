@@ -20,6 +20,10 @@ from .one_tile_cases import TAKEN as FEW
 GOLDEN = Path(__file__).parent / "golden"
 CAUSAL, GELU = "where(ge(q_idx,kv_idx),silu(s),0.0)", "gelu_tanh(mul(s,0.1))"
 CAUSAL_BIAS = "a0:f[h,q_idx,kv_idx]; where(ge(q_idx,kv_idx),silu(add(s,a0)),0.0)"
+TABLES = (
+    "a0:f[h,t]; a1:i[b,q_idx,kv_idx]; a2:f[t]; "
+    "silu(add(add(s,lookup(a0,add(sub(q_idx,kv_idx),52))),lookup(a2,a1)))"
+)
 CASES = [
     Case("even", SILU, m=128, n=128, d=64, dv=64, choice=0),
     Case("tail_gqa", SILU, m=19, n=53, h=4, hk=2, hv=2),
@@ -32,6 +36,7 @@ CASES = [
     JaggedCase("jagged_causal", CAUSAL, lengths_q=(300, 130), same=True, d=64, dv=64, choice=0),
     JaggedCase("jagged_operands", PER_TOKEN, lengths_q=(40, 7), lengths_k=(5, 90),
                needs="qkv01"),
+    Case("tables", TABLES, m=19, n=53, needs="qkv02", integers=torch.uint8, places=71),
     Case("split", SILU, m=3, n=1100, needs=""),
     JaggedCase("split_keys", CAUSAL, m=3, lengths_k=(700, 90), needs=""),
     Case("five_matmul", SILU, m=128, n=256, choice=0, **TAKEN),
@@ -41,6 +46,7 @@ CASES = [
 # What a case's own kernel has, and no other.
 OWN = {
     "added": "tl.atomic_add(dq_base", "split": "SPLITS", "split_keys": "SPLITS",
+    "tables": "DIAGONAL",
     "five_matmul": "arg_SUMS", "five_matmul_jagged": "arg_SUMS", "one_tile": "arg_DQ",
 }  # fmt: skip
 

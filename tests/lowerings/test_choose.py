@@ -74,6 +74,29 @@ LEFT = [
 ]
 
 
+TABLE = "a0:f[t]; silu(add(s,lookup(a0,sub(q_idx,kv_idx))))"
+
+
+def test_chunks_on_a_gpu_add_no_gradients_of_tables():
+    """Their additions have no fixed order there. A forward and a CPU are fine."""
+    table = {"dtype": F64, "aux": (F64,), "program": TABLE, "places": (9,)}
+    refusal = lowerings.choose(problem(**table), Options(kernel="chunked", profit=False))
+    assert not refusal and refusal.code is Code.LOWERING
+    assert "gradient of a looked-up table" in refusal.reason
+    for others in ({"training": False}, {"device": "cpu"}):
+        choice = lowerings.choose(
+            problem(**table, **others), Options(kernel="chunked", profit=False)
+        )
+        assert choice.kernel == "chunked"
+
+
+def test_a_table_is_no_operand_that_is_stored_for_all_scores():
+    program = "a0:f[h,t]; a1:f[h]; mul(a1,silu(add(s,lookup(a0,sub(q_idx,kv_idx)))))"
+    case = problem(aux=(F32, F32), program=program, places=(9, 1))
+    assert case.aux_bytes(0) == 4 * 9 * 4 and case.aux_bytes(1) == 4 * 4
+    assert case.stored_aux() == []
+
+
 @pytest.mark.parametrize("case", LEFT)
 def test_chunks_can_be_asked_for_by_name(case: Problem):
     choice = lowerings.choose(case, Options(kernel="chunked", profit=False))
@@ -137,6 +160,7 @@ REFUSED = [
     (problem(F64), Code.DTYPE, "float64"),
     (problem(value=F32), Code.DTYPE, "takes one"),
     (problem(aux=(torch.complex64,)), Code.DTYPE, "complex64"),
+    (problem(program="a0:f[t]; add(s,lookup(a0,int(s)))", aux=(F32,)), Code.POINTWISE_OP, "score"),
     (problem(d=320), Code.HEAD_DIM, "320"),
     (problem(dv=512), Code.HEAD_DIM, "512"),
     (problem(device="meta"), Code.DEVICE, "meta"),

@@ -19,19 +19,28 @@ def status(name):
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
 
-def extra(op, rows, *bounds):
+def extra(op, rows, *bounds, program=([], [], "silu(mul(s,0.125))"), needs=[True] * 3):
     "MiB that a training step takes beyond its operands."
     q, k, v, g = (torch.ones(*rows, 64) for _ in range(4))
     rss = status("VmRSS")
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # the peak counts from here
-    operands = (q, k, v, [], [], "silu(mul(s,0.125))")
+    operands = (q, k, v, *program)
     getattr(torch.ops.gdpa, op)(*operands, *bounds)
-    getattr(torch.ops.gdpa, op + "_backward")(g, *operands, [True] * 3, *bounds)
+    getattr(torch.ops.gdpa, op + "_backward")(g, *operands, needs, *bounds)
     return status("VmHWM") - rss
 
 def dense(op, length):
     return extra(op, (1, 1, length))
+
+def tables(op, length):
+    at = torch.zeros(1, length, length, dtype=torch.uint8)
+    at += 1  # in memory
+    text = "a0:f[h,t]; a1:i[b,q_idx,kv_idx]; a2:f[t]; silu(add(add(s," \
+        "lookup(a0,add(sub(q_idx,kv_idx),i0))),lookup(a2,a1)))"
+    aux = [torch.ones(1, 2 * length - 1), at, torch.ones(65)]
+    needs = [True] * 4 + [False, True]
+    return extra(op, (1, 1, length), program=(aux, [length - 1], text), needs=needs)
 
 def jagged(op, lengths):
     cu = torch.tensor([0, *lengths]).cumsum(0)
@@ -42,6 +51,8 @@ found = {{}}
 for name, threads, step, op, small, large in (
     ("cpu 4096", 2, dense, CPU, 600, 4096), ("cpu 8192", 2, dense, CPU, 600, 8192),
     ("chunked 8192", 2, dense, CHUNKED, 600, 8192),
+    ("tables 4096", 2, tables, CPU, 600, 4096), ("tables 8192", 2, tables, CPU, 600, 8192),
+    ("chunked tables 8192", 2, tables, CHUNKED, 600, 8192),
     ("jagged", 1, jagged, CPU, [600, 40, 40], {LENGTHS}),
 ):
     read, write = os.pipe()
@@ -70,9 +81,16 @@ def test_memory_is_linear_in_the_length(extra):
     assert extra["cpu 8192"] < 2 * extra["cpu 4096"] + 8
 
 
+def test_tables_take_no_memory_for_scores(extra):
+    """The bias and its gradient have no element for each score; here a block's are in memory."""
+    assert extra["tables 8192"] < 2 * extra["tables 4096"] + 8
+    assert extra["tables 8192"] < extra["cpu 8192"] + 64
+
+
 def test_chunks_take_64_mib_whatever_the_length(extra):
     results = 4 * 8192 * 64 * 4 / 2**20
     assert extra["chunked 8192"] < results + 64
+    assert extra["chunked tables 8192"] < results + 64
 
 
 def test_memory_of_a_jagged_batch_is_that_of_the_rows(extra):

@@ -100,6 +100,11 @@ BIAS = {
 }  # fmt: skip
 
 
+TABLES = {
+    "program": "a0:f[h,t]; a1:i[b,q_idx,kv_idx]; a2:f[t,h]; "
+    "silu(add(add(s,lookup(a0,add(sub(q_idx,kv_idx),2047))),lookup(a2,a1)))",
+    "aux_dtypes": (torch.float32, torch.uint8, torch.float32),
+}  # fmt: skip
 BIASED = "a0:f[q_idx,kv_idx]; where(ge(q_idx,kv_idx),{}(add(s,a0)),0.0)"
 FP32 = {"aux_dtypes": (torch.float32,)}
 GAU = {
@@ -135,6 +140,10 @@ TAKEN = [
     {**GAU, "program": "relu(s)", "value_dim": 512},
     {**GAU, **FP32, "program": BIASED.format("relu")},
     {**GAU, **JAGGED, "heads": 4},
+    TABLES,
+    {**TABLES, **NARROW, "batch": 1, "rows": 1024, "cols": 1024},
+    {**TABLES, "needs": (True, True, True, True, False, True)},
+    {**TABLES, **JAGGED},
 ]
 
 

@@ -111,6 +111,31 @@ def test_the_code_of_sizes_that_vary_says_so():
     assert "calls_forward_site(False)" in code and "calls_backward_site(False)" in code
 
 
+@pytest.mark.parametrize("name", ["a bias, jagged", "a bias"])
+def test_the_code_of_rows_that_vary_says_so(name: str, monkeypatch):
+    """Of jagged sides. Then a launch is found by how many rows there are, and no other size."""
+    fake = render._fake
+
+    def symbolic(mode, tensor, number, _):
+        if tensor.shape[0] != 512:
+            return fake(mode, tensor, number, False)
+        kinds = [DimDynamic.DUCK, *[DimDynamic.STATIC] * (tensor.dim() - 1)]
+        context = StatelessSymbolicContext(kinds)
+        real = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        result = mode.from_tensor(real, symbolic_context=context, static_shapes=False)
+        with mode:
+            return torch.empty(result.shape, dtype=tensor.dtype, device="cuda")
+
+    monkeypatch.setattr(render, "_fake", symbolic)
+    run, arguments = STEPS[name]
+    if name == "a bias":
+        arguments = [torch.empty(512, *x.shape[1:], dtype=BF16) for x in arguments[:3]]
+        run = step("kernel=cute")
+    code = render.wrapper(run, arguments, capability=90, dynamic=True)
+    known = "(4, 300, 300)" if "jagged" in name else "False"
+    assert f"calls_forward_site({known})" in code and f"calls_backward_site({known})" in code
+
+
 def test_calls_of_two_backends_take_turns():
     """The code imports the function of each of them once, and calls it for each call site."""
     turns = ["cute", "chunked", "cute", "chunked"]

@@ -1,7 +1,8 @@
 """How models look a bias up in a learned table: a small function, and the table's sizes.
 
-    @lookup(T, H)                   bias(table [T, H], places [N, N]) -> [..., N, N], replaced
-    @lookup(T, H, replaced=False)   the call stays as it is
+    @lookup(T, H)                   bias(table [T, H], places [N, N]) -> [..., N, N], in the program
+    @lookup(T, H, by="operator")    by gdpa::look_up
+    @lookup(T, H, by="model")       the call stays as it is
 
 `places` are drawn from 0 to T - 1. Sizes are T = 7 buckets, H = 2 heads, N = 24 tokens, B = 3.
 """
@@ -22,16 +23,16 @@ class Spelling:
 
     bias: Callable[[Tensor, Tensor], Tensor]
     sizes: tuple[int, ...]
-    replaced: bool = True
+    by: str = "program"
     note: str = ""
 
 
 SPELLINGS: dict[str, Spelling] = {}
 
 
-def lookup(*sizes: int, replaced: bool = True, note: str = "") -> Callable:
+def lookup(*sizes: int, by: str = "program", note: str = "") -> Callable:
     def add(bias: Callable) -> Callable:
-        SPELLINGS[bias.__name__] = Spelling(bias, sizes, replaced, note)
+        SPELLINGS[bias.__name__] = Spelling(bias, sizes, by, note)
         return bias
 
     return add
@@ -52,11 +53,16 @@ lookups(
     one_index=lambda t, i: t[i],
     places_from_the_end=lambda t, i: t[i - T],
     int32_places=lambda t, i: t[i.int()],
-    take=lambda t, i: torch.take(t, i),
     a_function_of_the_table=lambda t, i: (16 * t.sigmoid())[i],
     clamped_places=lambda t, i: t[(3 * i - 5).clamp(0, T - 1)],
-    masked_places=lambda t, i: torch.where(i > 2, t[torch.where(i > 2, i, 0)], 0.0),
     places_of_the_table_itself=lambda t, i: t[(i + t.argmax()) % T],
+)
+
+
+lookups(
+    lookup(T, by="operator"),
+    take=lambda t, i: torch.take(t, i),
+    masked_places=lambda t, i: torch.where(i > 2, t[torch.where(i > 2, i, 0)], 0.0),
     padded=lambda t, i: F.pad(t[i[1:, 1:]], (1, 0, 1, 0), value=0.25),
     joined=lambda t, i: torch.cat([t[i[:5]], torch.stack([t[i[row]] for row in range(5, N)])]),
     summed=lambda t, i: torch.stack([t[i], t[i.mT]]).sum(0),
@@ -74,7 +80,6 @@ lookups(
         t, -1, index=i.flatten()
     ).unflatten(1, (N, N)),
     gather=lambda t, i: t.gather(1, i.view(1, -1).expand(H, -1)).view(H, N, N),
-    take_along_dim=lambda t, i: torch.take_along_dim(t, i.view(1, -1), dim=1).view(H, N, N),
 )
 
 
@@ -83,18 +88,18 @@ def index_beside_a_number_and_a_slice(t, i):
     return t[1, i, :1].squeeze(-1)
 
 
-@lookup(T, 3)
+@lookup(T, 3, by="operator")
 def index_before_a_slice(t, i):
     return t[i, 1:].permute(2, 0, 1)
 
 
-@lookup(T, T)
+@lookup(T, T, by="operator")
 def two_indices_of_their_own_dims(t, i):
     """Rows by one, columns by the other, as relative positions of pixels have them."""
     return t[i[:, :1], i[:1]]
 
 
-@lookup(H, T, 2)
+@lookup(H, T, 2, by="operator")
 def two_indices_apart(t, i):
     return t[torch.arange(H)[:, None, None], i, torch.ones_like(i)]
 
@@ -105,6 +110,11 @@ lookups(
         t.index_select(0, i.view(-1)).view(N, N, H).permute(2, 0, 1)
     ),
     embedding=lambda t, i: F.embedding(i, t).permute(2, 0, 1),
+)
+
+
+lookups(
+    lookup(T, H, by="operator"),
     embedding_with_padding=lambda t, i: F.embedding(i, t, padding_idx=2).permute(2, 0, 1),
     embedding_with_padding_from_the_end=lambda t, i: F.embedding(
         i, weight=t, padding_idx=-1
@@ -116,10 +126,16 @@ lookups(
 )
 
 
-@lookup(H, T)
+@lookup(H, T, by="operator")
 def take_of_a_matrix(t, i):
     """Places of the table as one row."""
     return t.take(i + T * torch.arange(H)[:, None, None])
+
+
+lookups(
+    lookup(H, T, by="operator"),
+    take_along_dim=lambda t, i: torch.take_along_dim(t, i.view(1, -1), dim=1).view(H, N, N),
+)
 
 
 @lookup(1, T)
@@ -144,34 +160,34 @@ def two_tables(t, i):
 # What the bias goes through
 
 
-@lookup(T)
+@lookup(T, by="operator")
 def sliced(t, i):
     wider = F.pad(i, (0, 1, 0, 1))
     return t.index_select(0, wider.view(-1)).view(N + 1, N + 1)[:-1, :-1]
 
 
-@lookup(T)
+@lookup(T, by="operator")
 def added_in_place_to_zeros(t, i):
     bias = torch.zeros(N, N, dtype=t.dtype)
     bias += t[i]
     return bias
 
 
-@lookup(T)
+@lookup(T, by="operator")
 def added_in_place_to_a_slice(t, i):
     bias = t.new_zeros(N, N)
     bias[:, 1:].add_(t[i[:, 1:]])
     return bias
 
 
-@lookup(T)
+@lookup(T, by="operator")
 def written_into_a_slice(t, i):
     bias = t.new_zeros(H, N, N)
     bias[:, 1:, :] = t[i[1:]]
     return bias
 
 
-@lookup(T, H)
+@lookup(T, H, by="operator")
 def changed_in_place(t, i):
     bias = t[i].permute(2, 0, 1)
     bias.mul_(2.0)
@@ -181,37 +197,37 @@ def changed_in_place(t, i):
 # What stays
 
 
-@lookup(T, H, replaced=False, note="divides by how often")
+@lookup(T, H, by="model", note="divides by how often")
 def embedding_scaled_by_frequency(t, i):
     return F.embedding(i, t, scale_grad_by_freq=True).permute(2, 0, 1)
 
 
-@lookup(T, H, replaced=False, note="gradient is sparse")
+@lookup(T, H, by="model", note="gradient is sparse")
 def embedding_with_a_sparse_gradient(t, i):
     return F.embedding(i, t, sparse=True).permute(2, 0, 1)
 
 
-@lookup(T, H, replaced=False, note="changes the rows")
+@lookup(T, H, by="model", note="changes the rows")
 def embedding_with_a_greatest_norm(t, i):
     return F.embedding(i, t, max_norm=0.5).permute(2, 0, 1)
 
 
-@lookup(T, T)
+@lookup(T, T, by="operator")
 def one_index_twice(t, i):
     return t[i, i]
 
 
-@lookup(3, T, H)
+@lookup(3, T, H, by="operator")
 def table_in_another_order(t, i):
     """The result has the order of its dims."""
     return t.permute(2, 1, 0)[:, i].sum(-1)
 
 
-@lookup(3, T, H, replaced=False, note="in another order")
+@lookup(3, T, H, by="model", note="in another order")
 def two_places_of_a_table_in_another_order(t, i):
     return t.permute(2, 1, 0)[:, i, :2].sum(-1)
 
 
-@lookup(N, N, replaced=False)
+@lookup(N, N, by="model")
 def as_large_as_the_bias(t, i):
     return t[torch.arange(N)]

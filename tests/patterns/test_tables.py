@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gdpa_inductor.report.sections import match_lines
 from tests._recorder import Recorder
 
 N, H = 24, 2
@@ -68,6 +69,11 @@ def look_ups(recorder: Recorder, regions: int = 1) -> int:
     return graph.calls_after["look_up"]
 
 
+def looked_up_in_programs(recorder: Recorder) -> int:
+    """How many tables the score programs look up."""
+    return sum(len(match.problem.program.places) for match in recorder.matches)
+
+
 def attention(q, k, v, table, index):
     return F.silu(q @ k.mT + table[:, index]) @ v
 
@@ -80,14 +86,14 @@ def operands(dtype, learns=True, size=2 * N - 1):
 
 
 @pytest.mark.parametrize("name", LOOKUPS)
-def test_a_learned_table_in_16_bits_is_looked_up_by_the_operator(name):
+def test_a_learned_table_in_16_bits_is_looked_up_by_the_program(name):
     def attention(q, k, v, table, index):
         return F.silu(q @ k.mT + LOOKUPS[name](table, index)) @ v
 
     q, k, v, table = operands(torch.bfloat16)
     fused, recorder = compiled(attention)
     out = fused(q, k, v, table, INDEX)
-    assert look_ups(recorder) == 1
+    assert looked_up_in_programs(recorder) == 1 and not look_ups(recorder)
     bias = LOOKUPS[name](table, INDEX)
     out.backward(torch.randn_like(out))
     wanted = LOOKUPS[name](table.detach().double().requires_grad_(), INDEX)
@@ -128,7 +134,7 @@ def test_other_tables_stay(name):
     assert not look_ups(recorder)
 
 
-def test_one_table_for_two_layers_is_looked_up_once():
+def test_one_table_for_two_layers_is_looked_up_by_both():
     def attention(q, k, v, table, index):
         bias = table[:, index]
         y = F.silu(q @ k.mT + bias) @ v
@@ -136,7 +142,7 @@ def test_one_table_for_two_layers_is_looked_up_once():
 
     fused, recorder = compiled(attention)
     fused(*operands(torch.bfloat16), INDEX).sum().backward()
-    assert look_ups(recorder, regions=2) == 1
+    assert looked_up_in_programs(recorder) == 2 and not look_ups(recorder, regions=2)
 
 
 def test_a_lookup_in_what_was_looked_up():
@@ -159,7 +165,7 @@ def test_a_table_that_is_much_looked_at(name, dtype):
     q, k, v, table = operands(dtype, size=7)
     fused, recorder = compiled(attention)
     out, bias = fused(q, k, v, table, NEAR)
-    assert look_ups(recorder) == 1
+    assert looked_up_in_programs(recorder) == 1 and not look_ups(recorder)
     assert torch.equal(bias, LOOKUPS[name](table, NEAR)) and bias.dtype == dtype
     cotangent = torch.randn_like(out)
     (actual,) = torch.autograd.grad(out, table, cotangent)
@@ -190,4 +196,20 @@ def test_sizes_that_vary():
         cotangent = torch.randn_like(out)
         actual, exact = (torch.autograd.grad(x, table, cotangent) for x in (out, wanted))
         torch.testing.assert_close(actual, exact)
-    assert look_ups(recorder) == 1
+    assert looked_up_in_programs(recorder) == 1
+
+
+def test_the_report_says_where_a_bias_is():
+    def model(q, k, v, table, index):
+        bias = table[:, index.clamp(0, 40)] + F.embedding(index, table.t(), 3).permute(2, 0, 1)
+        return F.silu(q @ k.mT + bias) @ v
+
+    fused, recorder = compiled(model)
+    fused(*operands(torch.float64), INDEX)
+    lines = list(match_lines(recorder.matches[0]))
+    places = [line for line in lines if line.startswith(("a0", "a1", "a2"))]
+    assert places[0].endswith("[h, t], looked up in the kernel")
+    assert "uint8 [q_idx, kv_idx], stored" in places[1]
+    assert "float64 [q_idx, kv_idx, h], stored" in places[2]
+    (note,) = (line for line in lines if line.startswith("bias stays"))
+    assert "TABLE_STORED" in note and "embedding" in note

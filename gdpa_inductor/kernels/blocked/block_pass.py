@@ -6,7 +6,7 @@ Without a C++ compiler the torch form runs.
 
 The arguments are a flat list: the score, its gradient in a backward, the places for the results,
 the sums, and the operands that the program reads. Along each axis an operand has the block's size
-or 1. All results are written in place.
+or 1; a table [..., T] has one dim more. All results are written in place.
 """
 
 from __future__ import annotations
@@ -32,10 +32,16 @@ _LEAVES = ("aux", "scalar", *AXES)
 
 @dataclass(frozen=True)
 class Sum:
-    """A term that is summed over the axes that an operand lacks, for the operand's gradient."""
+    """A term that is summed over the axes that an operand lacks, for the operand's gradient.
+
+    A loop cannot add to places in a fixed order and on several threads. So of a table it writes the
+    term and the place, for `tables.add_by_place`. They have the axes of the table and of the place.
+    """
 
     term: Expr
     axes: frozenset[str]
+    place: Expr | None = None  # of a table
+    place_axes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,10 @@ class Pass:
     def roots(self) -> tuple[Expr, ...]:
         terms = (self.weight, self.score_grad, *(s.term for s in self.sums))
         return tuple(term for term in terms if term is not None)
+
+    @functools.cached_property
+    def places(self) -> tuple[Expr, ...]:
+        return tuple(s.place for s in self.sums if s.place is not None)
 
     @functools.cached_property
     def reads_grad(self) -> bool:
@@ -75,12 +85,15 @@ class Pass:
     @functools.cached_property
     def operands(self) -> tuple[Expr, ...]:
         """The leaves that `__call__` takes as tensors."""
-        return tuple(node for node in postorder(self.roots) if node.op in _LEAVES)
+        terms = (*self.roots, *self.places)
+        return tuple(node for node in postorder(terms) if node.op in _LEAVES)
 
     def terms(
         self, score: Tensor, grad: Tensor | None, leaves: Iterable[Tensor]
     ) -> tuple[Tensor, ...]:
-        """The terms, as `roots`; they broadcast to the scores. leaves: those of `operands`."""
+        """The terms, as `roots` and `places`; they broadcast to the scores. leaves: those of
+        `operands`.
+        """
         dtype = self.dtype or score.dtype
         tensors = dict(zip(self.operands, leaves, strict=True))
 
@@ -95,7 +108,7 @@ class Pass:
                 return torch.full((), node.value, dtype=kind, device=score.device)  # type: ignore[arg-type]
             return _as_kind(tensors[node], node.kind, dtype)
 
-        return tuple(fold(self.roots, leaf, torch_apply(dtype)))
+        return tuple(fold((*self.roots, *self.places), leaf, torch_apply(dtype)))
 
     def __call__(self, score: Tensor, *rest: Tensor) -> None:
         arguments = iter(rest)
@@ -107,12 +120,16 @@ class Pass:
                 assert place is not None
                 places.append(place)
         totals = [next(arguments) for _ in self.sums]
+        looked_up = [next(arguments) for _ in self.places]
         terms = self.terms(score, grad, arguments)
-        for total, summed, term in zip(totals, self.sums, terms[len(places) :], strict=True):
+        for total, summed, term in zip(totals, self.sums, terms[len(places) :], strict=False):
             missing = [d for d, axis in enumerate(AXES) if axis not in summed.axes]
             full = term.expand_as(score)
-            total.copy_(total + (full.sum(missing, keepdim=True) if missing else full))
+            part = full.sum(missing, keepdim=True) if missing else full
+            total.copy_(total + part if summed.place is None else part)
         for place, term in zip(places, terms, strict=False):
+            place.copy_(term)
+        for place, term in zip(looked_up, terms[len(self.roots) :], strict=True):
             place.copy_(term)
 
 
@@ -124,7 +141,7 @@ def storable(operand: Tensor) -> Tensor:
 
 
 def _as_kind(operand: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
-    if kind == "f":
+    if kind in "ft":
         return operand.to(dtype)
     # By way of int32, as a comparison of bytes is not vectorised either.
     return operand.to(torch.int32) != 0 if kind == "b" else operand.to(torch.int64)
@@ -295,16 +312,16 @@ def _layout(
 
 
 # Sizes that the compiler sees as hints. Distinct primes, so that equal symbols mean equal axes; few
-# heads, so that it spreads the rows over the threads as well.
+# heads, so that it spreads the rows over the threads as well. Each table has a size of its own.
 _HINTS = {"b": 7, "h": 3, "q_idx": 509, "kv_idx": 521}
+_TABLE = 1 << 14
 
 
 def _example(layout: Layout, number: int) -> Strided:
     """A shape and strides of this layout, for operand `number`: no other has its "any" strides."""
     dtype, kinds = layout
-    shape = [
-        1 if kind == "single" else _HINTS[axis] for axis, kind in zip(AXES, kinds, strict=True)
-    ]
+    sizes = [*_HINTS.values(), _TABLE + 2 * number + 1]
+    shape = [1 if kind == "single" else size for size, kind in zip(sizes, kinds, strict=False)]
     reach = max((n for n, kind in zip(shape, kinds, strict=True) if kind == "unit"), default=1)
     strides: list[int] = []
     packed = 1

@@ -18,14 +18,14 @@ from __future__ import annotations
 import functools
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...program.expr import Expr, call
+from ...program.expr import AXES, Expr, call
 from ...program.score_mod import ScoreMod
 from ...sources import source_hash
 from . import chunks, tiling
@@ -35,6 +35,7 @@ from .fused import FusedPass
 from .operands import Block, BlockOperands
 from .products import Sums, is_joint, multiply
 from .recording import Immediate, Recording, StepRecorder, Steps
+from .tables import add_by_place
 
 # The most calls whose steps are kept, and the most chunks of such a call. A longer list takes
 # memory, and saves no time.
@@ -166,6 +167,9 @@ def call_of(
         score_bytes = sum(per_score[1:])
     else:
         score_bytes = sum(per_score) // (2 if o.in_place else 1)
+    if sums:  # terms and places
+        tables = sum(spec.is_table for spec in o.program.aux)
+        score_bytes += tables * (o.compute.itemsize + torch.int64.itemsize)
     return ChunkedCall(
         o.sizes,
         tuple(o.specs.sides[name] for name in ("query", "key", "value")),
@@ -199,9 +203,11 @@ def _cached_terms(
     if ("query" in names or "key" in names) and program.gradients.score is not None:
         score_grad = masked(program.gradients.score)
     if any(wanted):
-        for term, spec, need in zip(program.gradients.aux, program.aux, wanted, strict=True):
+        terms = zip(program.gradients.aux, wanted, strict=True)
+        for number, (term, need) in enumerate(terms):
             if need and term is not None:
-                sums.append(Sum(masked(term), spec.axes))
+                place = program.places.get(number), program.place_axes(number)
+                sums.append(Sum(masked(term), program.axes(number), *place))
     work = Pass(weight, score_grad, tuple(sums), dtype=dtype)
     # dS replaces dP only if there is one.
     return replace(work, in_place=in_place and (work.reads_grad or score_grad is None))
@@ -225,11 +231,10 @@ class BlockLoop:
         leaves: Sequence[Tensor],
     ) -> None:
         self._o, self._work, self._pass, self._steps = o, work, block_pass, steps
-        self._inputs, self._leaves = inputs, list(leaves)
+        self._inputs, self._leaves = inputs, leaves
         self._fused = o.pool is None and o.fused(any(total is not None for total in totals))
-        if work.sums:
-            terms = zip(o.program.gradients.aux, totals, strict=True)
-            self._leaves[:0] = [t for term, t in terms if term is not None and t is not None]
+        terms = zip(o.program.gradients.aux, totals, strict=True) if work.sums else ()
+        self._totals = [t for term, t in terms if term is not None and t is not None]
         self._buffers: dict[str, Tensor] = {}
         self._programs: dict[tuple[int, ...], BlockProgram] = {}
 
@@ -283,14 +288,17 @@ class BlockLoop:
         self._steps.do(multiply, rows, cols.mT, product.view(cols.shape[0], -1, cols.shape[1]))
         return product
 
-    def _buffer(self, name: str, block: Block, dtype: torch.dtype) -> Tensor:
-        """Uninitialised. All blocks share the memory."""
+    def _buffer(
+        self, name: str, block: Block, dtype: torch.dtype, axes: Collection[str] = AXES
+    ) -> Tensor:
+        """Uninitialised, of size 1 along other axes. All blocks share the memory."""
+        shape = block.shape_along(axes)
         if len(self._pass.blocks) == 1:
-            return self._steps.empty(block.shape, dtype, name)
+            return self._steps.empty(shape, dtype, name)
         if name not in self._buffers:
-            most = max(math.prod(other.shape) for other in self._pass.blocks)
+            most = max(math.prod(other.shape_along(axes)) for other in self._pass.blocks)
             self._buffers[name] = self._steps.empty((most,), dtype, name)
-        return self._buffers[name][: math.prod(block.shape)].view(block.shape)
+        return self._buffers[name][: math.prod(shape)].view(shape)
 
     def _weights(
         self, block: Block, query: Tensor, key: Tensor, grad: Tensor | None
@@ -318,11 +326,28 @@ class BlockLoop:
             if not work.in_place and work.score_grad is not None:
                 slope = self._buffer("slope", block, o.query.dtype)
                 buffers.append(slope)
-            self._steps.do(self._program(block), *buffers, *leaves)
+            totals = [block.cut(total) for total in self._totals]
+            looked_up = self._looked_up(block)
+            parts = [looked_up[n][0] if n in looked_up else total for n, total in enumerate(totals)]
+            places = [place for _, place in looked_up.values()]
+            self._steps.do(self._program(block), *buffers, *parts, *places, *leaves)
+            for number, (term, place) in looked_up.items():
+                self._steps.do(add_by_place, term, place, totals[number])
         return (
             None if work.weight is None else weight,
             None if work.score_grad is None else slope,
         )
+
+    def _looked_up(self, block: Block) -> dict[int, tuple[Tensor, Tensor]]:
+        """Memory for the terms of tables and for their places, by the number of the sum."""
+        return {
+            number: (
+                self._buffer(f"term {number}", block, self._o.compute, summed.axes),
+                self._buffer(f"place {number}", block, torch.int64, summed.place_axes),
+            )
+            for number, summed in enumerate(self._work.sums)
+            if summed.place is not None
+        }
 
     def _program(self, block: Block) -> BlockProgram:
         shape = block.shape

@@ -7,14 +7,14 @@ Notation
     region       The part of a matrix that a block reads or adds to.
 
 All tensors have four dims. Those of query, key and value are as in `ops`; aux tensors are
-[B|1, H|1, M|1, N|1].
+[B|1, H|1, M|1, N|1], and tables [B|1, H|1, M|1, N|1, T].
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -49,9 +49,17 @@ class Block(NamedTuple):
             cols.stop - cols.start,
         )
 
+    def shape_along(self, axes: Collection[str]) -> tuple[int, ...]:
+        """The sizes of what varies along these axes alone."""
+        if len(axes) == len(AXES):
+            return self.shape
+        return tuple(
+            size if axis in axes else 1 for axis, size in zip(AXES, self.shape, strict=True)
+        )
+
     def cut(self, operand: Tensor) -> Tensor:
-        """The part of a [B|1, H|1, M|1, N|1] operand that the block reads; a view."""
-        sizes = operand.shape
+        """The part of an aux operand that the block reads, of a table with all places; a view."""
+        sizes = operand.shape[: len(self)]
         return operand[
             tuple(span if size != 1 else WHOLE for span, size in zip(self, sizes, strict=True))
         ]

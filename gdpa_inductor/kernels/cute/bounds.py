@@ -26,7 +26,7 @@ WORDS = 11  # arguments of a launch of `bounding.Bounding`
 
 
 @dataclass(frozen=True)
-class Table:
+class TileBounds:
     """A table as kernels take it. room: its memory. strides: in the order of `LETTERS`."""
 
     room: Tensor
@@ -47,14 +47,14 @@ class TableForm:
 
 def table(
     plan: LaunchPlan, o: Operands[Tensor], key: TableKey, stream: int, record: Record
-) -> Table:
+) -> TileBounds:
     """Make a table that a kernel of this call asks for. The device does it."""
     number, size = key
     form, operand = plan.once(_table_form, number, size), o.aux[number]
     room = record.add_buffer(empty(form.shape, form.dtype, operand.device))
     form.launcher(operand.data_ptr(), room.data_ptr(), *form.words, stream)
     record.add_table(form.launcher, (number, operand), room, *form.words)
-    return Table(room, form.strides)
+    return TileBounds(room, form.strides)
 
 
 def _table_form(plan: LaunchPlan, number: int, size: TileSize) -> TableForm:

@@ -48,7 +48,7 @@ class StoredTiling:
         return heads, -(-rows // self.rows)
 
 
-class LookUp(NamedTuple):
+class TableLayout(NamedTuple):
     """An aux operand that is a table."""
 
     number: int
@@ -97,7 +97,7 @@ class KernelConfig:
     offsets: str = "int32"  # the dtype name of `cu_seqlens`
     # The aux operands whose keys are contiguous, at multiples of 16 bytes.
     vectors: frozenset[int] = frozenset()
-    lookups: tuple[LookUp, ...] = ()  # the aux operands that are tables
+    lookups: tuple[TableLayout, ...] = ()  # the aux operands that are tables
     expanded: frozenset[int] = frozenset()  # those with a stride of 0, which TMA does not read
     # In a backward: the aux operand whose gradient is stored, one number for each score.
     stored: int | None = None

@@ -6,7 +6,7 @@ form. A plan is built from these, so it cannot depend on what a form lacks.
 
 import functools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -47,11 +47,16 @@ class Form(NamedTuple):
 def key_of(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> tuple[Any, ...]:
     """The fields of the `Form` of a call, as a tuple: that is faster to make and to look up."""
     tensors: list[Any] = []
-    for x in (o.query, o.key, o.value, o.cu_seqlens_q, o.cu_seqlens_k, *o.aux):
+    for x in (o.query, o.key, o.value, o.cu_seqlens_q, o.cu_seqlens_k):
         if x is None:
             tensors += (None, None, None)
         else:
             tensors += (x.dtype, x.device, x.data_ptr() % ALIGNMENT == 0)
+    # The elements of a table are read one by one, wherever they are.
+    tables = [number for number, spec in enumerate(o.program.aux) if spec.is_table]
+    for number, x in enumerate(o.aux):
+        aligned = number in tables or x.data_ptr() % ALIGNMENT == 0
+        tensors += (x.dtype, x.device, aligned)
     layout = layout_key((o.query, o.key, o.value), o.aux, o.lengths)
     return layout, tuple(tensors), str(o.program), len(o.scalars), fast, skip, kind
 
@@ -90,6 +95,15 @@ def _rows_in_key(counts: Sequence[Any], aux: Sequence[Tensor]) -> list[Any]:
     while several in sizes:
         several += 1
     return [n if n is None or n < SEVERAL or n in sizes else several for n in counts]
+
+
+def rows_key(matrices: Sequence[Tensor], sizes: Container[int]) -> tuple[int, ...]:
+    """What `layout_key` tells apart where only the total rows of query and key vary.
+
+    sizes: The sizes of the aux operands.
+    """
+    counts = [x.shape[0] for x in matrices[:2] if x.dim() == JAGGED]
+    return tuple([n if n < SEVERAL or n in sizes else SEVERAL for n in counts])
 
 
 def example_of(form: Form) -> Operands[Tensor]:

@@ -19,7 +19,7 @@ from ...program.integers import ANY, inside, ranges
 from ...program.score_mod import ScoreMod
 from ...program.simplify import TRUE, both, build
 from ...program.tile_classes import bounds_on_tiles
-from .config import KernelConfig, LookUp
+from .config import KernelConfig, TableLayout
 
 _NARROW = ("uint8", "int8", "int16")
 
@@ -38,7 +38,7 @@ def unchecked(config: KernelConfig, always: bool = False) -> Unchecked:
 
 @functools.lru_cache(512)
 def _unchecked(
-    program: str, lookups: Sequence[LookUp], dtypes: Sequence[str], always: bool
+    program: str, lookups: Sequence[TableLayout], dtypes: Sequence[str], always: bool
 ) -> Unchecked:
     mod = ScoreMod.parse(program)
     numbers, condition = set(), TRUE

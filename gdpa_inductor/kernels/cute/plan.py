@@ -24,7 +24,7 @@ from ...program.score_mod import ScoreMod
 from ...program.tile_classes import boundable
 from ...rejection import GDPAError
 from .architectures import config_of
-from .config import LETTERS, KernelConfig, LookUp, slice_of, unsupported
+from .config import LETTERS, KernelConfig, TableLayout, slice_of, unsupported
 from .form import ALIGNMENT, JAGGED, Form, Kind, example_of, key_of
 
 MOST = 512  # plans in the cache
@@ -304,12 +304,12 @@ def _vectors(aux: Sequence[Tensor], program: ScoreMod) -> frozenset[int]:
     return frozenset(number for number, fits in enumerate(suitable) if fits)
 
 
-def _lookups(aux: Sequence[Tensor], program: ScoreMod) -> tuple[LookUp, ...]:
+def _lookups(aux: Sequence[Tensor], program: ScoreMod) -> tuple[TableLayout, ...]:
     found = []
     for number, (x, spec) in enumerate(zip(aux, program.aux, strict=True)):
         if spec.is_table:
             dim = spec.access.index("t")
-            found.append(LookUp(number, x.shape[dim], x.stride(dim)))
+            found.append(TableLayout(number, x.shape[dim], x.stride(dim)))
     return tuple(found)
 
 

@@ -18,7 +18,8 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -39,20 +40,29 @@ ROWS, NOTHING = (-3, -2), -1  # the numbers of the last values: rows of queries,
 Step = Callable[[Sequence[int], Sequence[int], int], None]
 
 
+def _reader(places: Sequence[Place]) -> Callable[[Sequence[int]], Iterable[int]]:
+    """A function from the values of a call to the arguments at two or more places."""
+    numbers, offsets = zip(*places, strict=True)
+    read = operator.itemgetter(*numbers)
+    return read if not any(offsets) else lambda values: map(operator.add, read(values), offsets)
+
+
 def _kernel_step(
     launcher: Launcher, form: bytes, places: Sequence[Place], count: int, ctas: int
 ) -> Step:
+    read = _reader(places)
+
     def launch(values: Sequence[int], scalars: Sequence[int], stream: int) -> None:
-        words = [values[number] + offset for number, offset in places]
-        launcher((*words, *scalars[:count], ctas, stream), form)
+        launcher((*read(values), *scalars[:count], ctas, stream), form)
 
     return launch
 
 
 def _word_step(launcher: WordLauncher, places: Sequence[Place], numbers: Sequence[int]) -> Step:
+    read = _reader(places)
+
     def launch(values: Sequence[int], _: Sequence[int], stream: int) -> None:
-        words = [values[number] + offset for number, offset in places]
-        launcher(*words, *numbers, stream)
+        launcher(*read(values), *numbers, stream)
 
     return launch
 

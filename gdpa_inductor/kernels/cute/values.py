@@ -19,7 +19,7 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32, Uint64, cute
 from cutlass.base_dsl.arch import Arch
 from cutlass.cutlass_dsl import BaseDSL, Numeric, select_
 
-from .config import LookUp
+from .config import TableLayout
 
 LIMIT = 1 << 31
 DTYPES = {
@@ -85,7 +85,7 @@ class Table:
 
     __slots__ = ("checked", "pointers", "size", "stride")
 
-    def __init__(self, pointers: Pair, lookup: LookUp, unchecked: bool) -> None:
+    def __init__(self, pointers: Pair, lookup: TableLayout, unchecked: bool) -> None:
         self.pointers, self.checked = pointers, not unchecked
         self.size, self.stride = lookup.size, lookup.stride
 

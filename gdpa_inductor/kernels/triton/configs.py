@@ -36,7 +36,7 @@ class Shape:
     score_bytes: int = 0  # for each score, of aux operands that vary along queries and keys
     # "skips": tiles are skipped; "short": at most SHORT keys; "jagged": sequences end anywhere;
     # "few": few queries; "tile": all queries of a sequence fit into one tile; "split": the keys are
-    # cut into shares
+    # cut into shares; "table": elements of a table are read for each score
     loop: frozenset[str] = frozenset()
     rows: int = 0  # the fewest that a tile may have, a power of two
 
@@ -102,6 +102,9 @@ _TABLE: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
 # Configurations are timed in short runs at the full clock. That favours these rows too much if a
 # loop is long and power is the limit.
 _BY_LOOP: tuple[tuple[str, int, int, str, tuple[Config, ...]], ...] = (
+    # Places and elements of tables take registers. (Compiled for sm_90, not timed.)
+    ("forward", 2, 128, "table", (Config(128, 64, 8, 2), Config(64, 64, 4, 2))),
+    ("keys", 2, 128, "table", (Config(64, 64, 8, 2), Config(32, 64, 4, 3))),
     ("forward", 2, 128, "skips short", (Config(64, 32, 4, 3), Config(128, 32, 8, 4))),
     ("forward", 2, 128, "short jagged",
      (Config(128, 32, 8, 4), Config(128, 32, 4, 4), Config(128, 64, 4, 2))),

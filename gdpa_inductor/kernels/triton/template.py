@@ -16,15 +16,21 @@ from pathlib import Path
 
 from ...program.score_mod import JAGGED, Aux
 
+DIAGONAL = 64  # the rows of a sum along diagonals, a multiple of the rows of its tiles
 _SOURCES = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True)
 class AuxRead:
-    """An aux operand as a kernel reads it."""
+    """An aux operand as a kernel reads it.
+
+    along: The axes along which the place of a table varies. inside: The place is inside of it.
+    """
 
     number: int
     spec: Aux
+    along: tuple[str, ...] = ()
+    inside: bool = False
 
     @property
     def name(self) -> str:
@@ -44,7 +50,13 @@ class AuxRead:
 
     @property
     def axes(self) -> frozenset[str]:
-        return self.spec.axes
+        """The axes along which what is read varies."""
+        return self.spec.axes | set(self.along)
+
+    @property
+    def place(self) -> str:
+        """Of a table that is looked up: the name of the place. Else ""."""
+        return f"a{self.number}_place" if self.spec.is_table else ""
 
     def dim(self, *entries: str) -> int:
         """The dim of the operand that one of these entries of its access map indexes."""
@@ -73,6 +85,8 @@ class Plan:
     grouped: frozenset[str] = frozenset()  # the matrices with fewer heads than the query
     loops_heads: bool = False  # a CTA of "keys" loops over the query heads of its key head
     summed: frozenset[str] = frozenset()  # the axes over which "tiles" sums
+    of_share: bool = False  # "tiles" computes a share, from the (batch, head) in FIRST on
+    diagonal: bool = False  # "tiles" also sums along diagonals, to one sum for each DIAGONAL rows
     jagged: frozenset[str] = frozenset()  # the sides ("q", "k") whose lengths are read from offsets
     alike: bool = False  # both sides have the same offsets
     # Each sequence has as many CTAs as the longest one, so there is no table ORDER.
@@ -102,7 +116,8 @@ class Plan:
         """The number of every subgraph, by the name of what it computes."""
         classes = ("zero", "full") if self.bounds is None else self.bounds
         skipping = (*classes, *(f"whole_{name}" for name in self.names), *["keep"] * self.keeps)
-        known = (*self.names, *self.longest, *(skipping if self.skips else ()))
+        places = [a.place for a in self.reads if a.place]
+        known = (*self.names, *self.longest, *places, *(skipping if self.skips else ()))
         return {name: number for number, name in enumerate(known)}
 
     @property
@@ -154,7 +169,7 @@ class Plan:
     @property
     def arguments(self) -> tuple[str, ...]:
         offsets = [f"CU_{side.upper()}" for side in self.measured]
-        order = ["ORDER"] if self.ordered else []
+        order = ["ORDER"] * self.ordered + ["FIRST"] * self.of_share
         reads = [*(a.name for a in self.reads), *(a.table for a in self.tables)]
         sums = ["SUMS"] if self.kernel == "five_matmul" else []
         sums += ["DQ"] if self.adds or self.kernel in ("five_matmul", "one_tile") else []

@@ -23,7 +23,7 @@ from ..._compat import inductor, lowering, templates
 from ...kernels.cute import precompile as workers
 from ...kernels.cute.architectures import config_of
 from ...kernels.cute.backward.launch import backward
-from ...kernels.cute.form import layout_key, off_alignment
+from ...kernels.cute.form import layout_key, off_alignment, rows_key
 from ...kernels.cute.launch import forward
 from ...kernels.cute.replay import Record
 from ...operands import Operands
@@ -120,8 +120,11 @@ def precompile(call: Call) -> None:
 
 
 def _callee(maker: str, call: Call, *more: Any) -> tuple[str, str, str]:
-    """Have the generated code call `maker(static, *more)` instead of the operator."""
-    return __name__, maker, ", ".join(map(repr, (call.static, *more)))
+    """Have the generated code call `maker(known, *more)` instead of the operator."""
+    known: bool | tuple[int, ...] = call.static
+    if not known and call.static_but_rows:
+        known = tuple(size for x in call.fakes.operands.aux for size in x.shape)
+    return __name__, maker, ", ".join(map(repr, (known, *more)))
 
 
 def _arguments(call: Call) -> Arguments[Any]:
@@ -153,7 +156,9 @@ class Site:
 
     signature: Signature
     run: Callable[..., Any]
-    static: bool  # the generated code fixes all sizes and strides too, so there is one form
+    # What else the generated code fixes. True: all sizes and strides, so there is one form.
+    # A tuple: all but the total rows of jagged sides. In it are the sizes of the aux operands.
+    known: bool | tuple[int, ...]
     # The aux operands whose memory nobody needs after the backward, if it runs once. It does not in
     # a CUDA graph, which runs more often than it is recorded.
     donated: tuple[int, ...] = ()
@@ -165,7 +170,7 @@ class Site:
         donates = bool(self.donated) and last_use()
         matrices, aux, scalars, lengths = self._read(*args)
         offsets = [x for x in lengths[:2] if x is not None]
-        form = donates if self.static else (donates, *layout_key(matrices, aux, lengths))
+        form = donates if self.known is True else (donates, *self._layout(matrices, aux, lengths))
         replay = self.replays.get(form)
         results = None if replay is None else replay(matrices, aux, scalars, offsets)
         if results is not None:
@@ -178,6 +183,13 @@ class Site:
         if aligned:  # otherwise this run made copies that the next one may not need
             self._keep(form, record.replay)
         return out
+
+    def _layout(
+        self, matrices: Sequence[Tensor], aux: Sequence[Tensor], lengths: Any
+    ) -> tuple[Any, ...]:
+        if isinstance(self.known, tuple):
+            return rows_key(matrices, self.known)
+        return layout_key(matrices, aux, lengths)
 
     def _read(self, *args: Any) -> tuple[tuple[Tensor, ...], list[Tensor], list[int], Any]:
         if self.signature.backward:
@@ -199,12 +211,12 @@ class Site:
             self.replays[form] = replay
 
 
-def forward_site(static: bool) -> Site:
-    return Site(FORWARD, _attention, static)
+def forward_site(known: bool | tuple[int, ...]) -> Site:
+    return Site(FORWARD, _attention, known)
 
 
-def backward_site(static: bool, donated: tuple[int, ...] = ()) -> Site:
-    return Site(BACKWARD, _attention_backward, static, donated)
+def backward_site(known: bool | tuple[int, ...], donated: tuple[int, ...] = ()) -> Site:
+    return Site(BACKWARD, _attention_backward, known, donated)
 
 
 def _on_its_device(run: Callable[..., Any]) -> Callable[[Arguments[Tensor]], Any]:

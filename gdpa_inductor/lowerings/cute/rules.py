@@ -39,6 +39,9 @@ from ..triton.rules import MAX_HEAD_DIM
 
 # Where the kernels for Hopper begin to be faster than Triton's (docs/hopper.md):
 ENOUGH = 26  # log2 of the scores of a call
+ENOUGH_OF_TABLES = (
+    22  # the same where the program looks up tables: Triton takes three times as long
+)
 FEW = 64  # up to so many queries Triton's forward reads keys and values as fast as a copy
 LONG = 256  # if a side is jagged: the longest sequence has at least so many queries
 # The most padded scores for each existing score, if all sequences had the mean length. If queries
@@ -117,6 +120,8 @@ def triton_is_faster(problem: Problem) -> str:
         return (
             f"on {kind.gpu} Triton is faster on fewer than {LONG} queries, where a side is jagged"
         )
+    if any(spec.is_table for spec in problem.program.aux):
+        return _few_scores(problem, kind.gpu, ENOUGH_OF_TABLES)
     narrowest, widest = sorted(_dims(problem))
     dense_forward = not (problem.needs or problem.jagged)
     narrow = 64 if dense_forward and widest > 64 else 32
@@ -125,9 +130,14 @@ def triton_is_faster(problem: Problem) -> str:
     # Gradients of biases need more launches by the CPU. At head dims up to 64 the forwards of both
     # backends are close.
     enough = ENOUGH + any(problem.needs[3:]) + 2 * (dense_forward and widest <= 64)
-    if _scores(problem) < 1 << enough:
-        return f"on {kind.gpu} Triton starts sooner, which counts below 2^{enough} scores"
-    return "" if problem.jagged else _of_each_score(problem, kind.gpu)
+    few = _few_scores(problem, kind.gpu, enough)
+    return few or ("" if problem.jagged else _of_each_score(problem, kind.gpu))
+
+
+def _few_scores(problem: Problem, gpu: str, enough: int) -> str:
+    if _scores(problem) >= 1 << enough:
+        return ""
+    return f"on {gpu} Triton starts sooner, which counts below 2^{enough} scores"
 
 
 def _of_each_score(problem: Problem, gpu: str) -> str:
@@ -175,7 +185,7 @@ def no_such_gradients(problem: Problem) -> str:
     return (
         roots.no_such_dims(_kind(problem), _dims(problem))
         or roots.no_such_heads(key, value, shapes.statically_known_true(key == value))
-        or roots.no_such_biases(str(problem.program), needs, dtype, problem.jagged)
+        or roots.no_such_biases(str(problem.program), needs, dtype)
     )
 
 

@@ -27,7 +27,7 @@ from ...kernels.triton.device_tables import (
     tile_order,
 )
 from ...kernels.triton.splits import FEW_ROWS, MOST_ROWS
-from ...kernels.triton.template import AuxRead, Plan
+from ...kernels.triton.template import DIAGONAL, AuxRead, Plan
 from ...operands import Size
 from ...problem import Problem
 from ...program.expr import POSITIONS
@@ -48,16 +48,19 @@ def run(
     added: Sequence[Any] = (),
     rival: Rival | None = None,
     order: Any = None,
+    begin: Any = None,
     **fields: Any,
 ) -> list[Any]:
     """Put one kernel into the graph. Returns the buffers of its outputs.
 
     added: More buffers that it writes. rival: Makes another choice for autotuning. order: The order
-    of the sequences, if a CTA computes whole sequences. fields: More fields of `Plan`.
+    of the sequences, if a CTA computes whole sequences. begin: The first (batch, head) of "tiles",
+    int32 [2]. fields: More fields of `Plan`.
     """
     first, device = outputs[0], o.problem.device
     adds = kernel == "keys" and bool(added)
-    plan, subgraphs = plan_kernel(kernel, outputs, o, adds=adds, **fields)
+    fields |= {"adds": adds, "of_share": begin is not None}
+    plan, subgraphs = plan_kernel(kernel, outputs, o, **fields)
     others = [
         out.room or lowering.empty(out.size, out.dtype, device, out.strides) for out in outputs[1:]
     ]
@@ -68,6 +71,7 @@ def run(
             *(o.matrices[name] for name in plan.operands),
             *(o.offsets[side] for side in plan.measured),
             *([order or _order(plan.listed, o)] if plan.ordered else []),
+            *([lowering.realized(begin, device)] if plan.of_share else []),
             *(o.aux[a.number] for a in plan.reads),
             *(_table(a, o) for a in plan.tables),
             *written,
@@ -186,6 +190,7 @@ def _configs(plan: Plan, problem: Problem) -> list[Config]:
     split = plan.split or (plan.kernel == "one_tile" and one_tile.shares(problem) > 1)
     kinds = {"skips": plan.skips, "jagged": bool(plan.jagged), "split": split}
     kinds |= {"short": cols <= SHORT, "few": rows <= FEW_ROWS, "tile": rows <= MOST_ROWS}
+    kinds["table"] = any(a.place and a.axes >= POSITIONS for a in plan.reads)
     loop = frozenset(kind for kind, is_so in kinds.items() if is_so)
     least = one_tile.tile_rows(problem) if plan.kernel == "one_tile" else 0
     shape = Shape(dims[0], dims[1], problem.dtype.itemsize, score_bytes, loop, least)
@@ -193,7 +198,8 @@ def _configs(plan: Plan, problem: Problem) -> list[Config]:
     thorough = inductor.thorough()
     candidates = configs(plan.kernel, shape, shared, thorough, capability)
     if plan.kernel != "five_matmul":  # the layout of its sums follows from these very tiles
-        candidates = list(dict.fromkeys(_cut(config, problem, least) for config in candidates))
+        cut = [_cut(config, problem, least) for config in candidates]
+        candidates = list(dict.fromkeys(map(_square, cut) if plan.diagonal else cut))
     sizes = (problem.batch, problem.heads, problem.rows, problem.cols, problem.head_dim)
     # The FLOP of one product. An unknown size counts as long.
     operations = 2 * math.prod(shapes.size_hint(size) or SHORT for size in sizes)
@@ -210,6 +216,12 @@ def _cut(config: Config, problem: Problem, least: int) -> Config:
     # A symbolic size is a hint only. So a tile that has to hold all rows keeps at least `least`.
     rows = max(least, min(config.rows, limits[0]))
     return replace(config, rows=rows, keys=min(config.keys, limits[1]))
+
+
+def _square(config: Config) -> Config:
+    """For diagonals. Without stages a multiprocessor holds several CTAs, which hide latency."""
+    block = min(config.rows, config.keys, DIAGONAL)
+    return replace(config, rows=block, keys=block, stages=1)
 
 
 def _constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[str, Any]:
@@ -244,6 +256,8 @@ def _constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[st
         known["WORK_TILE"] = WORK_TILE
     if plan.kernel == "forward" and plan.jagged:
         known |= _halves(plan, config)
+    if plan.diagonal:
+        known["DIAGONAL"] = DIAGONAL
     if plan.tables:
         known["BOUNDS_TILE"] = BOUNDS_TILE
     if plan.kernel == "five_matmul":
@@ -273,6 +287,8 @@ def _template(plan: Plan) -> Any:
     The plan says which axes are cut into tiles. For each configuration Inductor calls `grid` to get
     the number of CTAs.
     """
+    if plan.diagonal:
+        return templates.triton_template(plan.name, _diagonals, plan.source, {"plan": plan})
     block_m = "BLOCK_M" if plan.kernel in ("forward", "rows", "tiles") else None
     block_n = "BLOCK_N" if plan.kernel in ("keys", "tiles") else None
 
@@ -284,3 +300,11 @@ def _template(plan: Plan) -> Any:
         return tiles_m * tiles_n * units, 1, 1
 
     return templates.triton_template(plan.name, grid, plan.source, {"plan": plan})
+
+
+def _diagonals(
+    m: Any, n: Any, units: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]
+) -> tuple[Any, int, int]:
+    """The grid of "tiles", if its CTAs own diagonals of square tiles."""
+    block = meta["BLOCK_M"]
+    return (cdiv(m, block) + cdiv(n, block) + 1) * (DIAGONAL // block) * units, 1, 1

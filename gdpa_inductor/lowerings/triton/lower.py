@@ -26,19 +26,26 @@ import torch
 
 from ..._compat import lowering, shapes
 from ...kernels.triton import splits
+from ...kernels.triton.template import DIAGONAL
 from ...operands import Size, aux_from_axes, by_access
 from ...program.expr import AXES, POSITIONS, Expr
+from ...program.places import by_distance
 from ...program.score_mod import Aux
 from ...reference import reduce_to
-from ...sequences import Padding, Sequences, padded_program
+from ...sequences import Padding, padded_program
 from ..call import Call, in_order
 from ..donation import buffer_like
 from . import five_matmul, one_tile
 from .inputs import Inputs, empty
 from .launch import Rival, run
 from .plan import Output
+from .table_sums import ScoreShare, TermSums, padding_of
 
 QUERY, KEY, VALUE, AUX = range(4)  # the numbers of gradients: that of aux operand i is AUX + i
+# Terms of scores that are stored at a time for the gradient of a table, in bytes, as far as SHARES
+# shares of the batch and the heads are enough. Each share is a few more kernels to launch.
+STORED = 64 << 20
+SHARES = 64
 Terms = dict[int, Expr]  # the terms that wanted gradients sum, by their numbers
 Gradients = dict[int, Any]
 Kernel = Callable[[Terms, Inputs], Gradients]
@@ -92,7 +99,7 @@ def _backward(call: Call) -> list[Any]:
 
 def _kernels(wanted: Terms, o: Inputs) -> tuple[Kernel, ...]:
     """The functions that compute the wanted gradients."""
-    summed_rows = any("kv_idx" not in spec.axes for _, spec in _wanted_aux(wanted, o))
+    summed_rows = any("kv_idx" not in axes for _, axes in _wanted_aux(wanted, o))
     if {QUERY, KEY} <= wanted.keys():
         alone = not (o.grouped or o.shared - {"Q"})
         if VALUE in wanted and not summed_rows and alone and one_tile.fits(o.problem):
@@ -119,8 +126,8 @@ def _rows(wanted: Terms, o: Inputs) -> Gradients:
         dtype = torch.float32 if "Q" in o.shared else p.dtype
         size = _size(o, "q", p.heads, p.head_dim)
         outputs[QUERY] = Output("ds", wanted[QUERY], size, dtype, _strides(QUERY, size, o))
-    for i, spec in _wanted_aux(wanted, o):
-        if "kv_idx" not in spec.axes:
+    for i, axes in _wanted_aux(wanted, o):
+        if "kv_idx" not in axes:
             size = _size(o, "q", p.heads)
             outputs[AUX + i] = Output(f"g{i}", wanted[AUX + i], size, torch.float32)
     return _finished("rows", outputs, o)
@@ -138,7 +145,7 @@ def _keys(wanted: Terms, o: Inputs, added: Sequence[Any] = ()) -> Gradients:
 def _key_outputs(wanted: Terms, o: Inputs) -> tuple[dict[int, Output], bool]:
     """(outputs of the kernel of dK and dV, whether a CTA sums over the query heads of a group)."""
     p = o.problem
-    columns = [i for i, spec in _wanted_aux(wanted, o) if spec.axes & POSITIONS == {"kv_idx"}]
+    columns = [i for i, axes in _wanted_aux(wanted, o) if axes & POSITIONS == {"kv_idx"}]
     # A CTA can if key and value have the same groups.
     loops_heads = (
         o.grouped == {"K", "V"}
@@ -184,7 +191,7 @@ def _one_tile(wanted: Terms, o: Inputs) -> Gradients:
     dtype = torch.float32 if count > 1 or "Q" in o.shared else p.dtype  # it is summed later
     query = lowering.empty(size, dtype, p.device)
     outputs, _ = _key_outputs(wanted, o)
-    if not any(spec.axes >= POSITIONS for _, spec in _wanted_aux(wanted, o)):
+    if not any(axes >= POSITIONS for _, axes in _wanted_aux(wanted, o)):
         outputs[KEY] = replace(outputs[KEY], room=_key_room(outputs[KEY], o))
     grads = _finished("one_tile", outputs, o, added=[query])
     summed = lambda parts, like: reduce_to(_added(parts), like)
@@ -217,35 +224,93 @@ def _tiles(wanted: Terms, o: Inputs) -> Gradients:
     """The gradients of aux operands that vary along queries and keys, with a kernel for each."""
     p = o.problem
     grads: Gradients = {}
-    for i, spec in _wanted_aux(wanted, o):
-        if not spec.axes >= POSITIONS:
+    for i, axes in _wanted_aux(wanted, o):
+        if not axes >= POSITIONS:
             continue
-        own = [
-            extent if axis in spec.axes else 1 for axis, extent in (("b", p.batch), ("h", p.heads))
-        ]
-        summed = frozenset("bh") - spec.axes
-        dtype = torch.float32 if summed else p.aux_dtypes[i]
-        size = (_splits(o, summed), *own, p.rows, p.cols)
+        own = [extent if axis in axes else 1 for axis, extent in (("b", p.batch), ("h", p.heads))]
+        summed, is_table = frozenset("bh") - axes, o.program.aux[i].is_table
+        if is_table and not by_distance(o.program, i):
+            grads[AUX + i] = _by_shares(i, wanted[AUX + i], o)
+            continue
+        dtype = torch.float32 if summed or is_table else p.aux_dtypes[i]
+        sides = (p.rows + p.cols - 1, DIAGONAL) if is_table else (p.rows, p.cols)
+        # A CTA has a whole diagonal, and most are shorter than the longest.
+        enough = 2048 if is_table else 512
+        size = (_splits(o, summed, (*own, *sides), enough), *own, *sides)
         output = Output(f"g{i}", wanted[AUX + i], size, dtype)
-        grads.update(_finished("tiles", {AUX + i: output}, o, summed=summed))
+        fields = {"summed": summed, "diagonal": is_table}
+        grads.update(_finished("tiles", {AUX + i: output}, o, **fields))
     return grads
 
 
-def _wanted_aux(wanted: Terms, o: Inputs) -> list[tuple[int, Aux]]:
-    return [(n - AUX, o.program.aux[n - AUX]) for n in wanted if n >= AUX]
+def _by_shares(number: int, term: Expr, o: Inputs) -> Any:
+    """The gradient of a table whose place is read for each score, from one share after another."""
+    p, axes, sums = o.problem, o.program.axes(number), TermSums(number, o)
+    along_batch, along_heads = _shares(sums)
+    count = along_batch * along_heads
+    share = ScoreShare.start(o, along_batch, along_heads) if count > 1 else None
+    batch, heads = (share.batch, share.heads) if share else (p.batch, p.heads)
+    stored = [batch if "b" in axes else 1, heads if "h" in axes else 1, p.rows, p.cols]
+    summed = frozenset("bh") - axes
+    size = (_splits(o, summed, stored), *stored)
+    # The terms of an element of W lie together.
+    order = sorted(range(5), key=lambda d: (d > 0, d > 0 and AXES[d - 1] not in sums.outer))
+    strides = shapes.contiguous_strides(size, order)
+    output = Output(f"g{number}", term, size, torch.float32, strides)
+    placed = functools.partial(_placed, "tiles", axes)
+    totals: list[Any] = []
+    for part in range(count):
+        begin = share.first if share else None
+        (terms,) = run("tiles", [output], o, begin=begin, summed=summed)
+        own = replace(sums, share=share)
+        added = own.sums(terms, output, placed)
+        if not totals or (part < along_heads and "h" in sums.outer):
+            totals.append(added)
+        else:
+            place = part % len(totals)
+            totals[place] = lowering.lowered(torch.ops.aten.add.Tensor, totals[place], added)
+            lowering.realized(totals[place], p.device)  # so that the shares before are added now
+        if share and part < count - 1:
+            share = share.following(o, added, own.shape)
+    whole = lowering.lowered(torch.ops.aten.cat.default, totals) if len(totals) > 1 else totals[0]
+    return sums.gradient(whole)
 
 
-def _splits(o: Inputs, summed: frozenset[str]) -> int:
-    """Into how many shares "tiles" cuts its sum over the axes `summed`."""
+def _shares(sums: TermSums) -> tuple[int, int]:
+    """Into how many shares the batch and the heads are cut, to store STORED bytes at a time."""
+    p, spec, axes = sums.o.problem, sums.spec, sums.o.program.axes(sums.number)
+    cut = {"b": "b" in axes and "b" not in spec.axes}
+    cut["h"] = "h" in axes and ("h" not in spec.axes or sums.outer == ["h"])
+    batch, heads = (
+        size if cut[axis] and isinstance(size, int) else 1
+        for axis, size in (("b", p.batch), ("h", p.heads))
+    )
+    lengths = {"b": p.batch, "h": p.heads, "q_idx": p.rows, "kv_idx": p.cols}
+    stored = 4 * math.prod(shapes.size_hint(lengths[axis]) or 1 for axis in axes)
+    pairs = [(n, 1) for n in range(1, batch + 1) if batch % n == 0]
+    pairs += [(batch, n) for n in range(2, heads + 1) if heads % n == 0]
+    pairs = [(b, h) for b, h in pairs if b * h <= SHARES]
+    return next(((b, h) for b, h in pairs if stored <= STORED * b * h), pairs[-1])
+
+
+def _wanted_aux(wanted: Terms, o: Inputs) -> list[tuple[int, frozenset[str]]]:
+    """The aux operands with a wanted gradient, and the axes along which what is read varies."""
+    return [(n - AUX, o.program.axes(n - AUX)) for n in wanted if n >= AUX]
+
+
+def _splits(o: Inputs, summed: frozenset[str], stored: Sequence[Size], enough: int = 512) -> int:
+    """Into how many shares "tiles" cuts its sum over the axes `summed`.
+
+    stored: The sizes of a sum. enough: CTAs that fill the device.
+    """
     p = o.problem
-    sizes = {"b": p.batch, "h": p.heads, "q_idx": p.rows, "kv_idx": p.cols}
-    hints = {axis: shapes.size_hint(size) or 1 for axis, size in sizes.items()}
+    hints = {"b": shapes.size_hint(p.batch) or 1, "h": shapes.size_hint(p.heads) or 1}
     members = math.prod(hints[axis] for axis in summed)
-    own = math.prod(hints[axis] for axis in "bh" if axis not in summed)
-    tiles = own * -(-hints["q_idx"] // 64) * -(-hints["kv_idx"] // 64)
-    # Enough to fill the device, with partial sums of at most 64 MiB.
-    room = (64 << 20) // max(1, 4 * own * hints["q_idx"] * hints["kv_idx"])
-    return max(1, min(members, 512 // tiles, room))
+    *own, height, width = (shapes.size_hint(size) or 1 for size in stored)
+    tiles = math.prod(own) * -(-height // 64) * -(-width // 64)
+    # Partial sums are at most 64 MiB.
+    room = (64 << 20) // max(1, 4 * math.prod(own) * height * width)
+    return max(1, min(members, enough // tiles, room))
 
 
 def _finished(kernel: str, outputs: dict[int, Output], o: Inputs, **fields: Any) -> Gradients:
@@ -257,7 +322,13 @@ def _finished(kernel: str, outputs: dict[int, Output], o: Inputs, **fields: Any)
     for (number, output), buffer in zip(outputs.items(), stored, strict=True):
         leaf = o.fakes.differentiable[number]
         grads[number] = buffer
-        if number >= AUX:
+        if number >= AUX and o.program.aux[number - AUX].is_table:
+            diagonal, axes = bool(fields.get("diagonal")), o.program.axes(number - AUX)
+            axes -= {"kv_idx"} if diagonal else set()
+            placed = functools.partial(_placed, kernel, axes)
+            sums = TermSums(number - AUX, o, diagonal)
+            grads[number] = sums.gradient(sums.sums(buffer, output, placed))
+        elif number >= AUX:
             formula = _aux_gradient(kernel, number - AUX, o)
             extra = o.extents
             grads[number] = lowering.finish(formula, buffer, output.size, output.dtype, leaf, extra)
@@ -279,26 +350,42 @@ def _sum_groups(grad: torch.Tensor, operand: torch.Tensor) -> torch.Tensor:
 def _aux_gradient(kernel: str, number: int, o: Inputs) -> Any:
     """A formula from what `kernel` stores to the gradient of an aux operand.
 
-    The kernel stores [B,H,·] or [L,H] along one side, or [shares,B,H,M,N]. The formula also takes
-    offsets, total rows and longest of each jagged side.
+    The formula also takes offsets, total rows and longest of each jagged side.
     """
     spec, padded = o.program.aux[number], padded_program(o.program).aux[number]
-    axis = {"rows": 3, "tiles": None}.get(kernel, 2)
-    listed = {"rows": "q", "keys": "k", "five_matmul": "k"}.get(kernel, "")
 
     def formula(part: torch.Tensor, like: torch.Tensor, *sized: Any) -> torch.Tensor:
-        sides = {s: Sequences(*sized[3 * i : 3 * i + 3]) for i, s in enumerate(o.offsets)}
-        if listed in sides and listed in spec.access:
+        padding = padding_of(o, sized)
+        listed = _LISTED.get(kernel, "")
+        if listed in padding.sides and listed in spec.access:
             return _per_token(part, spec, listed).to(like.dtype)
-        placed = part.sum(0) if axis is None else part
-        if listed in sides:
-            placed = sides[listed].pad(part).transpose(1, 2)
-        placed = placed if axis is None else placed.unsqueeze(axis)
-        left = [d for d, name in enumerate(AXES) if name not in spec.axes]
-        summed = placed.sum(left, keepdim=True) if left else placed
-        return Padding(sides).unpad_aux(aux_from_axes(summed, padded), spec).to(like.dtype)
+        summed = _placed(kernel, spec.axes, part, padding)
+        return padding.unpad_aux(aux_from_axes(summed, padded), spec).to(like.dtype)
 
     return formula
+
+
+# The side whose rows a kernel stores, where it is jagged.
+_LISTED = {"rows": "q", "keys": "k", "five_matmul": "k"}
+
+
+def _placed(
+    kernel: str, axes: frozenset[str], part: torch.Tensor, padding: Padding
+) -> torch.Tensor:
+    """What a kernel stores of a gradient, summed to [B|1,H|1,M|1,N|1].
+
+    It is [B,H,·] or [L,H] along one side, [shares,B,H,M,N], or [shares,B,H,M+N-1,DIAGONAL].
+    """
+    axis = {"rows": 3, "tiles": None}.get(kernel, 2)
+    listed = _LISTED.get(kernel, "")
+    placed = part
+    if axis is None:
+        placed = part.squeeze(0) if part.shape[0] == 1 else part.sum(0)
+    if listed in padding.sides:
+        placed = padding.sides[listed].pad(part).transpose(1, 2)
+    placed = placed if axis is None else placed.unsqueeze(axis)
+    left = [d for d, name in enumerate(AXES) if name not in axes]
+    return placed.sum(left, keepdim=True) if left else placed
 
 
 def _per_token(part: torch.Tensor, spec: Aux, letter: str) -> torch.Tensor:

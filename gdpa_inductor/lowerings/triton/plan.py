@@ -17,8 +17,10 @@ from ..._compat import shapes
 from ...kernels.triton.device_tables import WORK_TILE
 from ...kernels.triton.template import AuxRead, Plan, loop_axis
 from ...operands import Size
-from ...program.expr import POSITIONS, Expr, const, postorder
+from ...program.expr import AXES, POSITIONS, Expr, const, postorder
+from ...program.integers import ANY, Range, ranges
 from ...program.loop_bounds import closed
+from ...program.places import axes_of, elements
 from ...program.tails import still
 from ...program.tile_classes import TileClasses, boundable, classify_by_tables
 from ..backends import hint
@@ -66,7 +68,7 @@ def plan_kernel(
         flat=_flat(names, terms),
         skips=classes is not None,
         bounds=None if ends is None else tuple(ends),
-        tables=tuple(AuxRead(i, o.program.aux[i]) for i in classes.bounds) if classes else (),
+        tables=tuple(_read(i, o) for i in classes.bounds) if classes else (),
         whole_reads=_reads(whole, o),
         whole_flat=_flat(names, whole),
         keeps=classes is not None and classes.keep is not None,
@@ -80,8 +82,12 @@ def plan_kernel(
     )
     direct = bool(base.listed) and _direct(base.listed, o)
     planned = replace(base, direct=direct, batch_first=_batch_first(base, o))
-    lengths = [emit.size(o.longest(side), o.problem.device) for side in planned.measured]
+    device = o.problem.device
+    lengths = [emit.size(o.longest(side), device) for side in planned.measured]
+    places = [o.program.places[a.number] for a in planned.reads if a.place]
     subgraphs = [*_emitted(terms, o), *lengths]
+    # The fast forms of functions are too inexact to choose an element of a table.
+    subgraphs += [emit.subgraph(x, x, o.scalars, device, fast=False) for x in places]
     if classes:
         chosen = [classes.zero, classes.full] if ends is None else ends.values()
         keep = [] if classes.keep is None else [classes.keep]
@@ -113,13 +119,43 @@ def skips(outputs: list[Output], o: Inputs) -> bool:
 
 
 def _emitted(terms: Iterable[Expr], o: Inputs) -> list[Any]:
-    device = o.problem.device
-    return [emit.subgraph(term, o.program.weight, o.scalars, device, o.fast) for term in terms]
+    weight, *read = elements([o.program.weight, *terms])
+    return [emit.subgraph(term, weight, o.scalars, o.problem.device, o.fast) for term in read]
 
 
 def _reads(terms: Sequence[Expr], o: Inputs) -> tuple[AuxRead, ...]:
+    """The operands that terms and places of tables read. Tables are last, as places read others."""
     numbers = sorted({int(x.value or 0) for x in postorder(terms) if x.op == "aux"})
-    return tuple(AuxRead(i, o.program.aux[i]) for i in numbers)
+    reads = [_read(i, o) for i in numbers]
+    return tuple(sorted(reads, key=lambda a: bool(a.place)))
+
+
+def _read(number: int, o: Inputs) -> AuxRead:
+    spec = o.program.aux[number]
+    if not spec.is_table:
+        return AuxRead(number, spec)
+    along = axes_of(o.program.places[number], o.program.aux)
+    return AuxRead(number, spec, tuple(x for x in AXES if x in along), _inside(number, o))
+
+
+def _inside(number: int, o: Inputs) -> bool:
+    """Whether the place of a table is inside of it, as far as sizes and dtypes tell."""
+    p = o.problem
+    sizes = {"b": p.batch, "h": p.heads, "q_idx": p.rows, "kv_idx": p.cols}
+
+    def leaf(node: Expr) -> Range:
+        if node.op == "aux":
+            info = torch.iinfo(p.aux_dtypes[node.value])
+            return info.min, info.max
+        value = o.scalars[node.value] if node.op == "scalar" else sizes[node.op]
+        if not isinstance(value, int):
+            return ANY
+        return (value, value) if node.op == "scalar" else (0, max(0, value - 1))
+
+    place, table = o.program.places[number], o.fakes.aux[number]
+    count = table.shape[o.program.aux[number].access.index("t")]
+    known = ranges([place], leaf)[place]
+    return isinstance(count, int) and known[0] >= 0 and known[1] < count
 
 
 def _flat(names: Sequence[str], terms: Sequence[Expr]) -> frozenset[str]:

@@ -11,9 +11,10 @@ import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch.fx import Graph, GraphModule, Node
 
-from ..._compat import fx
+from ..._compat import fx, shapes
 from . import facts, functions, products, row_sums, writes
 from .ambient import Ambient
 from .functions import NO_WEIGHTS
@@ -248,8 +249,9 @@ class HostGraph:
 
     def _is_spread(self, node: Node) -> bool:
         called, is_creation = facts.name(node), _is_creation(node)
-        pointwise = called in functions.POINTWISE or called in functions.CASTS
-        if not (is_creation or pointwise or _cuts_nothing(node)):
+        copies = called in ("contiguous", "clone")
+        pointwise = copies or called in functions.POINTWISE or called in functions.CASTS
+        if not (is_creation or pointwise or _cuts_nothing(node) or looks_up(node)):
             return False
         if len(facts.tensors(node)) != 1 or not facts.is_plain(node) or node.kwargs.get("out"):
             return False
@@ -262,6 +264,8 @@ class HostGraph:
         is_reduction = called in ("max", "min") and len(inputs) < 2
         if is_reduction or not inputs:
             return False
+        if looks_up(node):
+            return True
         rank = rank_of(node)
         return all(rank_of(n) < rank or self.spreads(_behind_views(n)) for n in inputs)
 
@@ -306,6 +310,19 @@ def _cuts_nothing(node: Node) -> bool:
     """A `detach` of what has no gradient."""
     wanted = any(map(facts.may_want_gradients, node.all_input_nodes))
     return facts.name(node) == "detach" and not wanted
+
+
+def looks_up(node: Node) -> bool:
+    """Whether a call looks up in a smaller table of reals, at an index of integers."""
+    if facts.name(node) not in functions.LOOKUPS or len(facts.tensors(node)) != 1:
+        return False
+    inputs = [t for n in node.all_input_nodes for t in facts.tensors(n)]
+    tables = [t for t in inputs if t.is_floating_point()]
+    indices = {t.dtype for t in inputs if not t.is_floating_point()}
+    if len(tables) != 1 or not indices or not indices.isdisjoint((torch.bool, torch.uint8)):
+        return False
+    size, count = (shapes.size_hint(t.numel()) for t in (tables[0], *facts.tensors(node)))
+    return size is not None and count is not None and size < count
 
 
 def _behind_views(node: Node) -> Node:

@@ -24,6 +24,10 @@ VIEWS = frozenset([
     "transpose", "permute", "unsqueeze", "squeeze", "expand", "expand_as", "view", "view_as",
     "unflatten", "t", "swapaxes", "swapdims", "movedim", "moveaxis", "mT", "T", "alias",
 ])
+# Calls that may read a table at an index.
+LOOKUPS = frozenset([
+    "getitem", "index", "index_select", "gather", "embedding", "take_along_dim",
+])
 CASTS = frozenset([
     "to", "type", "type_as", "half", "bfloat16", "float", "double", "int", "long", "short",
     "char", "byte", "bool", "_to_copy",

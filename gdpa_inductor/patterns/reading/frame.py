@@ -31,12 +31,14 @@ class Atom:
     """An index variable from 0 to `size` - 1. Atoms are compared by identity.
 
     value: Its value, if it is fixed. part: (digits, start), if it runs over a part of other digits.
+    place: It is the place at which a table is looked up, and no index of the scores.
     """
 
     size: Size
     number: int
     value: int | None = None
     part: tuple[Digits, int] | None = None
+    place: bool = False
 
     @property
     def is_fixed(self) -> bool:
@@ -133,7 +135,7 @@ class Space:
 
     def _split(self, atom: Atom, outer: Size | None) -> tuple[Atom, Atom]:
         inner = None if outer is None else _quotient(atom.size, outer)
-        if outer is None or inner is None or atom.is_fixed or atom.part:
+        if outer is None or inner is None or atom.is_fixed or atom.part or atom.place:
             raise Refused(Code.LAYOUT, CUTS_ACROSS)
         parts = (Atom(outer, next(self._numbers)), Atom(inner, next(self._numbers)))
         self.splits[atom] = parts

@@ -14,12 +14,12 @@ class Unknown(ValueError):
 
 def as_kind(kind: str, x: Expr) -> Expr:
     """Convert as type promotion does: truth values to 0 and 1, integers to reals; to "b" by
-    comparison with zero.
+    comparison with zero. A table of reals is one.
 
     Raises:
         Refused: a literal that no integer of 64 bits is near: machines differ in what it becomes.
     """
-    if x.kind == kind:
+    if x.kind == kind or (x.kind == "t" and kind == "f"):
         return x
     if x.is_const and x.value is not None:
         if kind == "i" and not -(2.0**63) <= x.value < 2.0**63:  # nor is NaN

@@ -243,8 +243,10 @@ def aux_dims(layout: Layout, operand: Operand) -> tuple[Index, tuple[str, ...]]:
     A dim that is one whole axis stays where it is, as do dims of size 1. Where dims are parts of an
     axis, these are brought together and those of size 1 go.
     """
-    simple = all(digits in ((), *layout.axes.values()) for digits in operand.index)
-    names = {atom: axis for axis, digits in layout.axes.items() for atom in digits}
+    places = tuple(atom for atom in flat(operand.index) if atom.place)
+    axes = layout.axes | ({"t": places} if places else {})
+    simple = all(digits in ((), *axes.values()) for digits in operand.index)
+    names = {atom: axis for axis, digits in axes.items() for atom in digits}
     dims: list[Digits] = []
     access: list[str] = []
     for digits in operand.index:
@@ -256,7 +258,7 @@ def aux_dims(layout: Layout, operand: Operand) -> tuple[Index, tuple[str, ...]]:
             if axis is None:
                 raise Refused(Code.LAYOUT, "a mask or bias has a dimension that the scores lack")
             if axis not in access:
-                dims.append(layout.axes[axis])
+                dims.append(axes[axis])
                 access.append(axis)
     return tuple(dims), tuple(access)
 
@@ -292,7 +294,8 @@ def program_of(reading: Reading, layout: Layout) -> tuple[ScoreMod, list[Operand
 
     weight = with_leaves(reading.weight, leaf)
     operands = [reading.aux[number] for number in numbers]
-    declared = [Aux(x.kind, aux_dims(layout, y)[1]) for x, y in zip(used, operands)]
+    kinds = ["f" if x.kind == "t" else x.kind for x in used]
+    declared = [Aux(x, aux_dims(layout, y)[1]) for x, y in zip(kinds, operands)]
     weight = canonical(weight)
     if SCORE not in set(postorder([weight])):
         raise Refused(Code.CONTRACTION, "the weights do not depend on the first product")

@@ -29,7 +29,7 @@ _CUTTING = frozenset(["detach", "empty_like", "new_empty", "new_empty_strided", 
 def reached(term: Expr) -> set[Expr]:
     """The leaves that the derivative of a term may lead to, be it zero."""
     behind = facts.walk([term], lambda x: x.args if x.kind == "f" and x.op != "detach" else ())
-    return {x for x in behind if x.kind == "f" and not x.args and not x.is_const}
+    return {x for x in behind if x.kind in ("f", "t") and not x.args and not x.is_const}
 
 
 def covering(x: Expr, covered: Expr) -> Expr:

@@ -23,6 +23,8 @@ class Operand:
 
     detached: It is read without a gradient, for example by `.item()`.
     summed: The dims that it is first summed over. They have no digits.
+    places: It is the index into a table of so many places, and stored as small integers.
+    wraps: A negative one of these places counts from the end.
     """
 
     leaf: Node
@@ -30,6 +32,8 @@ class Operand:
     casts: tuple[torch.dtype, ...] = ()
     detached: bool = False
     summed: tuple[int, ...] = ()
+    places: Size | None = None
+    wraps: bool = False
 
 
 @dataclass(frozen=True)

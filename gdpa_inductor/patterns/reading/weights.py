@@ -14,6 +14,7 @@ the region is not GDPA.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,16 +22,19 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ..._compat import shapes
 from ...program.expr import SCORE, Expr, aux, call, const, postorder
+from ...program.simplify import substitute
 from ...rejection import Code
 from ..host import facts, functions
 from ..host.functions import MIXING, REASONS
-from ..host.sizes import Size
+from ..host.sizes import Size, same
 from ..result import Refused
 from . import contract, symbolic
 from .factors import ADDED_PRODUCTS, PRODUCTS, Factors
-from .frame import Digits, Index, Space, broadcast, flat
+from .frame import Digits, Index, Space, atoms, broadcast, flat
 from .kinds import Unknown, as_kind, real, where
+from .lookups import LOOKUPS, Bounds, bounds, is_smaller, lookup_of
 from .piecewise import JOINS, Branch, chosen, in_branches, parts_of
 from .precision import (
     COMPARISONS,
@@ -57,6 +61,7 @@ _READERS = {
     **dict.fromkeys(("tril", "triu"), "_triangle"),
     **dict.fromkeys(FILLED, "_filled"),
     **dict.fromkeys(("arange", "eye"), "_indices"),
+    **dict.fromkeys(LOOKUPS, "_looked_up"),
     "detach": "_detached",
     "_to_copy": "_cast",
     "copy": "_copied",
@@ -157,7 +162,9 @@ class Weights:
         operand = Operand(leaf, index, **how)
         if operand not in self.operands:
             self.operands.append(operand)
-        return aux(self.operands.index(operand), kind_of(facts.tensors(leaf)[0].dtype))
+        kind = kind_of(facts.tensors(leaf)[0].dtype)
+        is_table = kind == "f" and any(atom.place for atom in flat(index))
+        return aux(self.operands.index(operand), "t" if is_table else kind)
 
     def _summed(self, node: Node, at: Element) -> Expr:
         # `einsum` sums over a letter that one operand alone has.
@@ -165,6 +172,67 @@ class Weights:
         if operand is None:
             raise self._refusal(node)
         return self._outside(operand.leaf, operand.index, summed=operand.summed)
+
+    def _looked_up(self, node: Node, at: Element) -> Expr:
+        """An element of a table. Where that is no part of a program, the call's result is read."""
+        look = lookup_of(node, self.space.resolve_index(at.index))
+        if look is None or not is_smaller(look.table, node):
+            raise self._refusal(node)
+        shape, dims = tensor_of(look.table).shape, list(look.dims)
+        places: dict[int, Expr] = {}
+        for dim, (index, element) in look.indices.items():
+            read = self._index_of(index, replace(at, index=element), shape[dim], look.wraps)
+            digits = self.positions[read.value] if read.op == "index" else ()
+            if (
+                len(look.indices) > 1
+                and digits
+                and same(math.prod(a.size for a in digits), shape[dim])
+            ):
+                dims[dim] = digits  # an index of every place in its order is none
+            else:
+                places[dim] = read
+        if len(places) != 1:
+            raise self._refusal(node)
+        ((dim, place),) = places.items()
+        dims[dim] = self.space.once(("place", place, str(shape[dim])), shape[dim], place=True)
+        try:
+            table = self.read(look.table, replace(at, index=tuple(x or () for x in dims)))
+            return call("lookup", table, place)
+        except ValueError:  # it is no table that is read as it is
+            reason = "changes a table that is looked up"
+            raise self.shadow.refused(
+                Code.POINTWISE_OP, look.table, reason, at_source=True
+            ) from None
+
+    def _index_of(self, node: Node, at: Element, size: Size, wraps: bool) -> Expr:
+        """The place in a dim of so many places that an index says."""
+        source, digits = node, at.index
+        while viewed := through_view(self.space, source, digits):
+            source, digits = viewed
+        try:
+            (place,) = substitute([as_kind("i", self.read(node, at))], {})
+        except Refused as refusal:
+            raise refusal.but(node=self.shadow.source(source)) from None
+        leaves = [x for x in postorder([place]) if x.op == "aux"]
+        own = [atoms(self.operands[x.value].index) for x in leaves]
+        own += [{*self.positions[x.value]} for x in postorder([place]) if x.op == "index"]
+        if any(len(x) > 1 and x == set().union(*own) for x in own[: len(leaves)]):
+            if place.op != "aux":  # it is stored as it is, and not what it is made from
+                reason = "makes an index from a tensor as large"
+                raise self.shadow.refused(Code.POINTWISE_OP, source, reason, at_source=True)
+            operand = self.operands[place.value]
+            return self._outside(operand.leaf, operand.index, places=size, wraps=wraps)
+        low, _ = bounds(place, self._bounds)
+        if not wraps or (low is not None and shapes.statically_known_true(low >= 0)):
+            return place
+        return call("where", call("lt", place, 0), call("add", place, self._argument(size)), place)
+
+    def _bounds(self, leaf: Expr) -> Bounds:
+        if leaf.op == "scalar":
+            return self.scalars[leaf.value], self.scalars[leaf.value]
+        if leaf.op != "index":
+            return None, None
+        return 0, math.prod(atom.size for atom in self.positions[leaf.value]) - 1
 
     def _concatenated(self, node: Node, at: Element) -> Expr:
         # Each part is read in the branch in which its positions are.

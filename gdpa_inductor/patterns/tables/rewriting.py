@@ -8,8 +8,9 @@ A call that reads at one index along one dim becomes `look_up(table, index, dim)
 run on a table of places instead, 0, 1, 2, ..., in the shape of the learned table. The result says
 which elements of the flattened table it reads. Inductor computes it from the indices alone.
 
-The backward computes the index again (`recomputation`). A padding row is detached before it is
-read.
+The backward keeps the index in 32 bits. A padding row is detached before it is read.
+
+Most biases are not made so: the score program looks them up (`reading/lookups.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from ..result import Refused
 from ..writing.recipe import Handle, Recipe
 from ..writing.writer import Writer, describe
 from .lookups import Lookup, lookup_calls, read_lookup, refused
-from .recomputation import is_input, mark_recomputed, recomputed
 
 aten = torch.ops.aten
 
@@ -64,13 +64,10 @@ def _rewrite_lookup(graph: HostGraph, node: Node, writer: Writer) -> Rejection |
 def _write(graph: HostGraph, lookup: Lookup, writer: Writer) -> None:
     node, places = lookup.node, lookup.places
     _check_result(lookup, writer)
-    indices = {index: recomputed(graph, index) for index in places.indices}
-    is_recomputed = any(new is not old or is_input(old) for old, new in indices.items())
     if places.dim is None:
-        index = _flat_places(graph, lookup, indices, writer, is_recomputed)
+        index = _flat_places(graph, lookup, writer)
     else:
-        (index,) = indices.values()
-        index = index if is_recomputed else _narrow(lookup, index, writer)
+        index = _narrow(lookup, places.indices[0], writer)
     recipe = _recipe(lookup)
     result = _look_up(recipe, lookup, recipe.leaf(index))
     new = writer.write(recipe, node, node)[result]
@@ -132,26 +129,18 @@ def _executed(recipe: Recipe, lookup: Lookup, numbers: Handle) -> torch.Tensor:
     return result
 
 
-def _flat_places(
-    graph: HostGraph, lookup: Lookup, indices: dict[Node, Node], writer: Writer, recompute: bool
-) -> Node:
-    """The places in the flattened table that the call reads, in int32.
-
-    indices: What to read for each index. recompute: The backward is to compute the places again.
-    """
+def _flat_places(graph: HostGraph, lookup: Lookup, writer: Writer) -> Node:
+    """The places in the flattened table that the call reads, in int32."""
     recipe, node = _recipe(lookup), lookup.node
     numbers = _numbers(recipe, lookup)
     written = writer.write(recipe, node, node)
-    swap = {**indices, lookup.table: written[numbers]}
+    swap = {lookup.table: written[numbers]}
     with graph.graph.inserting_before(node):
         read: Node = graph.graph.node_copy(node, lambda n: swap.get(n, n))
     describe(read, node, _executed(recipe, lookup, numbers))
     narrow = _recipe(lookup)
     places = narrow.cast(narrow.leaf(read), torch.int32)
-    cast = writer.write(narrow, node, node)
-    if recompute:
-        mark_recomputed([*written.values(), read, *cast.values()])
-    return cast[places]
+    return writer.write(narrow, node, node)[places]
 
 
 def _narrow(lookup: Lookup, index: Node, writer: Writer) -> Node:

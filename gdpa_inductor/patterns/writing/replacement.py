@@ -22,7 +22,7 @@ from ...rejection import Code, GDPAError
 from ..host import facts
 from ..host.candidates import HostGraph
 from ..host.region import Region
-from ..host.sizes import alike, same
+from ..host.sizes import Size, alike, same
 from ..jagged.sides import Sides
 from ..jagged.unpadding import Understood
 from ..reading.frame import Index
@@ -71,7 +71,8 @@ def replacement(
 def _recipe(graph: HostGraph, region: Region, understood: Understood) -> Recipe:
     layout, grad = understood.layout, graph.ambient[region.end].grad
     factors = [layout.query.leaf, layout.key.leaf, layout.value.leaf]
-    others = [operand.leaf for operand in understood.operands]
+    # What is stored as small integers is a copy anyway.
+    others = [operand.leaf for operand in understood.operands if operand.places is None]
     pads = [side.pad for side in understood.sides.jagged]
     copied = saved.to_copy(graph, region, factors, others, pads) if grad else ()
     return Recipe(grad, subclasses.fake_mode_of(facts.tensors(region.end)[0]), copied)
@@ -146,12 +147,42 @@ def _operand(recipe: Recipe, operand: Operand, dims: Index) -> Handle:
     handle = recipe.leaf(operand.leaf, *operand.casts[:1])
     if operand.detached:
         handle = recipe.detached(handle)
+    if operand.places is not None:
+        handle = _small(recipe, handle, operand.places, operand.wraps)
     if operand.summed:
         handle = recipe.call(aten.sum.dim_IntList, handle, list(operand.summed), True)
     handle = recipe.arrange(handle, operand.index, dims)
     for dtype in operand.casts:
         handle = recipe.cast(handle, dtype)
     return handle
+
+
+def _small(recipe: Recipe, index: Handle, size: Size, wraps: bool) -> Handle:
+    """An index into so many places in few bits. What lies outside becomes the first place outside,
+    so that a look-up there gives NaN.
+    """
+    places = index
+    if not _lies_within(index.node, size):
+        places = recipe.cast(index, torch.int64)
+        if wraps:
+            below = recipe.call(aten.lt.Scalar, places, 0)
+            from_end = recipe.call(aten.add.Scalar, places, size)
+            places = recipe.call(aten.where.self, below, from_end, places)
+        below = recipe.call(aten.lt.Scalar, places, 0)
+        places = recipe.call(aten.masked_fill.Scalar, places, below, size)
+        places = recipe.call(aten.clamp_max.default, places, size)
+    dtypes = (torch.uint8, torch.int16)
+    known = (x for x in dtypes if isinstance(size, int) and size <= torch.iinfo(x).max)
+    return recipe.cast(places, next(known, torch.int32))
+
+
+def _lies_within(index: Node | None, size: Size) -> bool:
+    """Whether an index is clamped to 0 .. size - 1."""
+    if index is None or facts.name(index) not in ("clamp", "clip"):
+        return False
+    low, high = facts.argument(index, 1, "min"), facts.argument(index, 2, "max")
+    known = all(isinstance(x, int) for x in (low, high, size))
+    return known and 0 <= low <= high < size
 
 
 def _with_batch(recipe: Recipe, layout: Layout, query: Handle, others: Sequence[Handle]) -> Handle:

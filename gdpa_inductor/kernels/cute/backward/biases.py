@@ -156,7 +156,7 @@ class Division:
         read = {node.op for node in postorder([o.program.weight])}
         axis = None if self.direct else _axis(o, wanted, read)
         tables = any(o.program.aux[number].is_table for number in wanted)
-        room = _room_beside_tables(o) if tables else ROOM
+        room = room_beside_tables(o) if tables else ROOM
         self.shares = _shares(o, axis or 0, keys, ctas, None if axis is None else room)
         if cuts and not self.direct and not tables and "kv_idx" not in read:
             self.shares = _cut(o, self.shares, keys, ctas)
@@ -164,13 +164,19 @@ class Division:
 
     def _sum(self, o: Operands[Tensor], number: int, stored: int, ctas: int) -> BiasSum | TableSum:
         if o.program.aux[number].is_table:
-            return TableSum(o, number, stored, self.shares, ctas)
+            batch, heads, *_ = score_shape(o)
+            first, parts = self.shares[0], len(self.shares)
+            slots = parts if first.axis == 0 else 1
+            batches = batch if first.axis else first.count
+            heads = first.count * first.group if first.axis and not first.whole else heads
+            own = {"slots": slots, "batches": max(batches, 1), "heads": heads}
+            return TableSum(o, number, stored, **own, ctas=ctas)
         return BiasSum(o, number, stored, self.shares)
 
     @property
-    def tables(self) -> bool:
-        """Whether only tables need a gradient."""
-        return all(isinstance(each, TableSum) for each in self.sums)
+    def sparse(self) -> bool:
+        """Whether the sums leave out tiles of scores that a mask empties."""
+        return all(isinstance(each, TableSum) and not each.sums_batches for each in self.sums)
 
     def scores(
         self, o: Operands[Tensor], first: Tensor, record: Record
@@ -178,8 +184,9 @@ class Division:
         """Each share, and the memory for its stored scores. first: The room of the first sum."""
         room: Tensor | None = None
         for share in self.shares:
-            if self.direct:
-                yield share, self.sums[0].on_axes(share, first)
+            only = self.sums[0]
+            if self.direct and isinstance(only, BiasSum):
+                yield share, only.on_axes(share, first)
                 continue
             query, cols = share.matrix(o.query, "q"), share.matrix(o.key, "k").shape[2]
             shape = (*query.shape[:3], -(-cols // ALIGNED) * ALIGNED)
@@ -198,21 +205,30 @@ def gradients(
     fast_total: Total,
     record: Record,
     donated: Sequence[int] = (),
+    clears: bool = False,
 ) -> list[Tensor]:
     """Run a backward part by part: the wanted ones of dQ, dK and dV, then those of aux operands.
 
-    The record gets the steps. The `donated` aux operands may be overwritten.
+    The record gets the steps. The `donated` aux operands may be overwritten. clears: A launch may
+    not write all of dQ, which is set to zero before.
     """
     o = unshared(operands) if division.shared else operands
     matrices, sums = (o.query, o.key, o.value), division.sums
     rooms = {x: record.add_buffer(for_gradient(y, empty)) for x, y in zip("qkv", matrices)}
-    totals = [each.room(o.aux[each.number], each.number in donated, record) for each in sums]
+    if clears:
+        record.add_clear(rooms["q"].zero_())
+    totals = [
+        each.room(o.query.device, record)
+        if isinstance(each, TableSum)
+        else each.room(o.aux[each.number], each.number in donated, record)
+        for each in sums
+    ]
     for share, scores in division.scores(o, totals[0], record):
         own = {x: share.matrix(y, x) for x, y in rooms.items()}
         part = launch(share, share.of(o), share.matrix(grad_out, "q"), own, scores)
         for each, total in zip(sums, totals) if not division.direct else ():
             if isinstance(each, TableSum):
-                each.add(share, scores, total, part, record)
+                each.add_share(share, scores, total, part, record)
             else:
                 each.add(share, scores, total, fast_total, record)
     requested = zip("qkv", (operands.query, operands.key, operands.value), needs, strict=False)
@@ -277,7 +293,7 @@ def _shares(o: Operands[Tensor], axis: int, keys: int, ctas: int, room: int | No
     return [Share(axis, i, min(count, units - i), group, len(starts) == 1) for i in starts]
 
 
-def _room_beside_tables(o: Operands[Tensor]) -> int:
+def room_beside_tables(o: Operands[Tensor]) -> int:
     """Bytes of stored scores for a part, if gradients of tables are wanted."""
     # Key tiles under a mask differ in length. With two for each CTA a long one goes with a short
     # one. Half of the memory is never touched then.

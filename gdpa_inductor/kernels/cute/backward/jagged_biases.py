@@ -26,8 +26,10 @@ from ....operands import Operands, aux_from_axes, dtype_name, score_shape
 from ....sequences import Padding, padded_program
 from ..config import VECTOR, StoredTiling, whole_vectors
 from ..launcher import word_launcher
-from .biases import ROOM
+from ..replay import Record
+from .biases import ROOM, room_beside_tables
 from .roots import factor_of
+from .table_gradients import Part, TableSum
 
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)  # dtypes in which sums may be stored
 # A sum over all rows is cut into chunks, so that the device has enough threads. torch adds the
@@ -119,21 +121,32 @@ class JaggedDivision:
     stores.
     """
 
-    def __init__(self, o: Operands[Tensor], wanted: Sequence[int], tiling: StoredTiling) -> None:
+    def __init__(
+        self, o: Operands[Tensor], wanted: Sequence[int], tiling: StoredTiling, ctas: int
+    ) -> None:
         self.tiling, self.stored = tiling, wanted[0]
         batch, heads, rows, cols = score_shape(o)
-        width, self.most = whole_vectors(cols), batch
+        width, self.most, self.cols = whole_vectors(cols), batch, cols
         size = heads * rows * width * o.query.element_size()
-        launches = -(-batch // max(1, min(ROOM // max(size, 1), MOST)))
+        tables = any(o.program.aux[number].is_table for number in wanted)
+        room = room_beside_tables(o) if tables else ROOM
+        launches = -(-batch // max(1, min(room // max(size, 1), MOST)))
         self.slots = -(-batch // max(launches, 1))
         self.scores = (self.slots, heads, rows, width)
         self.hulls = (self.slots, *tiling.units(o.key.shape[1], heads, rows, cols), 2)
-        self.sums = [JaggedSum(o, number, wanted[0], launches) for number in wanted]
+        own = {"slots": launches, "batches": self.slots, "heads": heads, "ctas": ctas}
+        self.sums = [
+            TableSum(o, number, wanted[0], **own)
+            if o.program.aux[number].is_table
+            else JaggedSum(o, number, wanted[0], launches)
+            for number in wanted
+        ]
 
     def launches(
-        self, order: Tensor, dtype: torch.dtype, rooms: Sequence[Tensor], arch: str, stream: int
+        self, order: Tensor, rooms: Sequence[Tensor], part: Part, record: Record
     ) -> Iterator[StoredScores]:
         """The memory for each launch. Between launches its content is summed into `rooms`."""
+        dtype, arch, stream = part.operands.query.dtype, part.plan.config.arch, part.stream
         scores = empty(self.scores, dtype, order.device)
         hulls = empty(self.hulls, torch.int32, order.device)
         for first in range(0, self.most, self.slots):
@@ -141,13 +154,29 @@ class JaggedDivision:
             stored = StoredScores(scores, hulls, order[first:], count, self.tiling)
             yield stored
             for each, room in zip(self.sums, rooms, strict=True):
-                each.add(stored, room, first > 0, arch, stream)
+                if isinstance(each, TableSum):
+                    own = scores[:count, ..., : self.cols]
+                    each.add(own, room[:, first // self.slots], part, record, stored)
+                else:
+                    each.add(stored, room, first > 0, arch, stream)
 
-    def rooms(self, device: torch.device) -> list[Tensor]:
-        return [empty(each.shape, each.dtype, device) for each in self.sums]
+    def rooms(self, device: torch.device, record: Record) -> list[Tensor]:
+        return [
+            each.room(device, record)
+            if isinstance(each, TableSum)
+            else empty(each.shape, each.dtype, device)
+            for each in self.sums
+        ]
 
-    def finished(self, rooms: Sequence[Tensor], o: Operands[Tensor]) -> list[Tensor]:
-        return [each.finished(room, o) for each, room in zip(self.sums, rooms, strict=True)]
+    def finished(
+        self, rooms: Sequence[Tensor], o: Operands[Tensor], part: Part, record: Record
+    ) -> list[Tensor]:
+        return [
+            each.finished(room, o, part, record)
+            if isinstance(each, TableSum)
+            else each.finished(room, o)
+            for each, room in zip(self.sums, rooms, strict=True)
+        ]
 
 
 def add_tiles(

@@ -14,7 +14,7 @@ from ...._compat.device import empty
 from ....operands import Operands
 from ....rejection import GDPAError
 from .. import launch
-from ..bounds import Table, table
+from ..bounds import TileBounds, table
 from ..config import KernelConfig, TableKey
 from ..launch import longest_first, place
 from ..launcher import Launcher
@@ -101,7 +101,7 @@ def _in_parts(
     plan, record, scratch = call.plan, call.record, dict[str, Tensor]()
     division = plan.once(_division, call.ctas, *_wanted(needs))
     stored = division.sums[0].number
-    sparse = division.tables and plan.once(_skips_tiles, stored)
+    sparse = division.sparse and plan.once(_skips_tiles, stored)
 
     def launch_share(
         share: biases.Share, o: Operands[Tensor], grad_out: Tensor, rooms: Rooms, scores: Tensor
@@ -121,19 +121,29 @@ def _in_parts(
             rooms=rooms,
             launches=[StoredScores(scores, sparse=sparse)],
             part=share.part,
+            cleared=True,
             shared_scratch=scratch,
             tables={},
         )
         GRADIENTS[plan.config.folder](part, letters)
-        return Part(own, read, call.stream)
+        return Part(own, read, call.stream, part.scratch, fast_total)
 
     def fast_total(scores: Tensor, own: Tensor, factor: float) -> bool:
         return total(scores, own, factor, plan.config.arch, call.stream, record)
 
     if division.direct and not plan.once(_overwrites, stored):
         donated = ()
+    clears = plan.config.folder == "sm90" and plan.once(kernel_form, 0, stored).masked
     return biases.gradients(
-        call.grad_out, call.operands, needs, division, launch_share, fast_total, record, donated
+        call.grad_out,
+        call.operands,
+        needs,
+        division,
+        launch_share,
+        fast_total,
+        record,
+        donated,
+        clears,
     )
 
 
@@ -148,14 +158,14 @@ def _at_once(call: "BackwardCall", needs: Sequence[bool], letters: str) -> list[
         ]
     elif wanted:
         assert call.order is not None
-        division = plan.once(_jagged_division, *wanted)
-        rooms = division.rooms(o.query.device)
-        arch = plan.config.arch
-        launches = division.launches(call.order, o.query.dtype, rooms, arch, call.stream)
+        division = plan.once(_jagged_division, call.ctas, *wanted)
+        rooms = division.rooms(o.query.device, call.record)
+        part = Part(plan, call.read, call.stream)
+        launches = division.launches(call.order, rooms, part, call.record)
         call = replace(call, stored=division.stored, launches=launches)
     grads = GRADIENTS[plan.config.folder](call, letters)
     if division is not None:
-        aux_grads = division.finished(rooms, o)
+        aux_grads = division.finished(rooms, o, part, call.record)
     return [biases.like(grads[x], call.operand(x)) for x in letters] + aux_grads
 
 
@@ -179,8 +189,8 @@ def _skips_tiles(plan: LaunchPlan, stored: int) -> bool:
     return skips_tiles(plan.config.backward_kernels(True, stored)[-1])
 
 
-def _jagged_division(plan: LaunchPlan, *wanted: int) -> JaggedDivision:
-    return JaggedDivision(plan.example, wanted, plan.config.tiling)
+def _jagged_division(plan: LaunchPlan, ctas: int, *wanted: int) -> JaggedDivision:
+    return JaggedDivision(plan.example, wanted, plan.config.tiling, ctas)
 
 
 def _complaint(plan: LaunchPlan, *needs: bool) -> str:
@@ -188,7 +198,7 @@ def _complaint(plan: LaunchPlan, *needs: bool) -> str:
     return (
         no_such_dims(type(c), (c.head_dim, plan.output[-1]))
         or no_such_heads(key_heads, value_heads, key_heads == value_heads)
-        or no_such_biases(c.program, needs[3:], c.dtype, c.jagged)
+        or no_such_biases(c.program, needs[3:], c.dtype)
     )
 
 
@@ -237,10 +247,11 @@ class BackwardCall:
     # results between two launches.
     launches: Iterable[StoredScores | None] = (None,)
     part: str = ""  # as `KernelConfig.part`
+    cleared: bool = False  # dQ is zero where a launch does not write it
     # scratch memory that several calls share
     shared_scratch: dict[str, Tensor] = field(default_factory=dict)
     # the tables of bounds that were made so far
-    tables: dict[TableKey, Table] = field(default_factory=dict)
+    tables: dict[TableKey, TileBounds] = field(default_factory=dict)
 
     def room(self, letter: str) -> Tensor:
         """Memory for dQ, dK or dV."""
@@ -282,7 +293,7 @@ class BackwardCall:
         room.zero_()
         self.record.add_clear(room)
 
-    def table(self, key: TableKey) -> Table:
+    def table(self, key: TableKey) -> TileBounds:
         if key not in self.tables:
             self.tables[key] = table(self.plan, self.read, key, self.stream, self.record)
         return self.tables[key]
@@ -330,7 +341,8 @@ def _hopper_gradients(call: BackwardCall, letters: str) -> dict[str, Tensor]:
     assert isinstance(config, Sm90Config)
     # The kernel does not write dQ of query tiles that meet no key. It clears such rows of jagged
     # queries itself, but not those that meet no key because of a mask.
-    if form.masked or (config.jagged_k and not config.jagged_q):
+    partial = form.masked or (config.jagged_k and not config.jagged_q)
+    if partial and not call.cleared:
         call.zero(grad_query)
     if form.launcher is None:
         call.run(form, (), call.launches)

@@ -18,6 +18,7 @@ from ....program.factors import split
 from ....program.score_mod import ScoreMod
 from ..config import KernelConfig, classes
 
+_ROUNDINGS = ("bf16", "f16")
 NONE = "the CuTe backward has no gradients of operands between the products"
 
 
@@ -49,8 +50,21 @@ def factor_of(program: str, number: int | None) -> float:
     score, other = (_slopes(program)[i] for i in (0, 1 + number))
     if score is None or other is None:
         return 0.0
-    (base, factor), (like, divisor) = (split(slope, inside=False) for slope in (score, other))
+    (base, factor), (like, divisor) = map(_without_rounding, (score, other))
     return factor / divisor if base == like and divisor else 0.0
+
+
+def _without_rounding(slope: Expr) -> tuple[Expr, float]:
+    """(rest, c) with slope = c · rest but for roundings to 16 bits.
+
+    Gradients of operands differ in these if a model rounds each sum. What a kernel stores is
+    rounded once.
+    """
+    rest, factor = split(slope, inside=False)
+    while rest.op in _ROUNDINGS:
+        rest, more = split(rest.args[0], inside=False)
+        factor *= more
+    return rest, factor
 
 
 def is_moderate(factor: float, dtype: str) -> bool:
@@ -82,7 +96,13 @@ def _slopes(program: str) -> tuple[Expr | None, ...]:
     """The slopes of P by the score and by each aux operand; None where zero."""
     mod = ScoreMod.parse(program)
     leaves = [SCORE, *(aux(number, spec.leaf_kind) for number, spec in enumerate(mod.aux))]
-    return tuple(differentiate(mod.weight, leaves, const(1.0)))
+    return tuple(map(_rounded_once, differentiate(mod.weight, leaves, const(1.0))))
+
+
+def _rounded_once(slope: Expr | None) -> Expr | None:
+    while slope and slope.op in _ROUNDINGS and slope.args[0].op == slope.op:
+        slope = slope.args[0]
+    return slope
 
 
 def no_such_heads(key_heads: Any, value_heads: Any, alike: bool) -> str:
@@ -99,15 +119,14 @@ def no_such_dims(kind: type[KernelConfig], dims: Sequence[int]) -> str:
     return f"a head dim of {widest}; the CuTe backward takes up to {most}"
 
 
-def no_such_biases(program: str, needs: Sequence[bool], dtype: str, jagged: bool = False) -> str:
+def no_such_biases(program: str, needs: Sequence[bool], dtype: str) -> str:
     wanted = [number for number, need in enumerate(needs) if need]
     if not wanted:
         return ""
     for number in wanted:
         spec = ScoreMod.parse(program).aux[number]
-        if spec.is_table and (jagged or not spec.axes <= {"h"}):
-            where = "of jagged sequences" if jagged else "with a row for each batch or position"
-            return f"the CuTe backward has no gradients of tables {where}, as a{number}"
+        if spec.is_table and not spec.axes <= {"h"}:
+            return f"{NONE} that are tables of each batch or position, as a{number}"
         factor = factor_of(program, number)
         if not factor:
             return f"{NONE} that are not added to the score, as a{number}"

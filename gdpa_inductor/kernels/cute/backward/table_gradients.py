@@ -1,6 +1,7 @@
-"""Gradients of tables that a program looks up, for dense calls.
+"""Gradients of tables that a program looks up.
 
-The backward stores a 16-bit number for each score of a part of the call, as for biases (`biases`).
+The backward stores a 16-bit number for each score of a part of the call, as for biases (`biases`,
+`jagged_biases`).
 These numbers are summed by place before the next part is computed. There are two ways, both without
 atomics, and with one order of each sum (`place_sums`):
 
@@ -8,7 +9,7 @@ atomics, and with one order of each sum (`place_sums`):
   size of the table.
 - Any other place, such as an operand with an integer for each score. Each thread has a table of its
   own in shared memory. A table that does not fit is summed in pieces, each of which reads all
-  scores. So this is for tables of up to a few hundred places.
+  scores. If all batches have the same places, the scores are summed over the batches before.
 
 Sums of sums are kept in fp32, for each head. When all parts are done they are added up. This module
 runs on the host.
@@ -16,7 +17,7 @@ runs on the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,19 +27,21 @@ from torch import Tensor
 from ...._compat.device import empty
 from ....operands import Operands, dtype_name, score_shape
 from ....program.expr import Expr, call, fold, postorder, torch_apply
+from ....program.score_mod import ScoreMod
 from ..config import SHARED_MEMORY, VECTOR, KernelConfig, classes
 from ..launcher import word_launcher
-from ..plan import LaunchPlan
+from ..plan import LaunchPlan, totals
 from ..replay import Record
 from ..tables import MOST, MOST_THREADS, RESERVED, threads_for
 from .roots import factor_of, masked, terms_of
 
 if TYPE_CHECKING:
     from .biases import Share
+    from .jagged_biases import StoredScores
 
 STRIP = 256  # as in `place_sums`
 OCTETS = 32  # the most of a row group
-WARPS = 12  # that sum diagonals on a multiprocessor; more gain nothing
+CTAS = 4  # that sum diagonals on a multiprocessor at a time
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,10 @@ def distance(place: Expr) -> Distance | None:
     return Distance(parts[0], parts[2])
 
 
-def _coefficients(place: Expr) -> tuple[int, int, Expr | None] | None:
+Coefficients = tuple[int, int, Expr | None]
+
+
+def _coefficients(place: Expr) -> Coefficients | None:
     """(a, b, rest) with place = a · query + b · key + rest, and no positions in the rest."""
     leaves = {x.op for x in postorder([place]) if not x.args}
     if leaves <= {"const", "scalar"}:
@@ -77,12 +83,13 @@ def _coefficients(place: Expr) -> tuple[int, int, Expr | None] | None:
         return int(place.op == "q_idx"), int(place.op == "kv_idx"), None
     if place.op not in ("add", "sub", "neg"):
         return None
-    parts = [_coefficients(x) for x in place.args]
-    if place.op == "neg":
-        parts.insert(0, (0, 0, None))
-    if None in parts:
+    first: Coefficients | None = (0, 0, None)
+    if place.op != "neg":
+        first = _coefficients(place.args[0])
+    second = _coefficients(place.args[-1])
+    if first is None or second is None:
         return None
-    (a, b, x), (c, d, y) = parts
+    (a, b, x), (c, d, y) = first, second
     sign = 1 if place.op == "add" else -1
     if y is not None and sign < 0:
         y = call("neg", y)
@@ -96,6 +103,9 @@ class Part(NamedTuple):
     plan: LaunchPlan
     operands: Operands[Tensor]  # as kernels read them
     stream: int
+    # As `BackwardCall.scratch` and `biases.total`. Where a side is jagged nobody asks for them.
+    scratch: Callable[[str, Sequence[int], torch.dtype], Tensor] | None = None
+    total: Callable[[Tensor, Tensor, float], bool] | None = None
 
 
 class TableSum:
@@ -103,33 +113,47 @@ class TableSum:
 
     The sums of the parts have the shape [pieces, slots, H, ...]. A piece has some of the places.
     Slots are the parts of a call that is cut along the batches.
+
+    slots: How many. batches, heads: Those of a part. ctas: Of a launch.
     """
 
-    adds = False
-
     def __init__(
-        self, o: Operands[Tensor], number: int, stored: int, shares: Sequence[Share], ctas: int
+        self,
+        o: Operands[Tensor],
+        number: int,
+        stored: int,
+        *,
+        slots: int,
+        batches: int,
+        heads: int,
+        ctas: int,
     ) -> None:
-        program, (batch, heads, rows, cols) = o.program, score_shape(o)
+        program, (batch, all_heads, rows, cols) = o.program, score_shape(o)
         self.number, self.spec, self.stored = number, program.aux[number], stored
         self.factor = factor_of(str(program), stored) / factor_of(str(program), number)
         self.size = o.aux[number].shape[self.spec.access.index("t")]
         self.place = program.places[number]
         self.distance = distance(self.place)
+        # All batches have the same places, and their scores are summed first.
+        alike = self.distance is None and not self._varies(program)
+        self.sums_batches = alike and batches > 1 and not o.jagged
         self.fixed = not any(x.op == "scalar" for x in postorder([program.weight]))
-        self.empty = 0 in (batch, heads, rows, cols)
-        self.cut = max(shares[0].count, 1)  # how many batches or key heads a part has
-        self.slots = len(shares) if shares[0].axis == 0 else 1
-        own = shares[0].count * shares[0].group
-        units = own if shares[0].axis == 1 and not shares[0].whole else heads
+        self.empty = 0 in (batch, all_heads, rows, cols)
+        self.slots, self.batches = slots, batches
         self.piece = self.pieces = 1
         if self.distance is None:
-            self._cut_places(ctas, units, batch * rows)
+            self._cut_places(ctas, heads, rows if self.sums_batches else batches * rows)
             shape: tuple[int, ...] = (self.groups, self.piece)
         else:
-            self._cut_diagonals(ctas, units, rows, cols)
+            self._cut_diagonals(ctas, heads, rows, cols)
             shape = (self.groups, self.strips, STRIP + VECTOR * self.octets)
-        self.shape = (self.pieces, self.slots, heads, *shape)
+        self.shape = (self.pieces, slots, all_heads, *shape)
+
+    def _varies(self, program: ScoreMod) -> bool:
+        """Whether the places vary from batch to batch."""
+        leaves = [x for x in postorder([self.place]) if not x.args]
+        own = {axis for x in leaves if x.op == "aux" for axis in program.aux[x.value].axes}
+        return "b" in own or any(x.op == "b" for x in leaves)
 
     def _cut_places(self, ctas: int, units: int, rows: int) -> None:
         self.pieces = -(-self.size // MOST)
@@ -141,38 +165,62 @@ class TableSum:
 
     def _cut_diagonals(self, ctas: int, units: int, rows: int, cols: int) -> None:
         self.strips, octets = -(-cols // STRIP), -(-rows // VECTOR)
-        self.octets, warps = 1, units * self.strips * octets
-        while self.octets < OCTETS and warps > 2 * WARPS * ctas * self.octets:
+        self.octets, items = 1, units * self.strips * octets
+        while self.octets < OCTETS and items > 2 * CTAS * ctas * self.octets:
             self.octets *= 2
         self.groups = -(-octets // self.octets)
 
-    def room(self, operand: Tensor, donated: bool, record: Record) -> Tensor:
+    def room(self, device: torch.device, record: Record) -> Tensor:
         """Memory for the sums of the parts."""
-        return record.add_buffer(empty(self.shape, torch.float32, operand.device))
+        return record.add_buffer(empty(self.shape, torch.float32, device))
 
-    def add(self, share: Share, scores: Tensor, room: Tensor, part: Part, record: Record) -> None:
+    def add_share(
+        self, share: Share, scores: Tensor, room: Tensor, part: Part, record: Record
+    ) -> None:
         """Sum the scores of a share."""
+        slot = share.first // self.batches if self.slots > 1 else 0
+        first = share.first * share.group if share.axis == 1 and not share.whole else 0
+        self.add(scores, room[:, slot, first : first + scores.shape[1]], part, record)
+
+    def add(
+        self,
+        scores: Tensor,
+        room: Tensor,
+        part: Part,
+        record: Record,
+        stored: StoredScores | None = None,
+    ) -> None:
+        """Sum the scores of a part into its share of a room. stored: Those of jagged sequences."""
         if self.empty:
             return
         record.fails |= not self.fixed
-        slot = share.first // self.cut if self.slots > 1 else 0
-        first = share.first * share.group if share.axis == 1 and not share.whole else 0
+        if self.sums_batches:
+            scores = _over_batches(scores, part)
         batch, heads, rows, cols = scores.shape
         o, config = part.operands, part.plan.once(_kernel, self.stored)
         sizes = (batch, heads, rows, cols, scores.stride(2) // VECTOR)
         numbers = (*part.plan.aux_strides, *o.scalars[: part.plan.scalars], *sizes)
+        jagged: Sequence[Tensor] = ()
+        last: Sequence[int] = ()
+        if stored is not None:
+            offsets = [x for x in o.lengths[:2] if x is not None]
+            jagged = (stored.hulls, stored.order, *offsets)
+            last = (*stored.hulls.shape[1:3], *totals(o.query, o.key))
         for piece in range(self.pieces):
-            own = room[piece, slot, first : first + heads]
-            addresses = [x.data_ptr() for x in (scores, own, *o.aux)]
-            kernel, more = self._kernel(config, piece, cols)
-            _launch(kernel, addresses, (*numbers, *more), part.stream, record)
+            addresses = [x.data_ptr() for x in (scores, room[piece], *o.aux, *jagged)]
+            kernel, more = self._kernel(config, piece, cols, dtype_name(scores.dtype))
+            _launch(kernel, addresses, (*numbers, *more, *last), part.stream, record)
 
-    def _kernel(self, config: KernelConfig, piece: int, cols: int) -> tuple[Any, tuple[int, ...]]:
+    def _kernel(
+        self, config: KernelConfig, piece: int, cols: int, dtype: str
+    ) -> tuple[Any, tuple[int, ...]]:
+        """(the arguments of its compilation, its last sizes)."""
         skips = skips_tiles(config)
         if self.distance is not None:
-            return ("diagonals", config, self.octets, skips), (self.strips, self.groups)
-        even = cols % VECTOR == 0
-        kernel = ("places", config, self.number, self.piece, self.threads, skips, even)
+            return ("diagonals", config, dtype, self.octets, skips), (self.strips, self.groups)
+        skips, even = skips and not self.sums_batches, cols % VECTOR == 0
+        flags = (skips, even, self.pieces == 1)
+        kernel = ("places", config, dtype, self.number, self.piece, self.threads, *flags)
         return kernel, (self.groups, piece * self.piece)
 
     def finished(self, room: Tensor, o: Operands[Tensor], part: Part, record: Record) -> Tensor:
@@ -196,6 +244,16 @@ class TableSum:
             addresses = [room[piece].data_ptr(), grad.data_ptr()]
             _launch(kernel, addresses, (*sizes, *steps), part.stream, record)
         return grad
+
+
+def _over_batches(scores: Tensor, part: Part) -> Tensor:
+    """The sums [1, H, M, N] of scores over the batches, in fp32. Rows begin as in `scores`."""
+    assert part.scratch and part.total
+    whole = (*scores.shape[:3], scores.stride(2))
+    sums = part.scratch("over batches", (1, *whole[1:]), torch.float32)
+    done = part.total(scores.as_strided(whole, scores.stride()), sums, 1.0)
+    assert done
+    return sums[..., : scores.shape[3]]
 
 
 def _launch(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ....program.expr import POSITIONS, Expr, postorder
 from ....program.factors import factored, of_queries
 from .. import config
-from ..config import SHARED_MEMORY, LookUp
+from ..config import SHARED_MEMORY, TableLayout
 
 ROWS, COLS = 64, 128  # a score tile of one warpgroup: 64 fp32 registers of a thread
 HALF = COLS // 2  # columns of a half tile of a bias: as wide as a swizzle
@@ -26,11 +26,11 @@ class TableRoom(NamedTuple):
     replicas: How often each element lies there.
     """
 
-    tables: tuple[LookUp, ...]
+    tables: tuple[TableLayout, ...]
     replicas: int
 
     @staticmethod
-    def within(size: int, lookups: Sequence[LookUp]) -> "TableRoom":
+    def within(size: int, lookups: Sequence[TableLayout]) -> "TableRoom":
         """The first of these tables that fit into `size` bytes, with as many replicas as fit."""
         tables = tuple(lookups)
         while tables and TableRoom(tables, 1).size > size:
@@ -101,7 +101,7 @@ class Sm90Config(config.KernelConfig):
         return frozenset(x for x in numbers if self.aux[x] in INDICES)
 
     @property
-    def gathered(self) -> list[LookUp]:
+    def gathered(self) -> list[TableLayout]:
         """The tables whose places are read from operands."""
         # Neighbouring scores look up anywhere in them, and would wait for many lines of the cache.
         # Where places are distances, neighbours read neighbours.

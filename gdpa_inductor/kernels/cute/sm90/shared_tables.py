@@ -12,7 +12,7 @@ from typing import Any
 
 from cutlass import Float32, Int32, Int64, Uint32, Uint64, cute
 
-from ..config import LookUp
+from ..config import TableLayout
 from ..program import Program, Row, element
 from ..values import Fixed, Pair, each, select, smaller
 from .config import TableRoom
@@ -23,7 +23,7 @@ class SharedTable(Fixed):
     """A table, as a thread looks it up."""
 
     pointer: Any  # to the first element, in the thread's replica
-    lookup: LookUp
+    lookup: TableLayout
     replicas: int
     unchecked: bool  # no place is outside
 
@@ -76,7 +76,7 @@ class SharedTables(Fixed):
         places = {"b": batch, "h": head}
         return [self.elements(x.lookup, places) for x in self.values.values()]
 
-    def elements(self, x: LookUp, places: dict[str, Any]) -> list[Any]:
+    def elements(self, x: TableLayout, places: dict[str, Any]) -> list[Any]:
         begin = self.program.first_element(x.number, places)
         values = []
         for place in self.places(x):
@@ -90,7 +90,7 @@ class SharedTables(Fixed):
             for place, value in zip(self.places(x.lookup), values, strict=True):
                 self.store(begin + place * self.replicas, place <= x.lookup.size, value)
 
-    def places(self, x: LookUp) -> list[Any]:
+    def places(self, x: TableLayout) -> list[Any]:
         """The places of the thread, up to that of the NaN."""
         return [first + self.thread for first in range(0, x.size + 1, self.threads)]
 
