@@ -17,7 +17,7 @@ from gdpa_inductor.kernels.cute.backward.roots import masked
 from gdpa_inductor.kernels.cute.config import SHARED_MEMORY, StoredTiling, TableLayout
 from gdpa_inductor.kernels.cute.sm90 import wgmma
 from gdpa_inductor.kernels.cute.sm90.config import COLS, HALF, ROWS, Sm90Config
-from gdpa_inductor.kernels.cute.sm90.forward.products import CHUNK, CHUNKS, HopperBias
+from gdpa_inductor.kernels.cute.sm90.forward.bias import CHUNK, CHUNKS, HopperBias
 from gdpa_inductor.kernels.cute.sm90.forward.roles import OWN, Roles
 from gdpa_inductor.kernels.cute.sm90.wgmma import WARPGROUP, K
 from tests.emulator.recording import linked

@@ -50,8 +50,9 @@ from ..config import COLS, TABLES, Sm90Config, TableRoom
 from ..shared_tables import SharedTables
 from ..wgmma import WARPGROUP
 from .epilogue import KeyGradients
+from .fragments import HopperBackwardFragments
 from .loads import HopperBackwardLoads
-from .products import HopperBackwardFragments, HopperBackwardProducts
+from .products import HopperBackwardProducts
 from .roles import CONVERSION, GROUPS, LOADS, REGISTERS, SUMS, WARPS, HopperShapes, HopperSignals
 from .sums import Conversion, ConvertedColumns, Counters, QuerySums
 from .turns import Turns

@@ -49,13 +49,8 @@ from ..config import HALF, ROWS, Sm90Config
 from ..shared_tables import SharedTables
 from ..wgmma import MN, WARPGROUP, IssueTurns, K, tile_layout, tiled
 from ..wgmma import REGISTERS as FROM_REGISTERS
-from .products import (
-    HopperBias,
-    HopperEpilogue,
-    HopperFragments,
-    HopperIndex,
-    HopperProducts,
-)
+from .bias import HopperBias, HopperIndex
+from .products import HopperEpilogue, HopperFragments, HopperProducts
 from .roles import OWN, HopperChannels, Roles
 
 PLACES = ("sQ", "sO", "sK", "sV", "sBias")  # fields of shared memory
