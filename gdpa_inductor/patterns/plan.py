@@ -102,7 +102,7 @@ ATTEMPTS = (
 # Refusals that a call before a leaf may cause. They vanish if the leaf is an operand as it is.
 _DEPENDS_ON_LEAVES = (
     Code.ANALYSIS, Code.LAYOUT, Code.POINTWISE_OP, Code.DTYPE, Code.OPERAND_EXPANDS,
-    Code.MUTATED_OPERAND, Code.LOWERING,
+    Code.MUTATED_OPERAND, Code.LOWERING, Code.TABLE_STORED,
 )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ _OF_A_BIAS = (
     Code.SEVERAL_SCORES,
 )  # fmt: skip
 
-_MOST_CLOSED = 4  # after so many masks and biases that cannot be read, none is read
+_MOST_CLOSED = 8  # after so many masks and biases that cannot be read, none is read
 
 
 @dataclass(frozen=True)
@@ -313,14 +313,31 @@ class Analyst:
             recipe=recipe,
             result=result,
             problem=problem,
-            choice=self._choice(problem),
+            choice=self._choice(problem, region, understood),
             rank=rank,
             pads=tuple(n for leaf in region.leaves if leaf in known for n in known[leaf].calls),
             biases=biases,
             origins=tuple(places.origin(leaf, candidate.second) for leaf in leaves),
         )
 
-    def _choice(self, problem: Problem) -> object:
+    def _choice(self, problem: Problem, region: Region, understood: Understood) -> object:
+        """The backend. Raises Refused with a look-up, if its result is rather an operand."""
+        looking = [node for node in region.makers if looks_up(node)]
+        if not problem.program.places or not looking:
+            return self._supported(problem)
+        pairs = zip(understood.operands, problem.program.aux, strict=True)
+        learns = any(facts.may_want_gradients(x.leaf) for x, spec in pairs if spec.is_table)
+        try:
+            choice = self._supported(problem)
+            kernel = getattr(choice, "kernel", "")
+            reason = profit.rather_stored(problem, kernel, learns, self.options.profit)
+        except Refused as refusal:
+            reason = refusal.reason
+        if reason:
+            raise Refused(Code.TABLE_STORED, reason, looking[0])
+        return choice
+
+    def _supported(self, problem: Problem) -> object:
         choice = True if self.supports is None else self.supports(problem)
         if isinstance(choice, Rejection):
             raise Refused(choice.code, choice.reason)

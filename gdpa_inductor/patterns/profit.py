@@ -42,6 +42,27 @@ def rank(program: ScoreMod, reading: Reading) -> int:
     return SCALE
 
 
+def rather_stored(problem: Problem, kernel: str, learns: bool, profit: Profit) -> str:
+    """Why a bias is rather stored than looked up in a program, or "".
+
+    Measured on an H200 (docs/lab/2026-11-28-tables.md). What was not measured stays as it was.
+
+    Args:
+        kernel: The backend that the problem would run on.
+        learns: A table has a gradient.
+    """
+    program = problem.program
+    if not program.places or not profit or profit == "memory" or problem.device.type != "cuda":
+        return ""
+    if kernel != "cute":
+        return "kernels for this problem read a stored bias sooner than a table"
+    indices = {x.value for x in postorder(program.places.values()) if x.op == "aux"}
+    if problem.training and learns and (problem.jagged or {*problem.stored_aux()} - indices):
+        beside = "of jagged sides" if problem.jagged else "beside a mask or bias that is a tensor"
+        return f"a training step with the gradient of a table {beside} is faster with a stored bias"
+    return ""
+
+
 def check(problem: Problem, rank: int, profit: Profit) -> None:
     """Raise Refused if a problem does not pay on any device. Unknown sizes count as large."""
     if not profit or problem.unbounded:

@@ -1,9 +1,13 @@
 """Biases that are looked up in learned tables: the same bits, and gradients that add up well."""
 
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from gdpa_inductor.patterns import profit
+from gdpa_inductor.problem import Problem
 from gdpa_inductor.report.sections import match_lines
 from tests._recorder import Recorder
 
@@ -213,3 +217,73 @@ def test_the_report_says_where_a_bias_is():
     assert "float64 [q_idx, kv_idx, h], stored" in places[2]
     (note,) = (line for line in lines if line.startswith("bias stays"))
     assert "TABLE_STORED" in note and "embedding" in note
+
+
+def program_of(*sides: str) -> Problem:
+    """The problem of a table beside a mask that is computed, or of these operands."""
+
+    def model(q, k, v, table, *operands):
+        place = torch.arange(N)
+        weights = F.silu(q @ k.mT + table[:, INDEX.clamp(0, 40)])
+        weights = weights * (place[:, None] >= place)
+        for x in operands:
+            weights = weights * x
+        return weights @ v
+
+    masks = [torch.randint(0, 2, (N, N)).float() for _ in sides]
+    fused, recorder = compiled(model)
+    fused(*operands(torch.float64), *masks)
+    return recorder.matches[0].problem
+
+
+@pytest.mark.parametrize(
+    ("sides", "how", "reason"),
+    [
+        ((), {}, ""),
+        ((), {"kernel": "triton"}, "read a stored bias sooner"),
+        ((), {"kernel": "triton", "profit": "memory"}, ""),
+        (("mask",), {}, "beside a mask or bias that is a tensor"),
+        (("mask",), {"learns": False}, ""),
+        (("mask",), {"device": "cpu", "kernel": "blocked"}, ""),
+        (("mask",), {"profit": False}, ""),
+    ],
+)
+def test_where_a_bias_is_rather_stored(sides, how, reason):
+    how = {"kernel": "cute", "learns": True, "profit": True, "device": "cuda", **how}
+    problem = dataclasses.replace(program_of(*sides), device=torch.device(how.pop("device")))
+    said = profit.rather_stored(problem, **how)
+    assert reason in said and bool(said) == bool(reason)
+
+
+def test_a_bias_that_is_rather_stored_is_looked_up_by_the_operator(monkeypatch):
+    """The mask stays a part of the program, and the report says why the bias is none."""
+    monkeypatch.setattr(profit, "rather_stored", lambda *_: "for a test")
+
+    def model(q, k, v, table, times):
+        place = torch.arange(N)
+        far = (times[:, None] - times).abs().clamp(1).log().long().clamp(0, 6)
+        bias = table[:, far]
+        bias = bias + table[:, INDEX.clamp(0, 6)]
+        return (F.silu(q @ k.mT + bias) * (place[:, None] >= place)) @ v
+
+    fused, recorder = compiled(model)
+    fused(*operands(torch.float64, size=7), torch.arange(N) * 60)
+    assert look_ups(recorder) == 2
+    program = recorder.matches[0].problem.program
+    assert not program.places and "ge(q_idx,kv_idx)" in str(program)
+    stays = [x for x in match_lines(recorder.matches[0]) if x.startswith("bias stays")]
+    assert len(stays) == 2 and all("for a test" in line for line in stays)
+
+
+def test_arithmetic_in_16_bits_beside_scores_in_fp64_is_not_read():
+    """The program would not round it: seed 13525 of the adversary."""
+
+    def model(q, k, v, table):
+        place = INDEX.clamp(0, 6)
+        return ((q @ k.mT + table[:, place] * table[:, 6 - place]) * 5).sin() @ v
+
+    q, k, v, _ = operands(torch.float64)
+    table = torch.randn(H, 7, dtype=torch.bfloat16, requires_grad=True)
+    fused, recorder = compiled(model)
+    torch.testing.assert_close(fused(q, k, v, table), model(q, k, v, table))
+    assert len(recorder.matches) == 1, recorder.why()

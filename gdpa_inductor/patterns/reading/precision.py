@@ -61,6 +61,7 @@ class Precision:
     wide:      Terms that the model computes in fp64.
     singles:   Terms that the model has in fp32.
     number:    A call that takes a Python float which varies, in fp32.
+    narrow:    A call in 16 bits that reads no score.
     rounded:   Positions that the model computes in 16 bits.
     limited:   Scored terms that it rounds to 16 bits, maybe to a limit.
     reworded:  Floats for which torch uses another formula.
@@ -72,6 +73,7 @@ class Precision:
     positions: list[Digits]
     wide: Node | None = None
     number: Node | None = None
+    narrow: Node | None = None
     singles: dict[Expr, Node] = field(default_factory=dict)
     rounded: set[Expr] = field(default_factory=set)
     limited: set[Expr] = field(default_factory=set)
@@ -92,11 +94,13 @@ class Precision:
         ):
             self.number = node
 
-    def note_rounding(self, x: Expr, dtype: torch.dtype) -> None:
-        """Note a term that the model computes in 16 bits: of positions and no score, or limited."""
+    def note_rounding(self, x: Expr, dtype: torch.dtype, node: Node) -> None:
+        """Note a term that the model computes in 16 bits: without a score, or limited."""
         leaves = {leaf.op for leaf in postorder([x]) if not leaf.args}
         if dtype in ROUNDING and "index" in leaves and "s" not in leaves:
             self.rounded.add(x)
+        if dtype in ROUNDING and "s" not in leaves:
+            self.narrow = self.narrow or node
         if dtype in ROUNDING and x.op in _LIMITED and SCORE in postorder(x.args[-1:]):
             self.limited.add(x)
 
@@ -146,8 +150,9 @@ class Precision:
         large = [x for x in integers if not is_small(x, self._range)]
         rounded = rounded_term(weight, self.singles, large)
         node = self.number if rounded is None else self.singles[rounded]
+        node = node or self.narrow
         if node is not None:
-            reason = f"rounds to fp32 beside scores in {dtype}"
+            reason = f"rounds beside scores in {dtype}"
             raise self.shadow.refused(Code.DTYPE, node, reason, at_source=True)
 
 

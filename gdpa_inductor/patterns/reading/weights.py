@@ -392,7 +392,7 @@ class Weights:
             raise self.shadow.refused(Code.POINTWISE_OP, node, reason)
         if result.dtype in ROUNDING:
             term = result_in_16_bits(term, operands, node.args, result.dtype)
-        self.precision.note_rounding(term, result.dtype)
+        self.precision.note_rounding(term, result.dtype, node)
         if facts.name(node) in REWORDED and term.op != "pow":
             self.precision.reworded.add(term)
         self.precision.check_term(term, result.dtype, node)
