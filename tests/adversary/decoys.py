@@ -7,6 +7,8 @@ hazard  = a two-layer network with 2-D weights | channel attention | attention o
           a product over the keys that mixes nothing
 """
 
+import itertools
+
 from .draft import Draft
 from .sizes import draw_sizes
 from .spellings import ACTIVATIONS, FURTHER
@@ -65,7 +67,9 @@ def mixes(draft: Draft, stage: str) -> None:
     x, dims = draft.subject(stage), draft.dims
     sizes = [draft.size(dim) for dim in dims]
     turned = sorted(dims[-2:]) == ["m", "n"] and sizes[-2] == sizes[-1] and not draft.further
-    scrambled = [i for i in range(len(dims) - 1) if len({*sizes[i : i + 2], 1}) == 3]
+    # Where one size divides the other, digits change places and no scores meet.
+    pairs = [(min(x), max(x)) for x in itertools.pairwise(sizes)]
+    scrambled = [i for i, (less, more) in enumerate(pairs) if more % less]
     if draft.coin(0.15) and scrambled and not draft.further:
         # `view(b, n, h, m)` where the dims are `b, h, n, m`: legal, and not what it looks like.
         at = draft.random.choice(scrambled)
