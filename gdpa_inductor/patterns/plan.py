@@ -20,7 +20,7 @@ from ..problem import Problem
 from ..rejection import Code, Rejection
 from . import profit, tables
 from .host import facts, places, row_sums
-from .host.candidates import Candidate, HostGraph, looks_up
+from .host.candidates import Candidate, HostGraph, is_index, looks_up
 from .host.finder import Finder, Through
 from .host.functions import REASONS
 from .host.region import Region, Sink
@@ -255,6 +255,8 @@ class Analyst:
         if len(tensors) != 1 or set(candidate.firsts) & self.graph.reach[node]:
             return False
         if tensors[0].dtype == torch.bool or tensors[0].dtype.is_floating_point:
+            return True
+        if is_index(node):  # which is stored in a byte
             return True
         size, square = map(shapes.size_hint, (tensors[0].numel(), math.prod(scores.shape[-2:])))
         return size is not None and square is not None and size < square

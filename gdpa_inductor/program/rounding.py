@@ -113,7 +113,7 @@ def _leaf(node: Expr) -> Grade:
     if node.op in ("s", "g"):
         return Grade.SCORED
     if not node.is_const or node.kind != "f":
-        return Grade.VALUE if node.op == "aux" and node.kind == "f" else Grade.WHOLE
+        return Grade.VALUE if node.op == "aux" and node.kind in ("f", "t") else Grade.WHOLE
     value = float(node.value)
     if value.is_integer() and abs(value) <= 1 << 24:
         return Grade.WHOLE

@@ -287,3 +287,16 @@ def test_arithmetic_in_16_bits_beside_scores_in_fp64_is_not_read():
     fused, recorder = compiled(model)
     torch.testing.assert_close(fused(q, k, v, table), model(q, k, v, table))
     assert len(recorder.matches) == 1, recorder.why()
+
+
+def test_an_element_of_a_table_decides():
+    """It is the same number in the program: what is above zero there is so here."""
+
+    def model(q, k, v, table):
+        place = INDEX.clamp(0, 6)
+        return (F.silu(q @ k.mT) * (table[:, place] > 0) + table[:, 6 - place].clamp(min=0.0)) @ v
+
+    fused, recorder = compiled(model)
+    q, k, v, table = operands(torch.float64, size=7)
+    torch.testing.assert_close(fused(q, k, v, table), model(q, k, v, table))
+    assert looked_up_in_programs(recorder) == 2, recorder.why()

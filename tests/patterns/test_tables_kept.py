@@ -90,12 +90,17 @@ def test_no_bias_and_no_index_of_integers_is_kept(dtype):
     assert integers(saved) == B * N
 
 
-def test_an_index_that_floats_decide_is_kept_in_a_byte():
+def tenths(times):
+    return (apart(times).float() * 0.1).long().clamp(0, T - 1)
+
+
+@pytest.mark.parametrize("bucket", [logarithms, tenths])
+def test_an_index_that_floats_decide_is_kept_in_a_byte(bucket):
     """Once for two layers, which look it up in tables of their own."""
 
     def function(q, k, v, table, times):
-        y = attention(logarithms)(q, k, v, table, times)
-        return attention(logarithms)(y, k, v, table * 2, times)
+        y = attention(bucket)(q, k, v, table, times)
+        return attention(bucket)(y, k, v, table * 2, times)
 
     leaves, times = operands()
     output, saved = run(compiled(function), leaves, times)

@@ -325,6 +325,11 @@ def looks_up(node: Node) -> bool:
     return size is not None and count is not None and size < count
 
 
+def is_index(node: Node) -> bool:
+    """Whether a tensor, or a view of it, is an index into a table."""
+    return any(looks_up(user) or (facts.is_view(user) and is_index(user)) for user in node.users)
+
+
 def _behind_views(node: Node) -> Node:
     while facts.is_view(node):
         node = node.all_input_nodes[0]

@@ -188,7 +188,7 @@ def _is_finite(weight: Expr, fills: Mapping[int, Tensor], trained: set[int]) -> 
     roots = [torch.zeros(4, dtype=torch.float64, requires_grad=True)]
 
     def leaf(node: Expr) -> Tensor:
-        ordinary = ORDINARY[node.kind]
+        ordinary = ORDINARY[_element_kind(node)]
         if node is SCORE:
             return roots[0]
         if node.op == "const":
@@ -196,16 +196,23 @@ def _is_finite(weight: Expr, fills: Mapping[int, Tensor], trained: set[int]) -> 
         if node.op != "aux":
             return ordinary
         operand = fills.get(node.value, ordinary).to(ordinary.dtype).expand(4)
-        if node.kind == "f" and node.value in trained:
+        if _element_kind(node) == "f" and node.value in trained:
             operand = operand.clone().requires_grad_()
             roots.append(operand)
         return operand
 
-    (result,) = fold([weight], leaf, torch_apply(torch.float64))
+    apply = torch_apply(torch.float64)
+    # An element of a table is an ordinary number, wherever it lies.
+    looked_up = lambda node, values: values[0] if node.op == "lookup" else apply(node, values)
+    (result,) = fold([weight], leaf, looked_up)
     slopes: tuple[Tensor | None, ...] = ()
     if result.requires_grad:
         slopes = torch.autograd.grad(result.sum(), roots, allow_unused=True)
     return all(bool(x.isfinite().all()) for x in (result, *slopes) if x is not None)
+
+
+def _element_kind(node: Expr) -> str:
+    return "f" if node.kind == "t" else node.kind
 
 
 def _check_sink(padding: GraphPadding, side: JaggedSide, reading: Reading, sink: Sink) -> None:

@@ -24,6 +24,7 @@ from torch.fx import Node
 
 from ..._compat import shapes
 from ...program.expr import SCORE, Expr, aux, call, const, postorder
+from ...program.rounding import fragile_condition
 from ...program.simplify import substitute
 from ...rejection import Code
 from ..host import facts, functions
@@ -213,6 +214,9 @@ class Weights:
             (place,) = substitute([as_kind("i", self.read(node, at))], {})
         except Refused as refusal:
             raise refusal.but(node=self.shadow.source(source)) from None
+        if fragile_condition(place, self.precision.rounded) is not None:
+            reason = "decides by a rounded number which place is looked up"
+            raise self.shadow.refused(Code.POINTWISE_OP, source, reason, at_source=True)
         leaves = [x for x in postorder([place]) if x.op == "aux"]
         own = [atoms(self.operands[x.value].index) for x in leaves]
         own += [{*self.positions[x.value]} for x in postorder([place]) if x.op == "index"]

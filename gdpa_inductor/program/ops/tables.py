@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..expr import Op
+from .arithmetic import VALUES
 
 
 def looked_up(table: Tensor, index: Tensor) -> Tensor:
@@ -22,6 +23,6 @@ def looked_up(table: Tensor, index: Tensor) -> Tensor:
 ROWS = {
     "lookup": Op(
         ("ti>f",), looked_up, "the element of a table at a place; NaN outside of it",
-        vjp=lambda g, y, table, index: (g, None),
+        vjp=lambda g, y, table, index: (g, None), traits=VALUES,
     ),
 }  # fmt: skip
