@@ -17,6 +17,7 @@ from .._compat import shapes
 from ..operands import Size
 from ..options import BACKENDS, MEMORY, Profit
 from ..problem import Problem
+from ..program.places import of_integers
 from ..rejection import Code, Rejection
 from .call import Call
 
@@ -80,6 +81,13 @@ def backend(name: str) -> Backend:
 def backends() -> tuple[Backend, ...]:
     """All backends, the preferred first."""
     return tuple(map(backend, BACKENDS))
+
+
+def strange_places(problem: Problem) -> str:
+    """Why no kernel looks up a table of the problem, or ""."""
+    if all(map(of_integers, problem.program.places.values())):
+        return ""
+    return "a table is looked up by the score, or by an element of a table"
 
 
 def one_query(problem: Problem) -> str:

@@ -17,6 +17,7 @@ pytest.importorskip("cutlass")
 
 from gdpa_inductor._compat import inductor
 from gdpa_inductor.kernels.cute import disk
+from gdpa_inductor.kernels.cute.config import TableLayout
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from tests.emulator import standin
@@ -119,6 +120,7 @@ OTHERS = {
     "jagged_q": True, "jagged_k": True, "shared": frozenset("q"), "fast": False, "skip": False,
     "offsets": "int64", "vectors": frozenset([0]), "expanded": frozenset([0]), "stored": 0,
     "ordered": False, "part": "last", "bounded": frozenset([0]), "kernel": "backward",
+    "lookups": (TableLayout(0, 9, 1),),
 }  # fmt: skip
 
 

@@ -160,7 +160,7 @@ REFUSED = [
     (problem(F64), Code.DTYPE, "float64"),
     (problem(value=F32), Code.DTYPE, "takes one"),
     (problem(aux=(torch.complex64,)), Code.DTYPE, "complex64"),
-    (problem(program="a0:f[t]; add(s,lookup(a0,int(s)))", aux=(F32,)), Code.POINTWISE_OP, "score"),
+    (problem(program="a0:f[t]; add(s,lookup(a0,int(s)))", aux=(F32,)), Code.LOWERING, "score"),
     (problem(d=320), Code.HEAD_DIM, "320"),
     (problem(dv=512), Code.HEAD_DIM, "512"),
     (problem(device="meta"), Code.DEVICE, "meta"),

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from gdpa_inductor import look_up
 from gdpa_inductor.lowerings import cpu, tables
+from gdpa_inductor.patterns import profit
 from tests.operands import generator_of
 
 from .operators import uncompiled
@@ -16,7 +17,9 @@ OPTIONS = {"gdpa.profit": False, "gdpa.expect": 1}
 
 @pytest.fixture(autouse=True)
 def without_kernels_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And biases are stored, which programs would look up."""
     monkeypatch.setattr(cpu, "BACKEND", uncompiled(cpu.BACKEND))
+    monkeypatch.setattr(profit, "rather_stored", lambda *_: "for a test")
 
 
 def operands(n: int = N) -> list[torch.Tensor]:

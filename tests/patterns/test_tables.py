@@ -205,8 +205,8 @@ def test_sizes_that_vary():
 
 def test_the_report_says_where_a_bias_is():
     def model(q, k, v, table, index):
-        bias = table[:, index.clamp(0, 40)] + F.embedding(index, table.t(), 3).permute(2, 0, 1)
-        return F.silu(q @ k.mT + bias) @ v
+        scores = q @ k.mT + table[:, index.clamp(0, 40)]
+        return F.silu(scores + F.embedding(index, table.t(), 3).permute(2, 0, 1)) @ v
 
     fused, recorder = compiled(model)
     fused(*operands(torch.float64), INDEX)
@@ -272,7 +272,7 @@ def test_a_bias_that_is_rather_stored_is_looked_up_by_the_operator(monkeypatch):
     program = recorder.matches[0].problem.program
     assert not program.places and "ge(q_idx,kv_idx)" in str(program)
     stays = [x for x in match_lines(recorder.matches[0]) if x.startswith("bias stays")]
-    assert len(stays) == 2 and all("for a test" in line for line in stays)
+    assert len(stays) == 1 and "for a test" in stays[0]
 
 
 def test_arithmetic_in_16_bits_beside_scores_in_fp64_is_not_read():

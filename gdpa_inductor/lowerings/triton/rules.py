@@ -13,9 +13,8 @@ import torch
 from ..._compat import shapes
 from ...kernels import devices
 from ...problem import Problem
-from ...program.places import of_integers
 from ...rejection import Code
-from ..backends import Rule, hint, one_query
+from ..backends import Rule, hint, one_query, strange_places
 
 MAX_HEAD_DIM = 256
 # Triton 3.6 unrolls fp32 products on the vector units. Beyond this it compiles for many minutes.
@@ -51,12 +50,6 @@ def _float_dtypes(problem: Problem) -> str:
 def _aux_dtypes(problem: Problem) -> str:
     strange = [str(dtype) for dtype in problem.aux_dtypes if dtype not in _AUX_DTYPES]
     return f"an operand between the products is {strange[0]}" if strange else ""
-
-
-def _places(problem: Problem) -> str:
-    if all(map(of_integers, problem.program.places.values())):
-        return ""
-    return "a table is looked up by the score, or by an element of a table"
 
 
 def _head_dims(problem: Problem) -> str:
@@ -126,7 +119,7 @@ REFUSES = (
     Rule(Code.DEVICE, _old_device),
     Rule(Code.DTYPE, _float_dtypes),
     Rule(Code.DTYPE, _aux_dtypes),
-    Rule(Code.POINTWISE_OP, _places),
+    Rule(Code.POINTWISE_OP, strange_places),
     Rule(Code.HEAD_DIM, _head_dims),
     Rule(Code.HEAD_DIM_LARGE, _wide_in_full_precision),
 )

@@ -49,7 +49,7 @@ class HostGraph:
     mutators: dict[Node, frozenset[int]] = field(default_factory=dict)
     later: frozenset[int] = frozenset()
     learns: frozenset[Node] = frozenset()
-    spread: dict[Node, bool] = field(default_factory=dict)
+    spread: dict[tuple[Node, frozenset[Node]], bool] = field(default_factory=dict)
 
     @staticmethod
     def of(
@@ -241,13 +241,16 @@ class HostGraph:
 
     # Masks and biases that are made of indices
 
-    def spreads(self, node: Node) -> bool:
-        """True if a mask or bias is made pointwise from smaller tensors and never changes later."""
-        if node not in self.spread:
-            self.spread[node] = self._is_spread(node)
-        return self.spread[node]
+    def spreads(self, node: Node, stored: frozenset[Node] = frozenset()) -> bool:
+        """True if a mask or bias is made pointwise from smaller tensors and never changes later.
 
-    def _is_spread(self, node: Node) -> bool:
+        stored: Look-ups whose results are operands, so that nothing is made from their tables.
+        """
+        if (node, stored) not in self.spread:
+            self.spread[node, stored] = node not in stored and self._is_spread(node, stored)
+        return self.spread[node, stored]
+
+    def _is_spread(self, node: Node, stored: frozenset[Node]) -> bool:
         called, is_creation = facts.name(node), _is_creation(node)
         copies = called in ("contiguous", "clone")
         pointwise = copies or called in functions.POINTWISE or called in functions.CASTS
@@ -267,7 +270,7 @@ class HostGraph:
         if looks_up(node):
             return True
         rank = rank_of(node)
-        return all(rank_of(n) < rank or self.spreads(_behind_views(n)) for n in inputs)
+        return all(rank_of(n) < rank or self.spreads(_behind_views(n), stored) for n in inputs)
 
 
 def _relate(node: Node, related: dict[int, set[int]]) -> None:

@@ -23,7 +23,7 @@ from torch.fx import Node
 from ...rejection import Code
 from ..result import Refused
 from . import effects, facts, functions, heads, places, products, row_sums
-from .candidates import Candidate, HostGraph
+from .candidates import Candidate, HostGraph, looks_up
 from .functions import NO_WEIGHTS
 from .region import Region, Sink
 
@@ -117,13 +117,14 @@ class Finder:
     ) -> tuple[list[Node], list[Node]]:
         """Replace leaves by the pure calls that make them. Returns (makers, remaining leaves)."""
         makers: set[Node] = set()
+        stored = frozenset(filter(looks_up, closed))
         remaining: dict[Node, None] = {}
         stack = leaves[::-1]
         while stack:
             leaf = stack.pop()
             makes_sizes = isinstance(facts.value(leaf), (tuple, list)) and not facts.tensors(leaf)
             readable = makes_sizes or (
-                self._has_mode_of(end, leaf) and self._is_kind_of(through, leaf)
+                self._has_mode_of(end, leaf) and self._is_kind_of(through, leaf, stored)
             )
             if leaf in closed or not readable or not self._is_repeatable(leaf, end):
                 remaining[leaf] = None
@@ -149,10 +150,10 @@ class Finder:
         same = (here.grad, here.inference) == (there.grad, there.inference)
         return here.transforms == 0 and (same or not _wants_gradients(leaf))
 
-    def _is_kind_of(self, through: Through, leaf: Node) -> bool:
+    def _is_kind_of(self, through: Through, leaf: Node, stored: frozenset[Node]) -> bool:
         viewed = facts.is_view(leaf) or _is_upcast(leaf) or heads.leads_to_a_join(leaf)
         known = Through.VIEWS in through and viewed
-        known = known or (Through.MASKS in through and self.host.spreads(leaf))
+        known = known or (Through.MASKS in through and self.host.spreads(leaf, stored))
         if Through.PADDING in through:
             known = (known or leaf in self.padded) and leaf not in self.pads
         return known

@@ -133,7 +133,7 @@ def _in_parts(
 
     if division.direct and not plan.once(_overwrites, stored):
         donated = ()
-    clears = plan.config.folder == "sm90" and plan.once(kernel_form, 0, stored).masked
+    clears = plan.config.folder == "sm90" and plan.once(_leaves_out, stored)
     return biases.gradients(
         call.grad_out,
         call.operands,
@@ -183,6 +183,11 @@ def _overwrites(plan: LaunchPlan, stored: int) -> bool:
     # Scores that are cleared before the launch may not be those of the operand.
     kernel = plan.config.backward_kernels(True, stored)[-1]
     return kernel.overwrites and not masked(kernel)
+
+
+def _leaves_out(plan: LaunchPlan, stored: int) -> bool:
+    """Whether a launch may not write all of dQ."""
+    return masked(plan.config.backward_kernels(True, stored)[0])
 
 
 def _skips_tiles(plan: LaunchPlan, stored: int) -> bool:
