@@ -11,7 +11,6 @@ one during lowering.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -130,7 +129,7 @@ def check(operands: Operands[Tensor]) -> None:
     for name, offsets in (("cu_seqlens_q", o.cu_seqlens_q), ("cu_seqlens_k", o.cu_seqlens_k)):
         if offsets is not None:
             check_form(name, offsets)
-            _check_not_empty(name, offsets)
+            _check_not_empty(name, offsets.shape[0])
     for other in (o.key, o.value, *o.aux, o.cu_seqlens_q, o.cu_seqlens_k):
         if other is not None and other.device != o.query.device and other.dim() > 0:
             raise GDPAError(f"operands are on {o.query.device} and {other.device}")
@@ -180,8 +179,8 @@ def check_form(name: str, offsets: Tensor) -> None:
         )
 
 
-def _check_not_empty(name: str, offsets: Tensor) -> None:
-    _require(offsets.shape[0] >= 1, lambda: f"gdpa::attention: {name} is empty")
+def _check_not_empty(name: str, size: Size) -> None:
+    _require(size >= 1, lambda: f"gdpa::attention: {name} is empty")
 
 
 def _check_aux(o: Operands[Tensor]) -> None:
@@ -204,9 +203,7 @@ def _check_aux(o: Operands[Tensor]) -> None:
             raise GDPAError(f"a{i} is {tensor.dtype}, the program declares kind {spec.kind}")
         for size, entry in zip(tensor.shape, spec.access, strict=True):
             if entry == "t":
-                _require(
-                    size >= 1, functools.partial("gdpa::attention: table a{} is empty".format, i)
-                )
+                _check_not_empty(f"table a{i}", size)
                 continue
             if entry in "qk" and entry not in sizes:
                 raise GDPAError(f"a{i} is read by {entry!r}, but that side is not jagged")
@@ -299,23 +296,27 @@ def places_of(tensor: Tensor, spec: Aux) -> Size:
     return tensor.shape[spec.access.index("t")] if spec.is_table else 1
 
 
-def sum_by_place(sums: Tensor, term: Tensor, places: Tensor) -> None:
-    """Add a term to the places of a table at which its elements were looked up.
+def add_by_place(term: Tensor, places: Tensor, total: Tensor) -> None:
+    """total [B|1, H|1, M|1, N|1, T] += term [b|1, h|1, m|1, n|1], at `places` along T.
 
-    sums [B|1, H|1, M|1, N|1, T]; term and places broadcast to the scores [B, H, M, N]. Elements
-    that were looked up outside of the table are left out.
+    term has all axes of total and of places. What was looked up outside of the table is left out.
+    The order of the additions is that of the elements, so the bits are the same in every run. The
+    places are overwritten.
     """
-    *dims, size = sums.shape
-    shape = torch.broadcast_shapes(term.shape, places.shape)
-    known = (places >= 0) & (places < size)
-    flat = torch.where(known, places, 0)
-    step = size
-    for axis, own in reversed(list(zip(AXES, dims, strict=True))):
-        if own != 1:
-            flat = flat + on_axis(axis, torch.arange(own, device=sums.device)) * step
-            step = step * own
-    terms = torch.where(known, term, 0.0).expand(shape).reshape(-1)
-    sums.view(-1).index_add_(0, flat.expand(shape).reshape(-1), terms.to(sums.dtype))
+    *sizes, count = total.shape
+    # Sums of each batch and head stay apart at first, as they are of each row of such a table. So
+    # several threads have work, and sums are shorter.
+    apart = [d for d, size in enumerate(sizes) if size > 1 or d < 2]
+    order = [*apart, *(d for d in range(len(sizes)) if d not in apart)]
+    places.add_(1).clamp_(0, count + 1)  # the first and the last are outside
+    matrix, index = (t.permute(order).flatten(len(apart)) for t in (term, places))
+    index = index.expand_as(matrix)
+    sums = term.new_zeros(*matrix.shape[:-1], count + 2).scatter_add_(-1, index, matrix)
+    shared = [d for d in apart if sizes[d] == 1]
+    for position, d in enumerate(apart):
+        if d in shared:
+            sums = sums.sum(position, keepdim=True)
+    total += sums[..., 1:-1].reshape(total.shape)
 
 
 def by_access(tensor: Tensor, letters: Sequence[str], spec: Aux) -> Tensor:

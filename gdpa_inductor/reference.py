@@ -21,11 +21,11 @@ from torch import Tensor
 
 from .operands import (
     Operands,
+    add_by_place,
     aux_from_axes,
     aux_on_axes,
     on_axis,
     score_shape,
-    sum_by_place,
 )
 from .program.expr import AXES, Expr, compute_dtype, dtype_of, fold, torch_apply
 from .program.score_mod import ScoreMod
@@ -148,10 +148,10 @@ def _dense_backward(
         results.append(reduce_to(term(0).mT @ out, o.value))
     for i, (tensor, spec) in enumerate(zip(o.aux, program.aux, strict=True)):
         if needs[3 + i] and spec.is_table:
-            sums = torch.zeros_like(aux_on_axes(tensor, spec), dtype=score.dtype)
-            sums = sums.contiguous()
+            shape = aux_on_axes(tensor, spec).shape
+            sums = torch.zeros(shape, dtype=score.dtype, device=score.device)
             (places,) = fold([program.places[i]], leaf, torch_apply(score.dtype))
-            sum_by_place(sums, term(2 + i), places)
+            add_by_place(term(2 + i), places.expand_as(score).clone(), sums)
             results.append(aux_from_axes(sums, spec).to(tensor.dtype).contiguous())
         elif needs[3 + i]:
             dims = [d for d, axis in enumerate(AXES) if axis not in spec.access]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -296,8 +296,8 @@ class Analyst:
         recipe, result, problem = replacement(self.graph, region, understood, self.options)
         leaves = tuple(operand.leaf for operand in understood.operands)
         biases = leaves if problem.training else ()
+        looking = [node for node in region.makers if looks_up(node)]
         if problem.training:
-            looking = [node for node in region.makers if looks_up(node)]
             problem = replace(problem, crowded=tables.crowded(self.graph, [*biases, *looking]))
         profit.check(problem, rank, self.options.profit)
         sizes = [*reading.scalars, *recipe.sizes()]
@@ -315,16 +315,15 @@ class Analyst:
             recipe=recipe,
             result=result,
             problem=problem,
-            choice=self._choice(problem, region, understood),
+            choice=self._choice(problem, looking, understood),
             rank=rank,
             pads=tuple(n for leaf in region.leaves if leaf in known for n in known[leaf].calls),
             biases=biases,
             origins=tuple(places.origin(leaf, candidate.second) for leaf in leaves),
         )
 
-    def _choice(self, problem: Problem, region: Region, understood: Understood) -> object:
+    def _choice(self, problem: Problem, looking: Sequence[Node], understood: Understood) -> object:
         """The backend. Raises Refused with a look-up, if its result is rather an operand."""
-        looking = [node for node in region.makers if looks_up(node)]
         if not problem.program.places or not looking:
             return self._supported(problem)
         pairs = zip(understood.operands, problem.program.aux, strict=True)

@@ -6,7 +6,7 @@ The lowerings decide what the kernels of a device take, and where they are faste
 from __future__ import annotations
 
 from .._compat import shapes
-from ..options import Profit
+from ..options import MEMORY, Profit
 from ..problem import Problem
 from ..program.expr import AXES, SCORE, postorder
 from ..program.score_mod import ScoreMod
@@ -52,7 +52,7 @@ def rather_stored(problem: Problem, kernel: str, learns: bool, profit: Profit) -
         learns: A table has a gradient.
     """
     program = problem.program
-    if not program.places or not profit or profit == "memory" or problem.device.type != "cuda":
+    if not program.places or not profit or profit == MEMORY or problem.device.type != "cuda":
         return ""
     if kernel != "cute":
         return "kernels for this problem read a stored bias sooner than a table"

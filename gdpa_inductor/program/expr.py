@@ -293,9 +293,14 @@ def differentiate(output: Expr, wrt: Sequence[Expr], seed: Expr = GRAD) -> list[
     return [cotangents.get(leaf) for leaf in wrt]
 
 
+def element_kind(kind: str) -> str:
+    """The kind of the elements of an operand that a leaf of this kind stands for."""
+    return "f" if kind == "t" else kind
+
+
 def dtype_of(kind: str, real: torch.dtype) -> torch.dtype:
     """The dtype of a kind, where real numbers are in `real`."""
-    return {"f": real, "t": real, "i": torch.int64, "b": torch.bool}[kind]
+    return {"f": real, "i": torch.int64, "b": torch.bool}[element_kind(kind)]
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

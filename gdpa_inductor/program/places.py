@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .expr import AXES, POSITIONS, Expr, aux, call, fold, postorder
-from .score_mod import Aux, ScoreMod
-
-
-def axes_of(term: Expr, operands: Sequence[Aux]) -> frozenset[str]:
-    """The score indices along which an integer term varies."""
-    axes: frozenset[str] = frozenset()
-    for leaf in postorder([term]):
-        axes |= operands[leaf.value].axes if leaf.op == "aux" else {leaf.op} & set(AXES)
-    return axes
+from .expr import POSITIONS, Expr, aux, call, fold, postorder
+from .score_mod import ScoreMod
 
 
 def of_integers(term: Expr) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gdpa_inductor.program.places import axes_of, by_distance, elements, of_integers
+from gdpa_inductor.program.places import by_distance, elements, of_integers
 from gdpa_inductor.program.score_mod import ScoreMod, terms_text
 
 DECLARED = "a0:f[h,t]; a1:i[b]; a2:i[b,q_idx,kv_idx]; a3:f[t]; add(s,lookup(a0,{}))"
@@ -42,9 +42,8 @@ def test_a_table_of_queries_moves() -> None:
 
 
 def test_axes_of_a_place() -> None:
-    operands = program("a2").aux
     for place, axes in (("a2", {"b", "q_idx", "kv_idx"}), ("add(h,a1)", {"b", "h"}), ("3", set())):
-        assert axes_of(program(place).places[0], operands) == axes
+        assert program(place).place_axes(0) == axes
 
 
 def test_places_of_integers() -> None:

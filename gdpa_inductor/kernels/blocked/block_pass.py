@@ -35,7 +35,7 @@ class Sum:
     """A term that is summed over the axes that an operand lacks, for the operand's gradient.
 
     A loop cannot add to places in a fixed order and on several threads. So of a table it writes the
-    term and the place, for `tables.add_by_place`. They have the axes of the table and of the place.
+    term and the place, for `add_by_place`. They have the axes of the table and of the place.
     """
 
     term: Expr

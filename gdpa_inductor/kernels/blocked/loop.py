@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...operands import add_by_place
 from ...program.expr import AXES, Expr, call
 from ...program.score_mod import ScoreMod
 from ...sources import source_hash
@@ -35,7 +36,6 @@ from .fused import FusedPass
 from .operands import Block, BlockOperands
 from .products import Sums, is_joint, multiply
 from .recording import Immediate, Recording, StepRecorder, Steps
-from .tables import add_by_place
 
 # The most calls whose steps are kept, and the most chunks of such a call. A longer list takes
 # memory, and saves no time.

@@ -16,11 +16,11 @@ import torch
 from ..._compat import shapes
 from ...kernels.triton.device_tables import WORK_TILE
 from ...kernels.triton.template import AuxRead, Plan, loop_axis
-from ...operands import Size
+from ...operands import Size, places_of
 from ...program.expr import AXES, POSITIONS, Expr, const, postorder
 from ...program.integers import ANY, Range, ranges
 from ...program.loop_bounds import closed
-from ...program.places import axes_of, elements
+from ...program.places import elements
 from ...program.tails import still
 from ...program.tile_classes import TileClasses, boundable, classify_by_tables
 from ..backends import hint
@@ -134,7 +134,7 @@ def _read(number: int, o: Inputs) -> AuxRead:
     spec = o.program.aux[number]
     if not spec.is_table:
         return AuxRead(number, spec)
-    along = axes_of(o.program.places[number], o.program.aux)
+    along = o.program.place_axes(number)
     return AuxRead(number, spec, tuple(x for x in AXES if x in along), _inside(number, o))
 
 
@@ -153,7 +153,7 @@ def _inside(number: int, o: Inputs) -> bool:
         return (value, value) if node.op == "scalar" else (0, max(0, value - 1))
 
     place, table = o.program.places[number], o.fakes.aux[number]
-    count = table.shape[o.program.aux[number].access.index("t")]
+    count = places_of(table, o.program.aux[number])
     known = ranges([place], leaf)[place]
     return isinstance(count, int) and known[0] >= 0 and known[1] < count
 

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from ..._compat import lowering, shapes
-from ...operands import Size, aux_on_axes, by_access, on_axis
+from ...operands import Size, aux_on_axes, by_access, on_axis, places_of
 from ...program.expr import AXES, POSITIONS, Expr, dtype_of, fold, postorder, torch_apply
-from ...program.places import axes_of
 from ...program.score_mod import Aux
 from ...sequences import Padding, Sequences, padded_program
 from .. import tables
@@ -206,13 +205,12 @@ class TermSums:
     @property
     def _places(self) -> Size:
         """How many elements the table has for one of its other axes."""
-        shape: Sequence[Size] = self.o.fakes.aux[self.number].shape
-        return shape[self.spec.access.index("t")]
+        return places_of(self.o.fakes.aux[self.number], self.spec)
 
     @property
     def outer(self) -> list[str]:
         """The axes W."""
-        along = self.spec.axes - axes_of(self._place, self.o.program.aux)
+        along = self.spec.axes - self.o.program.place_axes(self.number)
         return [axis for axis in AXES if axis in along]
 
     @property

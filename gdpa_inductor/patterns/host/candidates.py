@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from ..._compat import fx, shapes
+from ..._compat import fx
 from . import facts, functions, products, row_sums, writes
 from .ambient import Ambient
 from .functions import NO_WEIGHTS
-from .sizes import same_shape
+from .sizes import same_shape, smaller
 
 _TRANSPOSES = ("T", "mT", "t", "transpose", "permute", "swapaxes", "swapdims")
 _MANY = 4  # so many of the products that an operand is made from are kept; more are "several" too
@@ -254,7 +254,8 @@ class HostGraph:
         called, is_creation = facts.name(node), _is_creation(node)
         copies = called in ("contiguous", "clone")
         pointwise = copies or called in functions.POINTWISE or called in functions.CASTS
-        if not (is_creation or pointwise or _cuts_nothing(node) or looks_up(node)):
+        is_lookup = looks_up(node)
+        if not (is_creation or pointwise or _cuts_nothing(node) or is_lookup):
             return False
         if len(facts.tensors(node)) != 1 or not facts.is_plain(node) or node.kwargs.get("out"):
             return False
@@ -267,7 +268,7 @@ class HostGraph:
         is_reduction = called in ("max", "min") and len(inputs) < 2
         if is_reduction or not inputs:
             return False
-        if looks_up(node):
+        if is_lookup:
             return True
         rank = rank_of(node)
         return all(rank_of(n) < rank or self.spreads(_behind_views(n), stored) for n in inputs)
@@ -324,8 +325,7 @@ def looks_up(node: Node) -> bool:
     indices = {t.dtype for t in inputs if not t.is_floating_point()}
     if len(tables) != 1 or not indices or not indices.isdisjoint((torch.bool, torch.uint8)):
         return False
-    size, count = (shapes.size_hint(t.numel()) for t in (tables[0], *facts.tensors(node)))
-    return size is not None and count is not None and size < count
+    return smaller(tables[0], facts.tensors(node)[0])
 
 
 def is_index(node: Node) -> bool:

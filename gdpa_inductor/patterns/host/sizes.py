@@ -30,6 +30,12 @@ def alike(left: Size, right: Size) -> bool:
     return same(left, right) or (hints[0] is not None and hints[0] == hints[1])
 
 
+def smaller(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether a tensor has fewer elements than another, as far as hints tell."""
+    counts = shapes.size_hint(left.numel()), shapes.size_hint(right.numel())
+    return counts[0] is not None and counts[1] is not None and counts[0] < counts[1]
+
+
 def is_one(size: Size) -> bool:
     return same(size, 1)
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from ...program.expr import SCORE, Expr, fold, torch_apply
+from ...program.expr import SCORE, Expr, element_kind, fold, torch_apply
 from ...rejection import Code
 from ..host import facts
 from ..host.facts import may_want_gradients
@@ -188,7 +188,7 @@ def _is_finite(weight: Expr, fills: Mapping[int, Tensor], trained: set[int]) -> 
     roots = [torch.zeros(4, dtype=torch.float64, requires_grad=True)]
 
     def leaf(node: Expr) -> Tensor:
-        ordinary = ORDINARY[_element_kind(node)]
+        ordinary = ORDINARY[element_kind(node.kind)]
         if node is SCORE:
             return roots[0]
         if node.op == "const":
@@ -196,7 +196,7 @@ def _is_finite(weight: Expr, fills: Mapping[int, Tensor], trained: set[int]) -> 
         if node.op != "aux":
             return ordinary
         operand = fills.get(node.value, ordinary).to(ordinary.dtype).expand(4)
-        if _element_kind(node) == "f" and node.value in trained:
+        if element_kind(node.kind) == "f" and node.value in trained:
             operand = operand.clone().requires_grad_()
             roots.append(operand)
         return operand
@@ -209,10 +209,6 @@ def _is_finite(weight: Expr, fills: Mapping[int, Tensor], trained: set[int]) -> 
     if result.requires_grad:
         slopes = torch.autograd.grad(result.sum(), roots, allow_unused=True)
     return all(bool(x.isfinite().all()) for x in (result, *slopes) if x is not None)
-
-
-def _element_kind(node: Expr) -> str:
-    return "f" if node.kind == "t" else node.kind
 
 
 def _check_sink(padding: GraphPadding, side: JaggedSide, reading: Reading, sink: Sink) -> None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from ..._compat import shapes
 from ...program.canonical import canonical
-from ...program.expr import INDEX, SCORE, Expr, aux, postorder, with_leaves
+from ...program.expr import INDEX, SCORE, Expr, aux, element_kind, postorder, with_leaves
 from ...program.score_mod import Aux, ScoreMod
 from ...rejection import Code
 from ..host import facts, places
@@ -294,8 +294,7 @@ def program_of(reading: Reading, layout: Layout) -> tuple[ScoreMod, list[Operand
 
     weight = with_leaves(reading.weight, leaf)
     operands = [reading.aux[number] for number in numbers]
-    kinds = ["f" if x.kind == "t" else x.kind for x in used]
-    declared = [Aux(x, aux_dims(layout, y)[1]) for x, y in zip(kinds, operands)]
+    declared = [Aux(element_kind(x.kind), aux_dims(layout, y)[1]) for x, y in zip(used, operands)]
     weight = canonical(weight)
     if SCORE not in set(postorder([weight])):
         raise Refused(Code.CONTRACTION, "the weights do not depend on the first product")

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..._compat import shapes
 from ...program.expr import Expr
 from ..host import facts
 from ..host.sizes import Size, same
@@ -46,12 +45,6 @@ def lookup_of(node: Node, at: Index) -> TableRead | None:
     if look is None or not tensor_of(look.table).is_floating_point():
         return None
     return look
-
-
-def is_smaller(node: Node, than: Node) -> bool:
-    """Whether a tensor has fewer elements than another, as far as is known."""
-    counts = [shapes.size_hint(facts.tensors(x)[0].numel()) for x in (node, than)]
-    return None not in counts and counts[0] < counts[1]  # type: ignore[operator]
 
 
 def _index(node: Node, at: Index) -> TableRead | None:

@@ -29,13 +29,13 @@ from ...program.simplify import substitute
 from ...rejection import Code
 from ..host import facts, functions
 from ..host.functions import MIXING, REASONS
-from ..host.sizes import Size, same
+from ..host.sizes import Size, same, smaller
 from ..result import Refused
 from . import contract, symbolic
 from .factors import ADDED_PRODUCTS, PRODUCTS, Factors
 from .frame import Digits, Index, Space, atoms, broadcast, flat
 from .kinds import Unknown, as_kind, real, where
-from .lookups import LOOKUPS, Bounds, bounds, is_smaller, lookup_of
+from .lookups import LOOKUPS, Bounds, bounds, lookup_of
 from .piecewise import JOINS, Branch, chosen, in_branches, parts_of
 from .precision import (
     COMPARISONS,
@@ -177,7 +177,7 @@ class Weights:
     def _looked_up(self, node: Node, at: Element) -> Expr:
         """An element of a table. Where that is no part of a program, the call's result is read."""
         look = lookup_of(node, self.space.resolve_index(at.index))
-        if look is None or not is_smaller(look.table, node):
+        if look is None or not smaller(tensor_of(look.table), tensor_of(node)):
             raise self._refusal(node)
         shape, dims = tensor_of(look.table).shape, list(look.dims)
         places: dict[int, Expr] = {}

@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 
 from ...._compat.device import empty
-from ....operands import Operands, dtype_name, score_shape
+from ....operands import Operands, dtype_name, places_of, score_shape
 from ....program.expr import Expr, call, fold, postorder, torch_apply
-from ....program.score_mod import ScoreMod
 from ..config import SHARED_MEMORY, VECTOR, KernelConfig, classes
 from ..launcher import word_launcher
 from ..plan import LaunchPlan, totals
@@ -131,11 +130,11 @@ class TableSum:
         program, (batch, all_heads, rows, cols) = o.program, score_shape(o)
         self.number, self.spec, self.stored = number, program.aux[number], stored
         self.factor = factor_of(str(program), stored) / factor_of(str(program), number)
-        self.size = o.aux[number].shape[self.spec.access.index("t")]
+        self.size = int(places_of(o.aux[number], self.spec))
         self.place = program.places[number]
         self.distance = distance(self.place)
         # All batches have the same places, and their scores are summed first.
-        alike = self.distance is None and not self._varies(program)
+        alike = self.distance is None and "b" not in program.place_axes(number)
         self.sums_batches = alike and batches > 1 and not o.jagged
         self.fixed = not any(x.op == "scalar" for x in postorder([program.weight]))
         self.empty = 0 in (batch, all_heads, rows, cols)
@@ -148,12 +147,6 @@ class TableSum:
             self._cut_diagonals(ctas, heads, rows, cols)
             shape = (self.groups, self.strips, STRIP + VECTOR * self.octets)
         self.shape = (self.pieces, slots, all_heads, *shape)
-
-    def _varies(self, program: ScoreMod) -> bool:
-        """Whether the places vary from batch to batch."""
-        leaves = [x for x in postorder([self.place]) if not x.args]
-        own = {axis for x in leaves if x.op == "aux" for axis in program.aux[x.value].axes}
-        return "b" in own or any(x.op == "b" for x in leaves)
 
     def _cut_places(self, ctas: int, units: int, rows: int) -> None:
         self.pieces = -(-self.size // MOST)
