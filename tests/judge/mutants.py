@@ -40,7 +40,9 @@ by_type = lambda check: lambda node: facts.name(node) in padding.READ_THROUGH
 names_of_factories = lambda check: (
     lambda self, node, inside: facts.name(node) in functions.FACTORIES
 )
-unwritten = lambda check: lambda self, node: check(replace(self, mutators={}, spread={}), node)
+unwritten = lambda check: (
+    lambda self, node, stored: check(replace(self, mutators={}, spread={}), node, stored)
+)
 not_detached = lambda check: lambda self, leaf, index, detached=False: check(self, leaf, index)
 
 
