@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ._compat.shapes import size_hint, statically_known_true
 from .operands import JaggedRows, Operands, Size, places_of, score_shape
+from .program.expr import AXES, POSITIONS
 from .program.score_mod import ScoreMod
 
 
@@ -59,6 +60,11 @@ class Problem:
         return self.jagged_query or self.jagged_key
 
     @property
+    def sizes(self) -> dict[str, Size]:
+        """The sizes of the scores, by axis."""
+        return dict(zip(AXES, (self.batch, self.heads, self.rows, self.cols), strict=True))
+
+    @property
     def sides(self) -> dict[str, JaggedRows]:
         """The jagged sides, as `Operands.sides`, without offsets."""
         query = {"q": JaggedRows(None, self.total_rows, self.rows)} if self.jagged_query else {}
@@ -73,27 +79,18 @@ class Problem:
     @property
     def score_bytes(self) -> int | None:
         """Of all scores in the unfused form, with padding. Symbolic sizes count by hints."""
-        return _bytes((self.batch, self.heads, self.rows, self.cols), self.dtype)
+        return _bytes(list(self.sizes.values()), self.dtype)
 
     def aux_bytes(self, number: int) -> int | None:
         """The bytes of an aux operand. Symbolic sizes count by hints."""
-        sizes: dict[str, Size] = {
-            "b": self.batch,
-            "h": self.heads,
-            "q_idx": self.rows,
-            "kv_idx": self.cols,
-            "q": self.total_rows,
-            "k": self.total_cols,
-            "-": 1,
-            "t": self.places[number] if self.program.aux[number].is_table else 1,
-        }
-        entries = self.program.aux[number].access
-        return _bytes([sizes[entry] for entry in entries], self.aux_dtypes[number])
+        sizes = self.sizes | {"q": self.total_rows, "k": self.total_cols, "-": 1}
+        entries, places = self.program.aux[number].access, self.places
+        extents = [places[number] if entry == "t" else sizes[entry] for entry in entries]
+        return _bytes(extents, self.aux_dtypes[number])
 
     def stored_aux(self) -> list[int]:
         """The aux operands with an element for each query and key: biases, masks."""
-        both = {"q_idx", "kv_idx"}
-        return [i for i, spec in enumerate(self.program.aux) if both <= spec.axes]
+        return [i for i, spec in enumerate(self.program.aux) if spec.axes >= POSITIONS]
 
     @staticmethod
     def of(operands: Operands[Tensor], training: bool, needs: tuple[bool, ...] = ()) -> Problem:

@@ -14,7 +14,7 @@ score that does not exist has no weight and no gradient, whatever the program ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -44,12 +44,15 @@ def expand_heads(tensor: Tensor, heads: int) -> Tensor:
 
 def program_leaves(
     score: Tensor,
-    aux: Sequence[Tensor],
+    aux: Sequence[Tensor] | Mapping[int, Tensor],
     scalars: Sequence[int],
     program: ScoreMod,
     grad: Tensor | None = None,
 ) -> Callable[[Expr], Tensor]:
-    """What a leaf of the program is in plain torch, for scores [B,H,M,N] in the compute dtype."""
+    """What a leaf of the program is in plain torch, for scores [B,H,M,N] in the compute dtype.
+
+    aux: By number.
+    """
 
     def leaf(node: Expr) -> Tensor:
         if node.op == "s":

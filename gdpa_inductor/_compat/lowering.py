@@ -231,13 +231,14 @@ def finish(
     dtype: torch.dtype,
     like: torch.Tensor,
     extra: tuple[list[Any], list[Any]] = ([], []),
+    strides: Sequence[Any] | None = None,
 ) -> Any:
-    """Lower `formula(buffer, like, *extra)`, of a buffer of this size and dtype.
+    """Lower `formula(buffer, like, *extra)`, of a buffer of this size, dtype and strides.
 
     like: A fake tensor like the result. extra: More operands, as IR and as fakes.
     """
     nodes, fakes = extra
-    stored = fake(size, dtype, like.device)
+    stored = fake(size, dtype, like.device, strides)
     return inline_formula(
         lambda part, *rest: formula(part, like, *rest), [buffer, *nodes], [stored, *fakes]
     )

@@ -91,9 +91,7 @@ class Estimate:
 
 def estimate(problem: Problem) -> Estimate:
     """The estimate for a forward, or for a training step. Sizes of 0 count as 1."""
-    batch, heads, rows, cols = (
-        max(hint(size), 1) for size in (problem.batch, problem.heads, problem.rows, problem.cols)
-    )
+    batch, heads, rows, cols = (max(hint(size), 1) for size in problem.sizes.values())
     dim, value_dim = hint(problem.head_dim), hint(problem.value_dim)
     scores, itemsize = batch * heads * rows * cols, problem.dtype.itemsize
     kind, fused = precision(problem), problem.dtype in _HALF
@@ -136,8 +134,7 @@ def _launches(units: int, rows: int, cols: int, itemsize: int, training: bool, f
 
 
 def sizes_vary(problem: Problem) -> bool:
-    sizes = (problem.batch, problem.heads, problem.rows, problem.cols)
-    return not all(isinstance(size, int) for size in sizes)
+    return not all(isinstance(size, int) for size in problem.sizes.values())
 
 
 def slower(problem: Problem, allowed: float = LEAST) -> str:

@@ -45,8 +45,7 @@ def _gain(problem: Problem) -> str:
     least = _GAINS.get(problem.dtype, (0, 0))[problem.training]
     if tiling.zero((problem.program.weight,), problem.program.aux) is not None:
         least //= 2
-    sizes = (problem.batch, problem.heads, problem.rows, problem.cols)
-    scores = math.prod(map(hint, sizes)) * problem.dtype.itemsize / 2**20
+    scores = math.prod(map(hint, problem.sizes.values())) * problem.dtype.itemsize / 2**20
     if scores >= least:
         return ""
     dtype = dtype_name(problem.dtype)

@@ -65,12 +65,7 @@ def lower_backward(grad: Any, index: Any, dim: int, size: Any) -> Any:
     whole, read, _, places = lowering.lowered_node_values()
     if _has_kernel(whole, read, dim, places, MANY):
         return _by_kernel(grad, index, dim, places)
-    copies = _copies(whole, read, places)
-
-    def formula(grad: Tensor, index: Tensor, size: int) -> Tensor:
-        return look_up.summed(grad, index, dim, size, copies)
-
-    return lowering.inline_formula(formula, [grad, index, size], [whole, read, places])
+    return _by_additions([grad, index, size], [whole, read, places], dim)
 
 
 def lower_sums(terms: Any, index: Any, size: Any, whole: Tensor, read: Tensor) -> Any:
@@ -81,24 +76,27 @@ def lower_sums(terms: Any, index: Any, size: Any, whole: Tensor, read: Tensor) -
     if _has_kernel(whole, read, 1, size, SOME):
         return _by_kernel(terms, index, 1, size)
     count, places = shapes.size_hint(whole.numel()) or 0, shapes.size_hint(size) or 0
-    copies = _copies(whole, read, size)
+    operands, fakes = [terms, index, shapes.size_expr(size)], [whole, read, size]
+    if count * places > COMPARED:
+        return _by_additions(operands, fakes, 1)
 
     def formula(terms: Tensor, index: Tensor, size: int) -> Tensor:
-        if count * places > COMPARED:
-            return look_up.summed(terms, index, 1, size, copies)
         same = index == torch.arange(size, device=index.device)[:, None]
         return torch.where(same, terms[:, None], 0.0).sum(-1)
 
-    sized = shapes.size_expr(size)
-    return lowering.inline_formula(formula, [terms, index, sized], [whole, read, size])
+    return lowering.inline_formula(formula, operands, fakes)
 
 
-def _copies(whole: Tensor, read: Tensor, places: int | torch.SymInt) -> int:
-    """How many copies the additions go to."""
+def _by_additions(operands: list[Any], fakes: list[Any], dim: int) -> Any:
+    """operands, fakes: Gradients, index and size, as IR and as fakes."""
+    whole, read, places = fakes
     count, rows, size = map(shapes.size_hint, (whole.numel(), read.numel(), places))
-    if not (count and rows and size):
-        return 1
-    return look_up.copies(count // rows * size, count)
+    copies = look_up.copies(count // rows * size, count) if count and rows and size else 1
+
+    def formula(grad: Tensor, index: Tensor, size: int) -> Tensor:
+        return look_up.summed(grad, index, dim, size, copies)
+
+    return lowering.inline_formula(formula, operands, fakes)
 
 
 def _has_kernel(

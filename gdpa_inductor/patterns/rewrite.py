@@ -130,12 +130,9 @@ def _relieved(gm: GraphModule, graph: HostGraph, result: Result) -> Result:
     except Exception as error:
         log.warning("tables could not be looked up in another way", exc_info=True)
         refusal = internal_error(error)
-        raise RewriteError(
-            [
-                (m.replaced, Rejection(refusal.code, refusal.reason, m.location, m.node))
-                for m in result.matches
-            ]
-        ) from error
+        about = refusal.code, refusal.reason
+        bans = [(m.replaced, Rejection(*about, m.location, m.node)) for m in result.matches]
+        raise RewriteError(bans) from error
     matches = tuple(replace(m, notes=(*m.notes, *notes)) for m in result.matches)
     return Result(matches, result.rejections)
 
@@ -191,9 +188,8 @@ def _rewrite_one(gm: GraphModule, graph: HostGraph, config: PassConfig) -> Resul
     except Exception as error:
         log.warning("regions could not be written", exc_info=True)
         refusal = internal_error(error)
-        raise RewriteError(
-            [(Replacement.of(plan).replaced, rejection(plan.candidate, refusal)) for plan in chosen]
-        ) from error
+        bans = [(Replacement.of(p).replaced, rejection(p.candidate, refusal)) for p in chosen]
+        raise RewriteError(bans) from error
     return Result(tuple(matches), reported)
 
 

@@ -305,12 +305,8 @@ def _vectors(aux: Sequence[Tensor], program: ScoreMod) -> frozenset[int]:
 
 
 def _lookups(aux: Sequence[Tensor], program: ScoreMod) -> tuple[TableLayout, ...]:
-    found = []
-    for number, (x, spec) in enumerate(zip(aux, program.aux, strict=True)):
-        if spec.is_table:
-            dim = spec.access.index("t")
-            found.append(TableLayout(number, x.shape[dim], x.stride(dim)))
-    return tuple(found)
+    dims = {n: spec.access.index("t") for n, spec in enumerate(program.aux) if spec.is_table}
+    return tuple(TableLayout(n, aux[n].shape[dim], aux[n].stride(dim)) for n, dim in dims.items())
 
 
 def _by_letter(tensor: Tensor, access: Sequence[str]) -> list[int]:

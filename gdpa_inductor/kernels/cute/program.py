@@ -58,16 +58,13 @@ class Program(Fixed):
     def access(self, node: Expr) -> tuple[str, ...]:
         return self.mod.aux[node.value].access
 
-    def place(self, node: Expr, places: dict[str, Any]):
-        return address(self.aux[node.value], self.access(node), places)
-
-    def first_element(self, number: int, places: dict[str, Any]):
-        """A pointer to the first element of a table."""
+    def place(self, number: int, places: dict[str, Any]):
+        """A pointer to the element of an operand, or to the first element of a table."""
         return address(self.aux[number], self.mod.aux[number].access, places)
 
     def read(self, node: Expr, places: dict[str, Any]):
         """The element, or the pointer to the first element of a table."""
-        place = self.place(node, places)
+        place = self.place(node.value, places)
         return place if node.kind == "t" else self.of_kind(node, element(place))
 
     def of_kind(self, node: Expr, value):
@@ -148,7 +145,7 @@ class Row(Fixed):
         wanted = self.program.vectors - set(excluded)
         for node in self.program.nodes:
             if node.op == "aux" and node.value in wanted:
-                start = self.program.place(node, self.places) + column
+                start = self.program.place(node.value, self.places) + column
                 align = min(16, count * start.dtype.width // 8)
                 source = cute.make_ptr(
                     start.dtype, start.toint(), cute.AddressSpace.gmem, assumed_align=align
@@ -205,7 +202,7 @@ class ProgramLine(Fixed):
         self.lines: dict[Expr, Any] = {}
         for node in program.nodes:
             if node.op == "aux" and {self.runs, self.jagged} & set(program.access(node)):
-                self.lines[node] = program.place(node, places)
+                self.lines[node] = program.place(node.value, places)
             elif node.op == "aux":
                 self.loaded[node] = Pair(program.read(node, places))
 

@@ -39,9 +39,7 @@ from ..triton.rules import MAX_HEAD_DIM
 
 # Where the kernels for Hopper begin to be faster than Triton's (docs/hopper.md):
 ENOUGH = 26  # log2 of the scores of a call
-ENOUGH_OF_TABLES = (
-    22  # the same where the program looks up tables: Triton takes three times as long
-)
+ENOUGH_OF_TABLES = 22  # the same where tables are looked up: Triton takes three times as long
 FEW = 64  # up to so many queries Triton's forward reads keys and values as fast as a copy
 LONG = 256  # if a side is jagged: the longest sequence has at least so many queries
 # The most padded scores for each existing score, if all sequences had the mean length. If queries

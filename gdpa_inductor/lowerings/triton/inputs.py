@@ -106,6 +106,5 @@ def block_dim(dim: Size) -> int:
 
 def empty(problem: Problem) -> bool:
     """Whether there are no scores, so that every result is zero."""
-    sizes = [problem.batch, problem.heads, problem.rows, problem.cols]
-    sizes += [side.total for side in problem.sides.values()]
+    sizes = [*problem.sizes.values(), *(side.total for side in problem.sides.values())]
     return any(shapes.statically_known_true(size == 0) for size in sizes)

@@ -161,7 +161,7 @@ def _call_sizes(plan: Plan, output: Output, o: Inputs) -> list[Any]:
     A unit is a (batch, head), or a (work tile, head) of a jagged side.
     """
     p = o.problem
-    rows, cols, batch, heads = map(shapes.size_expr, (p.rows, p.cols, p.batch, p.heads))
+    batch, heads, rows, cols = map(shapes.size_expr, p.sizes.values())
     if plan.listed:
         own = output.size[0] * output.size[2] if plan.split else output.size[1]
         return [WORK_TILE, WORK_TILE, _work_tiles(plan, o) * shapes.size_expr(own)]
@@ -200,7 +200,7 @@ def _configs(plan: Plan, problem: Problem) -> list[Config]:
     if plan.kernel != "five_matmul":  # the layout of its sums follows from these very tiles
         cut = [_cut(config, problem, least) for config in candidates]
         candidates = list(dict.fromkeys(map(_square, cut) if plan.diagonal else cut))
-    sizes = (problem.batch, problem.heads, problem.rows, problem.cols, problem.head_dim)
+    sizes = (*problem.sizes.values(), problem.head_dim)
     # The FLOP of one product. An unknown size counts as long.
     operations = 2 * math.prod(shapes.size_hint(size) or SHORT for size in sizes)
     alone = not thorough and settled(plan.kernel, shape, operations, capability)

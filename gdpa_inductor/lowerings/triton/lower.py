@@ -227,7 +227,7 @@ def _tiles(wanted: Terms, o: Inputs) -> Gradients:
     for i, axes in _wanted_aux(wanted, o):
         if not axes >= POSITIONS:
             continue
-        own = [extent if axis in axes else 1 for axis, extent in (("b", p.batch), ("h", p.heads))]
+        own = [p.sizes[axis] if axis in axes else 1 for axis in "bh"]
         summed, is_table = frozenset("bh") - axes, o.program.aux[i].is_table
         if is_table and not by_distance(o.program, i):
             grads[AUX + i] = _by_shares(i, wanted[AUX + i], o)
@@ -282,11 +282,10 @@ def _shares(sums: TermSums) -> tuple[int, int]:
     cut = {"b": "b" in axes and "b" not in spec.axes}
     cut["h"] = "h" in axes and ("h" not in spec.axes or sums.outer == ["h"])
     batch, heads = (
-        size if cut[axis] and isinstance(size, int) else 1
-        for axis, size in (("b", p.batch), ("h", p.heads))
+        size if is_cut and isinstance(size := p.sizes[axis], int) else 1
+        for axis, is_cut in cut.items()
     )
-    lengths = {"b": p.batch, "h": p.heads, "q_idx": p.rows, "kv_idx": p.cols}
-    stored = 4 * math.prod(shapes.size_hint(lengths[axis]) or 1 for axis in axes)
+    stored = 4 * math.prod(shapes.size_hint(p.sizes[axis]) or 1 for axis in axes)
     pairs = [(n, 1) for n in range(1, batch + 1) if batch % n == 0]
     pairs += [(batch, n) for n in range(2, heads + 1) if heads % n == 0]
     pairs = [(b, h) for b, h in pairs if b * h <= SHARES]
@@ -303,9 +302,7 @@ def _splits(o: Inputs, summed: frozenset[str], stored: Sequence[Size], enough: i
 
     stored: The sizes of a sum. enough: CTAs that fill the device.
     """
-    p = o.problem
-    hints = {"b": shapes.size_hint(p.batch) or 1, "h": shapes.size_hint(p.heads) or 1}
-    members = math.prod(hints[axis] for axis in summed)
+    members = math.prod(shapes.size_hint(o.problem.sizes[axis]) or 1 for axis in summed)
     *own, height, width = (shapes.size_hint(size) or 1 for size in stored)
     tiles = math.prod(own) * -(-height // 64) * -(-width // 64)
     # Partial sums are at most 64 MiB.

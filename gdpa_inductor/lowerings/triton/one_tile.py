@@ -43,7 +43,7 @@ def shares(p: Problem, width: Size = 0) -> int:
     Symbolic sizes count by their hints, without a guard. width: That of partial sums: by default
     the head dim, as those of dQ.
     """
-    batch, heads, rows, keys = (shapes.size_hint(x) for x in (p.batch, p.heads, p.rows, p.cols))
+    batch, heads, rows, keys = map(shapes.size_hint, p.sizes.values())
     if batch is None or heads is None or rows is None or keys is None:
         return 1
     written = shapes.size_hint(p.total_rows) if p.jagged_query else None

@@ -140,14 +140,12 @@ def _read(number: int, o: Inputs) -> AuxRead:
 
 def _inside(number: int, o: Inputs) -> bool:
     """Whether the place of a table is inside of it, as far as sizes and dtypes tell."""
-    p = o.problem
-    sizes = {"b": p.batch, "h": p.heads, "q_idx": p.rows, "kv_idx": p.cols}
 
     def leaf(node: Expr) -> Range:
         if node.op == "aux":
-            info = torch.iinfo(p.aux_dtypes[node.value])
+            info = torch.iinfo(o.problem.aux_dtypes[node.value])
             return info.min, info.max
-        value = o.scalars[node.value] if node.op == "scalar" else sizes[node.op]
+        value = o.scalars[node.value] if node.op == "scalar" else o.problem.sizes[node.op]
         if not isinstance(value, int):
             return ANY
         return (value, value) if node.op == "scalar" else (0, max(0, value - 1))

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from ..._compat import lowering, shapes
-from ...operands import Size, aux_on_axes, by_access, on_axis, places_of
-from ...program.expr import AXES, POSITIONS, Expr, dtype_of, fold, postorder, torch_apply
+from ...operands import Size, by_access, on_axis, places_of
+from ...program.expr import AXES, POSITIONS, Expr, fold, postorder, torch_apply
 from ...program.score_mod import Aux
+from ...reference import program_leaves
 from ...sequences import Padding, Sequences, padded_program
 from .. import tables
 from .inputs import Inputs
@@ -90,15 +91,14 @@ class TermSums:
         """The sums [W, size] in fp32 as IR, from what a kernel has stored."""
         o, outer, like = self.o, self.outer, self.o.fakes.aux[self.number]
 
-        def terms(part: Tensor, *sides: Any) -> Tensor:
+        def terms(part: Tensor, _: Tensor, *sides: Any) -> Tensor:
             order = [*outer, *(axis for axis in AXES if axis not in outer)]
             each = placed(part, padding_of(o, sides)).permute([AXES.index(x) for x in order])
             flat = each.flatten(len(outer))
             return flat.flatten(0, -2) if outer else flat.unsqueeze(0)
 
-        nodes, extents = o.extents
-        lies = lowering.fake(output.size, output.dtype, like.device, output.strides)
-        matrix = lowering.inline_formula(terms, [stored, *nodes], [lies, *extents])
+        lies = output.size, output.dtype, like, o.extents, output.strides
+        matrix = lowering.finish(terms, stored, *lies)
         rows = math.prod(self._extent(axis) for axis in AXES if axis not in outer)
         kinds = (((self.shape[0], rows), torch.float32), ((rows,), torch.int32))
         whole, read = (lowering.fake(shape, dtype, like.device) for shape, dtype in kinds)
@@ -134,7 +134,6 @@ class TermSums:
         numbers = sorted({x.value for x in postorder([self._place]) if x.op == "aux"})
         sizes = [*(self._extent(axis) for axis in AXES), o.problem.cols, self._places]
         sizes += o.fakes.scalars
-        specs = padded_program(o.program).aux
 
         def formula(*flat: Any) -> Tensor:
             sides, rest = flat[: len(nodes)], flat[len(nodes) :]
@@ -142,21 +141,16 @@ class TermSums:
             counts, (cols, places, *scalars) = dict(zip(AXES, sized)), sized[len(AXES) :]
             own = {x: on_axis(x, torch.arange(counts[x], device=self._device)) for x in AXES}
             positions, padding = self._positions(own, cols, operands[-1:]), padding_of(o, sides)
-            elements = {
-                i: self._part(
-                    aux_on_axes(padding.pad_aux(x, o.program.aux[i]), specs[i]), positions
-                )
-                for i, x in zip(numbers, operands, strict=False)
-            }
+            pairs = zip(numbers, operands, strict=False)
+            aux = {i: padding.pad_aux(x, o.program.aux[i]) for i, x in pairs}
+            real = torch.zeros((), device=self._device)  # places depend on no score
+            of_all = program_leaves(real, aux, scalars, padded_program(o.program))
 
             def leaf(node: Expr) -> Tensor:
-                dtype = dtype_of(node.kind, torch.float32)
-                if node.op == "aux":
-                    return elements[node.value].to(dtype)
                 if node.op in AXES:
                     return positions[node.op]
-                value = scalars[node.value] if node.op == "scalar" else node.value
-                return torch.full((), value, dtype=dtype, device=self._device)
+                value = of_all(node)
+                return self._part(value, positions) if node.op == "aux" else value
 
             (place,) = fold([self._place], leaf, torch_apply(torch.float32))
             place = torch.where((place >= 0) & (place < places), place, places)
@@ -225,13 +219,9 @@ class TermSums:
             return 1
         if self.diagonal and axis in POSITIONS:
             return p.rows + p.cols - 1 if axis == "q_idx" else 1
-        of_all = {"b": p.batch, "h": p.heads, "q_idx": p.rows, "kv_idx": p.cols}
-        if self.share is not None:
-            of_all |= {"b": self.share.batch, "h": self.share.heads}
-        return of_all[axis]
-
-    def _arange(self, size: Any) -> Tensor:
-        return torch.arange(size, device=self._device)
+        if self.share is not None and axis in "bh":
+            return self.share.batch if axis == "b" else self.share.heads
+        return p.sizes[axis]
 
     @property
     def _device(self) -> torch.device:

@@ -68,7 +68,7 @@ def lookup_calls(graph: HostGraph, biases: Iterable[Node]) -> list[Node]:
     def sources(node: Node) -> list[Node]:
         if not _is_followed(node):
             return []
-        written = writers(graph, node)
+        written = graph.written(facts.storages(node), -1)
         return [*node.all_input_nodes, *written, *(n for w in written for n in w.all_input_nodes)]
 
     followed = filter(_is_followed, facts.walk(biases, sources))
@@ -102,11 +102,6 @@ def _is_followed(node: Node) -> bool:
         and not products.is_product(node)
         and any(t.is_floating_point() for t in facts.tensors(node))
     )
-
-
-def writers(graph: HostGraph, node: Node) -> list[Node]:
-    storages = facts.storages(node)
-    return [m for m, changed in graph.mutators.items() if not storages.isdisjoint(changed)]
 
 
 def crowded(graph: HostGraph, biases: Sequence[Node]) -> int:

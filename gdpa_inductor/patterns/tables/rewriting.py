@@ -17,19 +17,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.fx import Node
 
-from ..._compat import fx, subclasses
+from ..._compat import subclasses
 from ...rejection import Rejection
 from ..host import facts, places
 from ..host.candidates import HostGraph
 from ..host.sizes import Size, same
-from ..reading.shadow import execute
 from ..result import Refused
 from ..writing.recipe import Handle, Recipe
-from ..writing.writer import Writer, describe
+from ..writing.writer import Writer
 from .lookups import Lookup, lookup_calls, read_lookup, refused
 
 aten = torch.ops.aten
@@ -62,26 +62,27 @@ def _rewrite_lookup(graph: HostGraph, node: Node, writer: Writer) -> Rejection |
 
 
 def _write(graph: HostGraph, lookup: Lookup, writer: Writer) -> None:
-    node, places = lookup.node, lookup.places
-    _check_result(lookup, writer)
-    if places.dim is None:
-        index = _flat_places(graph, lookup, writer)
-    else:
-        index = _narrow(lookup, places.indices[0], writer)
-    recipe = _recipe(lookup)
-    result = _look_up(recipe, lookup, recipe.leaf(index))
+    """Raises Refused if sizes or strides of the result would differ, or if a size cannot be
+    computed.
+    """
+    node = lookup.node
+    old = facts.tensors(node)[0]
+    recipe = Recipe(True, subclasses.fake_mode_of(old))
+    result = _look_up(recipe, lookup)
+    if not all(map(writer.can_write, recipe.sizes())):
+        raise refused("a size cannot be computed from the graph's inputs", node)
+    layouts = [(*x.shape, *x.stride()) for x in (old, result.value)]
+    if old.dim() != result.value.dim() or not all(map(same, *layouts)):
+        raise refused("looked up on its own, its result would lie in another order", node)
     new = writer.write(recipe, node, node)[result]
     node.replace_all_uses_with(new)
     writer.replaced[node] = new
     graph.graph.erase_node(node)
 
 
-def _recipe(lookup: Lookup) -> Recipe:
-    return Recipe(True, subclasses.fake_mode_of(facts.tensors(lookup.node)[0]))
-
-
-def _look_up(recipe: Recipe, lookup: Lookup, index: Handle) -> Handle:
+def _look_up(recipe: Recipe, lookup: Lookup) -> Handle:
     table, places = recipe.leaf(lookup.table), lookup.places
+    index = _flat_places(recipe, lookup) if places.dim is None else _narrow(recipe, lookup)
     if places.pads is not None:
         table = _without_row(recipe, table, places.pads)
     if places.flat or places.dim is None:
@@ -98,55 +99,20 @@ def _without_row(recipe: Recipe, table: Handle, pads: Size) -> Handle:
     return recipe.call(aten.where.self, pad, constant, table)
 
 
-def _check_result(lookup: Lookup, writer: Writer) -> None:
-    """Run the changed call on fakes.
-
-    Raises Refused if sizes or strides of its result differ, or if a size cannot be computed.
-    """
-    recipe, node = _recipe(lookup), lookup.node
-    if lookup.places.dim is None:
-        index = Handle(_executed(recipe, lookup, _numbers(recipe, lookup)))
-    else:
-        index = recipe.leaf(lookup.places.indices[0])
-    old, new = facts.tensors(node)[0], _look_up(recipe, lookup, index).value
-    if not all(map(writer.can_write, recipe.sizes())):
-        raise refused("a size cannot be computed from the graph's inputs", node)
-    layouts = [(*x.shape, *x.stride()) for x in (old, new)]
-    if old.dim() != new.dim() or not all(map(same, *layouts)):
-        raise refused("looked up on its own, its result would lie in another order", node)
-
-
-def _numbers(recipe: Recipe, lookup: Lookup) -> Handle:
-    table = facts.tensors(lookup.table)[0]
-    numbers = recipe.call(aten.arange.default, math.prod(table.shape), device=table.device)
-    return recipe.call(aten.view.default, numbers, list(table.shape))
-
-
-def _executed(recipe: Recipe, lookup: Lookup, numbers: Handle) -> torch.Tensor:
-    values = {n: facts.value(n) for n in lookup.node.all_input_nodes}
-    with recipe.fake_mode, fx.without_guards(recipe.fake_mode):
-        result: torch.Tensor = execute(lookup.node, values | {lookup.table: numbers.value})
-    return result
-
-
-def _flat_places(graph: HostGraph, lookup: Lookup, writer: Writer) -> Node:
+def _flat_places(recipe: Recipe, lookup: Lookup) -> Handle:
     """The places in the flattened table that the call reads, in int32."""
-    recipe, node = _recipe(lookup), lookup.node
-    numbers = _numbers(recipe, lookup)
-    written = writer.write(recipe, node, node)
-    swap = {lookup.table: written[numbers]}
-    with graph.graph.inserting_before(node):
-        read: Node = graph.graph.node_copy(node, lambda n: swap.get(n, n))
-    describe(read, node, _executed(recipe, lookup, numbers))
-    narrow = _recipe(lookup)
-    places = narrow.cast(narrow.leaf(read), torch.int32)
-    return writer.write(narrow, node, node)[places]
+    node, table = lookup.node, facts.tensors(lookup.table)[0]
+    numbers = recipe.call(aten.arange.default, math.prod(table.shape), device=table.device)
+    numbers = recipe.call(aten.view.default, numbers, list(table.shape))
+    given: Any = lambda n: numbers if n is lookup.table else Handle(facts.value(n), n)
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), given)
+    target: Any = node.target
+    return recipe.cast(recipe.call(target, *args, **kwargs), torch.int32)
 
 
-def _narrow(lookup: Lookup, index: Node, writer: Writer) -> Node:
+def _narrow(recipe: Recipe, lookup: Lookup) -> Handle:
     """The index in int32, since it is stored for the backward. A wrong place stays wrong."""
-    recipe, table, places = _recipe(lookup), facts.tensors(lookup.table)[0], lookup.places
+    table, places = facts.tensors(lookup.table)[0], lookup.places
     size = math.prod(table.shape) if places.flat else table.shape[places.dim or 0]
-    narrowed = recipe.call(aten.clamp.default, recipe.leaf(index), -size - 1, size)
-    narrowed = recipe.cast(narrowed, torch.int32)
-    return writer.write(recipe, lookup.node, lookup.node)[narrowed]
+    index = recipe.leaf(places.indices[0])
+    return recipe.cast(recipe.call(aten.clamp.default, index, -size - 1, size), torch.int32)

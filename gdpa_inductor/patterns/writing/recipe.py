@@ -80,12 +80,13 @@ class Recipe:
 
         target: A function or the name of a method. args: May hold handles and symbolic sizes.
         """
-        values = map_aggregate(args, lambda x: x.value if isinstance(x, Handle) else x)
+        given = args, options
+        values, named = map_aggregate(given, lambda x: x.value if isinstance(x, Handle) else x)
         function: Any = target
         if isinstance(target, str):
             function, values = getattr(values[0], target), values[1:]
         with self.fake_mode, fx.without_guards(self.fake_mode), torch.set_grad_enabled(self.grad):
-            value = function(*values, **options)
+            value = function(*values, **named)
         handle = Handle(value, None, target, args, options)
         self.calls.append(handle)
         return handle

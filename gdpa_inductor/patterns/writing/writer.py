@@ -41,9 +41,10 @@ class Writer:
         with graph.inserting_before(before):
             for call in recipe.calls:
                 assert call.target is not None
-                args = map_aggregate(call.args, lambda x: self._argument(x, written, like))
+                given = call.args, call.options
+                args, kwargs = map_aggregate(given, lambda x: self._argument(x, written, like))
                 op = "call_method" if isinstance(call.target, str) else "call_function"
-                node = graph.create_node(op, call.target, args, dict(call.options))
+                node = graph.create_node(op, call.target, args, kwargs)
                 describe(node, like, call.value)
                 written[call] = node
         return written

@@ -105,13 +105,10 @@ class Sm90Config(config.KernelConfig):
         """The tables whose places are read from operands."""
         # Neighbouring scores look up anywhere in them, and would wait for many lines of the cache.
         # Where places are distances, neighbours read neighbours.
-        aux, places = self.mod.aux, self.mod.places
-        by_operands = [
-            number
-            for number, place in places.items()
-            if any(x.op == "aux" for x in postorder([place])) and aux[number].axes <= {"b", "h"}
-        ]
-        return [x for x in self.lookups if x.number in by_operands]
+        places = self.mod.places.items()
+        read = {n for n, place in places if any(x.op == "aux" for x in postorder([place]))}
+        own = [x for x in self.lookups if self.mod.aux[x.number].axes <= {"b", "h"}]
+        return [x for x in own if x.number in read]
 
     @property
     def shared_tables(self) -> "TableRoom":

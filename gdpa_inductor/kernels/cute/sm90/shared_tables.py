@@ -77,7 +77,7 @@ class SharedTables(Fixed):
         return [self.elements(x.lookup, places) for x in self.values.values()]
 
     def elements(self, x: TableLayout, places: dict[str, Any]) -> list[Any]:
-        begin = self.program.first_element(x.number, places)
+        begin = self.program.place(x.number, places)
         values = []
         for place in self.places(x):
             value = Float32(element(begin + Int64(smaller(place, x.size - 1)) * x.stride))
