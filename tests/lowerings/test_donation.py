@@ -14,7 +14,7 @@ from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 
 from gdpa_inductor import gdpa_backend
-from gdpa_inductor._compat import autograd, lowering
+from gdpa_inductor._compat import lowering
 from gdpa_inductor.lowerings import cpu, donation
 from tests.kernels import render
 from tests.kernels.cases import Case
@@ -170,24 +170,3 @@ def test_room_is_taken_only_where_the_backward_runs_once(monkeypatch):
         assert (result.data_ptr() == key.data_ptr()) == spends and result.stride() == key.stride()
     odd = torch.randn(2, 2, 8, 5)[:, :, :, 1:]
     assert room(odd).data_ptr() != odd.data_ptr()
-
-
-def test_a_backward_knows_whether_it_runs_once():
-    results = []
-
-    class Looks(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 1.0
-
-        @staticmethod
-        def backward(ctx, grad):
-            results.append(autograd.backward_runs_once())
-            return grad
-
-    assert not autograd.backward_runs_once()
-    x = torch.ones(2, requires_grad=True)
-    y = Looks.apply(x)
-    y.sum().backward(retain_graph=True)
-    y.sum().backward()
-    assert results == [False, True]

@@ -159,10 +159,13 @@ class KernelConfig:
     def tiled(self) -> int | None:
         """The aux operand that TMA loads tile by tile, such as a bias of shape [B, H, M, N]."""
         # It has one number for each score, in `dtype`. If there are several, this is the first.
-        for number in sorted(self.vectors - self.expanded):
-            if self.aux[number] == self.dtype and set(self.mod.aux[number].access) >= POSITIONS:
-                return number
-        return None
+        return next((x for x in self.in_tiles if self.aux[x] == self.dtype), None)
+
+    @property
+    def in_tiles(self) -> list[int]:
+        """The aux operands that TMA can load tile by tile."""
+        aux = self.mod.aux
+        return [x for x in sorted(self.vectors - self.expanded) if {*aux[x].access} >= POSITIONS]
 
     @property
     def tiles(self) -> int:
@@ -255,17 +258,13 @@ ENDS = ("aux_lo", "aux_hi")  # the smallest and the largest element, in the orde
 TableKey = tuple[int, TileSize]  # the number of the aux operand, and the tile size of the kernel
 
 
-def classes(config: KernelConfig, roots: Sequence[Expr] = ()) -> TileClasses:
-    """The tile classes of a kernel that evaluates `roots`, by default the weight."""
-    return _classes(config.program, tuple(roots), config.bounded)
-
-
 @functools.lru_cache(512)
-def _classes(program: str, roots: tuple[Expr, ...], bounded: frozenset[int]) -> TileClasses:
-    """Classes with tables, if tables let the kernel skip tiles. Otherwise classes without."""
-    mod = ScoreMod.parse(program)
+def classes(config: KernelConfig, roots: tuple[Expr, ...] = ()) -> TileClasses:
+    """The tile classes of a kernel that evaluates `roots`, by default the weight."""
+    # With tables, if tables let the kernel skip tiles.
+    mod = config.mod
     roots = roots or (mod.weight,)
-    by_tables = classify_by_tables(roots, mod.aux, sorted(bounded))
+    by_tables = classify_by_tables(roots, mod.aux, sorted(config.bounded))
     return by_tables if by_tables.skips else classify(roots, mod.aux)
 
 

@@ -16,10 +16,9 @@ import torch
 
 from ...program.expr import Expr, postorder
 from ...program.integers import ANY, inside, ranges
-from ...program.score_mod import ScoreMod
 from ...program.simplify import TRUE, both, build
 from ...program.tile_classes import bounds_on_tiles
-from .config import KernelConfig, TableLayout
+from .config import KernelConfig
 
 _NARROW = ("uint8", "int8", "int16")
 
@@ -31,22 +30,16 @@ class Unchecked(NamedTuple):
     condition: Expr
 
 
+@functools.lru_cache(512)
 def unchecked(config: KernelConfig, always: bool = False) -> Unchecked:
     """The look-ups that need no check on some tiles, or on all of them (`always`)."""
-    return _unchecked(config.program, config.lookups, config.aux, always)
-
-
-@functools.lru_cache(512)
-def _unchecked(
-    program: str, lookups: Sequence[TableLayout], dtypes: Sequence[str], always: bool
-) -> Unchecked:
-    mod = ScoreMod.parse(program)
+    mod = config.mod
     numbers, condition = set(), TRUE
-    for number, size, _ in lookups:
+    for number, size, _ in config.lookups:
         place = mod.places.get(number)
         if place is None:
             continue
-        if _is_narrow(place, size, dtypes):
+        if _is_narrow(place, size, config.aux):
             numbers.add(number)
         elif not always and not any(x.op == "aux" for x in postorder([place])):
             (bounds,) = bounds_on_tiles([place], mod.aux)

@@ -262,7 +262,7 @@ def _by_shares(number: int, term: Expr, o: Inputs) -> Any:
     for part in range(count):
         begin = share.first if share else None
         (terms,) = run("tiles", [output], o, begin=begin, summed=summed)
-        own = replace(sums, share=share)
+        own = TermSums(number, o, share=share)
         added = own.sums(terms, output, placed)
         if not totals or (part < along_heads and "h" in sums.outer):
             totals.append(added)

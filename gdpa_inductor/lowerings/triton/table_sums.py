@@ -21,7 +21,6 @@ from torch import Tensor
 from ..._compat import lowering, shapes
 from ...operands import Size, by_access, on_axis, places_of
 from ...program.expr import AXES, POSITIONS, Expr, fold, postorder, torch_apply
-from ...program.score_mod import Aux
 from ...reference import program_leaves
 from ...sequences import Padding, Sequences, padded_program
 from .. import tables
@@ -74,7 +73,6 @@ class ScoreShare:
         return replace(self, first=lowering.inline_formula(formula, [self.first, sums], fakes))
 
 
-@dataclass(frozen=True)
 class TermSums:
     """The sums for a table.
 
@@ -82,10 +80,18 @@ class TermSums:
     of a share.
     """
 
-    number: int
-    o: Inputs
-    diagonal: bool = False
-    share: ScoreShare | None = None
+    def __init__(
+        self, number: int, o: Inputs, diagonal: bool = False, share: ScoreShare | None = None
+    ) -> None:
+        self.number, self.o, self.diagonal, self.share = number, o, diagonal, share
+        self.spec, self.device = o.program.aux[number], o.problem.device
+        self.place = o.program.places[number]
+        # How many elements the table has for one of its other axes.
+        self.places = places_of(o.fakes.aux[number], self.spec)
+        along = self.spec.axes - o.program.place_axes(number)
+        self.outer = [axis for axis in AXES if axis in along]  # the axes W
+        # The axes of R along which the table varies too.
+        self.own = [axis for axis in AXES if axis in self.spec.axes - along]
 
     def sums(self, stored: Any, output: Output, placed: Placed) -> Any:
         """The sums [W, size] in fp32 as IR, from what a kernel has stored."""
@@ -106,7 +112,7 @@ class TermSums:
 
     def gradient(self, sums: Any) -> Any:
         """The gradient as IR, from all sums."""
-        o, outer, own = self.o, self.outer, self._own
+        o, outer, own = self.o, self.outer, self.own
         letters, spec = [*outer, *own, "t"], o.program.aux[self.number]
         padded = padded_program(o.program).aux[self.number]
 
@@ -116,7 +122,7 @@ class TermSums:
             each = by_access(each, letters, padded)
             return padding_of(o, sides).unpad_aux(each, spec).to(like.dtype)
 
-        sizes = [*(self._extent(axis) for axis in outer + own), self._places]
+        sizes = [*(self._extent(axis) for axis in outer + own), self.places]
         nodes, fakes = o.extents
         extra = [*nodes, *map(shapes.size_expr, sizes)], [*fakes, *sizes]
         like = o.fakes.aux[self.number]
@@ -125,25 +131,25 @@ class TermSums:
     @property
     def shape(self) -> tuple[Size, Size]:
         """[W, size] of the sums."""
-        outer, own = ([self._extent(x) for x in axes] for axes in (self.outer, self._own))
-        return math.prod(outer), (self._places + 1) * math.prod(own)
+        outer, own = ([self._extent(x) for x in axes] for axes in (self.outer, self.own))
+        return math.prod(outer), (self.places + 1) * math.prod(own)
 
     def _index(self) -> Any:
         """The place of each term, int32 [R], as IR."""
         o, nodes, extents = self.o, *self.o.extents
-        numbers = sorted({x.value for x in postorder([self._place]) if x.op == "aux"})
-        sizes = [*(self._extent(axis) for axis in AXES), o.problem.cols, self._places]
+        numbers = sorted({x.value for x in postorder([self.place]) if x.op == "aux"})
+        sizes = [*(self._extent(axis) for axis in AXES), o.problem.cols, self.places]
         sizes += o.fakes.scalars
 
         def formula(*flat: Any) -> Tensor:
             sides, rest = flat[: len(nodes)], flat[len(nodes) :]
             sized, operands = rest[: len(sizes)], rest[len(sizes) :]
             counts, (cols, places, *scalars) = dict(zip(AXES, sized)), sized[len(AXES) :]
-            own = {x: on_axis(x, torch.arange(counts[x], device=self._device)) for x in AXES}
+            own = {x: on_axis(x, torch.arange(counts[x], device=self.device)) for x in AXES}
             positions, padding = self._positions(own, cols, operands[-1:]), padding_of(o, sides)
             pairs = zip(numbers, operands, strict=False)
             aux = {i: padding.pad_aux(x, o.program.aux[i]) for i, x in pairs}
-            real = torch.zeros((), device=self._device)  # places depend on no score
+            real = torch.zeros((), device=self.device)  # places depend on no score
             of_all = program_leaves(real, aux, scalars, padded_program(o.program))
 
             def leaf(node: Expr) -> Tensor:
@@ -152,20 +158,20 @@ class TermSums:
                 value = of_all(node)
                 return self._part(value, positions) if node.op == "aux" else value
 
-            (place,) = fold([self._place], leaf, torch_apply(torch.float32))
+            (place,) = fold([self.place], leaf, torch_apply(torch.float32))
             place = torch.where((place >= 0) & (place < places), place, places)
             step = places + 1
-            for axis in reversed(self._own):
+            for axis in reversed(self.own):
                 place, step = place + own[axis] * step, step * counts[axis]
             shape = [1 if axis in self.outer else counts[axis] for axis in AXES]
             return place.expand(shape).reshape(-1).to(torch.int32)
 
-        operands = [lowering.on_device(o.nodes.aux[i], self._device) for i in numbers]
+        operands = [lowering.on_device(o.nodes.aux[i], self.device) for i in numbers]
         like = [((*o.fakes.aux[i].shape,), o.fakes.aux[i].dtype) for i in numbers]
         if self.share:
             operands.append(self.share.first)
             like.append(((2,), torch.int32))
-        fakes = [lowering.fake(shape, dtype, self._device) for shape, dtype in like]
+        fakes = [lowering.fake(shape, dtype, self.device) for shape, dtype in like]
         read = [*nodes, *map(shapes.size_expr, sizes), *operands]
         return lowering.inline_formula(formula, read, [*extents, *sizes, *fakes])
 
@@ -188,30 +194,6 @@ class TermSums:
                 elements = elements.index_select(dim, positions[axis].flatten())
         return elements
 
-    @property
-    def spec(self) -> Aux:
-        return self.o.program.aux[self.number]
-
-    @property
-    def _place(self) -> Expr:
-        return self.o.program.places[self.number]
-
-    @property
-    def _places(self) -> Size:
-        """How many elements the table has for one of its other axes."""
-        return places_of(self.o.fakes.aux[self.number], self.spec)
-
-    @property
-    def outer(self) -> list[str]:
-        """The axes W."""
-        along = self.spec.axes - self.o.program.place_axes(self.number)
-        return [axis for axis in AXES if axis in along]
-
-    @property
-    def _own(self) -> list[str]:
-        """The axes of R along which the table varies too."""
-        return [axis for axis in AXES if axis in self.spec.axes and axis not in self.outer]
-
     def _extent(self, axis: str) -> Size:
         """The size of an axis in the terms."""
         p = self.o.problem
@@ -222,7 +204,3 @@ class TermSums:
         if self.share is not None and axis in "bh":
             return self.share.batch if axis == "b" else self.share.heads
         return p.sizes[axis]
-
-    @property
-    def _device(self) -> torch.device:
-        return self.o.problem.device

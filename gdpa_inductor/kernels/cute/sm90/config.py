@@ -89,10 +89,7 @@ class Sm90Config(config.KernelConfig):
     @property
     def tiled(self) -> int | None:
         """As in `KernelConfig`. But where a program looks up a table, rather the table's places."""
-        for number in sorted(self.vectors - self.expanded):
-            if number in self.places and set(self.mod.aux[number].access) >= POSITIONS:
-                return number
-        return super().tiled
+        return next((x for x in self.in_tiles if x in self.places), super().tiled)
 
     @property
     def places(self) -> frozenset[int]:
