@@ -151,7 +151,7 @@ def _dense_backward(
             shape = aux_on_axes(tensor, spec).shape
             sums = torch.zeros(shape, dtype=score.dtype, device=score.device)
             (places,) = fold([program.places[i]], leaf, torch_apply(score.dtype))
-            add_by_place(term(2 + i), places.expand_as(score).clone(), sums)
+            add_by_place(term(2 + i), places.expand_as(score), sums)
             results.append(aux_from_axes(sums, spec).to(tensor.dtype).contiguous())
         elif needs[3 + i]:
             dims = [d for d, axis in enumerate(AXES) if axis not in spec.access]

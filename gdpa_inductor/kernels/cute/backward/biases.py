@@ -138,20 +138,17 @@ class BiasSum:
         return aux_on_axes(share.operand(total, self.spec), self.spec)
 
     def add(self, share: Share, scores: Tensor, room: Tensor, part: BackwardCall) -> None:
-        """Sum the scores that the launch of a share has stored into `room`, the result of `room`.
+        """Sum the scores that the launch of a share has stored. The last share of an element writes
+        it to `room`. Those before keep its sum in fp32.
 
-        Until the last share of an element its sum is kept in fp32. Where `total` cannot sum, torch
-        does.
+        Where `total` cannot sum, torch does.
         """
-        target = before = None
-        if share not in self.first or share not in self.last:
+        is_first, is_last = share in self.first, share in self.last
+        target, before = self.on_axes(share, room), None
+        if not (is_first and is_last):
             sums = part.scratch(f"sums {self.number}", room.shape, torch.float32)
-            target = before = self.on_axes(share, sums)
-        if share in self.last:
-            target = self.on_axes(share, room)
-        if share in self.first:
-            before = None
-        assert target is not None
+            own = self.on_axes(share, sums)
+            target, before = target if is_last else own, None if is_first else own
         if part.total(scores, target, self.factor, before):
             return
         part.record.fails = True
@@ -169,8 +166,12 @@ class Division:
     """The parts of a call, and the sums.
 
     `direct` says that the stored numbers are the gradient itself, so there is one part and no sum.
-    Of the arguments, `wanted` are the aux operands that need a gradient, `keys` the keys of a tile,
-    `cuts` says whether a launch may have some of the keys only, `skips` whether it skips tiles.
+
+    Args:
+        wanted: The aux operands that need a gradient.
+        keys: Those of a tile.
+        cuts: A launch may have some of the keys only.
+        skips: It skips tiles that a mask empties.
     """
 
     def __init__(
@@ -312,10 +313,7 @@ def _shares(o: Operands[Tensor], axis: int, keys: int, ctas: int, room: int | No
 
 
 def room_beside_tables(skips: bool) -> int:
-    """Bytes of stored scores for a part, if gradients of tables are wanted.
-
-    skips: A mask empties tiles, and the kernel skips them.
-    """
+    """Bytes of stored scores for a part beside gradients of tables. skips: See `Division`."""
     # Key tiles under a mask differ in length. With two for each CTA a long one goes with a short
     # one. Half of the memory is never touched then.
     return TABLE_ROOM * (2 if skips else 1)

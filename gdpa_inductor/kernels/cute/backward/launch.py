@@ -102,8 +102,7 @@ def _in_parts(
     plan, record, scratch = call.plan, call.record, dict[str, Tensor]()
     division = plan.once(_division, call.ctas, *_wanted(needs))
     stored = division.sums[0].number
-    # Parts that skip the same tiles leave them zero for each other.
-    first, cleared = division.shares[0], set[tuple[int, torch.Size]]()
+    first = division.shares[0]
     alike = first.keys is None and plan.once(_skips_alike, stored, first.axis)
 
     def launch_share(
@@ -114,10 +113,9 @@ def _in_parts(
             own, gradient = plan_of(o, *options), aligned(grad_out)
             read = own.readable(o)
             record.fails |= not own.plain or gradient is not grad_out
-        room = (scores.data_ptr(), scores.shape)
-        sparse = division.sparse or room in cleared
-        if alike:
-            cleared.add(room)
+        # Parts that skip the same tiles leave them zero for each other, if they share the memory.
+        cleared = alike and share != first and share.count == first.count
+        sparse = division.sparse or cleared
         part = replace(
             call,
             plan=own,
