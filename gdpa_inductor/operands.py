@@ -307,7 +307,7 @@ def add_by_place(term: Tensor, places: Tensor, total: Tensor) -> None:
     # several threads have work, and sums are shorter.
     apart = [d for d, size in enumerate(sizes) if size > 1 or d < 2]
     order = [*apart, *(d for d in range(len(sizes)) if d not in apart)]
-    places = (places + 1).clamp(0, count + 1)  # the first and the last are outside
+    places = places.clamp(-1, count).add_(1)  # the first and the last are outside
     matrix, index = (t.permute(order).flatten(len(apart)) for t in (term, places))
     index = index.expand_as(matrix)
     sums = term.new_zeros(*matrix.shape[:-1], count + 2).scatter_add_(-1, index, matrix)

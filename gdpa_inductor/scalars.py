@@ -110,7 +110,8 @@ class _AtOnce(TorchFunctionMode):
         if func is Tensor.__getitem__:
             return self._look_up(*args)
         # Operators such as `1 - s` are wrapped, which Dynamo of torch 2.15 tells as their name.
-        name = getattr(func, "__wrapped__", func).__name__
+        # That of torch 2.13 knows the methods of a name only once it is a str.
+        name = str(getattr(func, "__wrapped__", func).__name__)
         self._check(func, name, args, kwargs)
         result = func(*args, **kwargs)
         if name in _ALIASES and self._is_operand(args[0]):

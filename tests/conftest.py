@@ -17,9 +17,7 @@ from unittest import mock
 os.environ.setdefault("TORCHINDUCTOR_FX_GRAPH_CACHE", "0")
 os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-os.environ.setdefault(
-    "CI", "1"
-)  # Inductor refuses a missing decomposition there; users' CI sets it
+os.environ.setdefault("CI", "1")  # where Inductor refuses to fall back if it may decompose
 
 import pytest
 import torch

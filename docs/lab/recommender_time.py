@@ -8,6 +8,7 @@ A JSON line for each contender and turn, medians over batches that differ in the
     kernels, kernel_ms, launches    of a step, by the profiler
     compiled, refused               graphs of Dynamo; graphs that CUDA could not record
 
+cpp: ours, launched by C++ code (Inductor's `cpp_wrapper`).
 padded: ours, with rows padded to a multiple of STEP. graphs: the same under CUDA graphs.
 """
 
@@ -31,7 +32,7 @@ from gdpa_inductor import gdpa_backend
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = (128, 4, 1024, 64) if DEVICE == "cuda" else (4, 2, 64, 16)
 STEP, BATCHES, WARM, TURNS = (1024, 48, 3, 2) if DEVICE == "cuda" else (32, 6, 1, 1)
-CONTENDERS = ("inductor", "gdpa", "padded", "graphs")
+CONTENDERS = ("inductor", "gdpa", "cpp", "padded", "graphs")
 
 
 class Recommender(training.JaggedRecommender):
@@ -53,6 +54,7 @@ def compiled(name: str, model: torch.nn.Module) -> Callable[..., Tensor]:
     if name == "inductor":
         return torch.compile(model)
     options = {} if DEVICE == "cuda" else {"gdpa.profit": False}
+    options |= {"cpp_wrapper": True} if name == "cpp" else {}
     mode = "reduce-overhead" if name == "graphs" else None
 
     def backend(gm, inputs):

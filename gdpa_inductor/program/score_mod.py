@@ -170,9 +170,13 @@ class ScoreMod:
 
     def place_axes(self, number: int) -> frozenset[str]:
         """Those along which the place varies by which a table is looked up."""
+        return self.axes_of([self.places[number]] if number in self.places else [])
+
+    def axes_of(self, terms: Sequence[Expr]) -> frozenset[str]:
+        """Those along which terms vary, or conditions on tiles (`tile_classes`)."""
         axes: frozenset[str] = frozenset()
-        for leaf in postorder([self.places[number]]) if number in self.places else ():
-            own = self.aux[leaf.value].axes if leaf.op == "aux" else {leaf.op} & set(AXES)
+        for leaf in postorder(terms):
+            own = self.aux[leaf.value].axes if leaf.op.startswith("aux") else {leaf.op} & set(AXES)
             axes |= set(AXES) if leaf.op == "s" else own
         return axes
 

@@ -16,6 +16,7 @@ from tests.gpu.checks import check_bits, check_gradients, hopper, on_card  # noq
 from tests.kernels.cute_backward_cases import exact as exact_gradients  # noqa: E402
 from tests.kernels.cute_cases import check_output, formula  # noqa: E402
 from tests.kernels.lookup_cases import BF16, BOTH, CASES, CAUSAL, FP32, SILU, U8, Case  # noqa: E402
+from tests.kernels.test_cute_lookups import EXACT, few, integers  # noqa: E402
 
 MIB = 1 << 20
 
@@ -75,6 +76,21 @@ def test_gradients(name: str, room: int, monkeypatch: pytest.MonkeyPatch) -> Non
     real = [*needs[:3], *[y for x, y in zip(o.aux, needs[3:]) if x.is_floating_point()]]
     wanted = [number for number, need in enumerate(real) if need]
     check_gradients(fused, [eager[i] for i in wanted], [exact[i] for i in wanted])
+
+
+@pytest.mark.parametrize("room", [1, biases.TABLE_ROOM], ids=["parts", "at once"])
+@pytest.mark.parametrize("name", EXACT)
+def test_sums_on_integers(name: str, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every bit, where memory was not cleared."""
+    monkeypatch.setattr(biases, "TABLE_ROOM", room)
+    grad, o = dataclasses.replace(EXACT[name], dims=(16, 8)).call()
+    grad, o = few(grad).cuda(), on_card(integers(o))
+    needs = (True,) * 3 + tuple(x.is_floating_point() for x in o.aux)
+    truths = exact_gradients(grad, o, needs)
+    dirt = [torch.full((64 * MIB // 4,), float("nan"), device="cuda") for _ in range(8)]
+    del dirt
+    for mine, truth in zip(backward(grad, o, needs), truths, strict=True):
+        assert torch.equal(mine, truth.to(mine.dtype))
 
 
 def test_gradients_of_long_sequences() -> None:

@@ -50,7 +50,7 @@ def ranking() -> None:
 def words() -> None:
     ranking()
     summation = ("float32", "bfloat16", 0.5, ARCH, False)
-    word_launcher("backward.summation", 8, *summation)(48, 64, 8, 1, 1, 1, 1, 0)
+    word_launcher("backward.summation", 9, *summation)(48, 64, 80, 8, 1, 1, 1, 1, 0)
     tiles = ("tiles", (1.0, True, True, StoredTiling(64, 64, True)), "bfloat16", "float32", ARCH)
     word_launcher("backward.jagged_sums", 14, *tiles)(80, 96, 112, *[1] * 10, 0)
 

@@ -3,6 +3,7 @@
 The kernel itself is tested on the card: tests/gpu/test_cute_biases.py.
 """
 
+import functools
 import types
 from typing import Any
 
@@ -108,7 +109,7 @@ def test_sums_of_what_the_kernel_stores(axes, cols, shared, spare, cuts, room, m
     o = Operands(q, k, v, aux, (), program, None, None, 0, 0)
     launches, sums = [], torch.empty(0, dtype=torch.float64)
 
-    def launch(share: biases.Share, o, grad_out, rooms, stored) -> None:
+    def launch(share: biases.Share, o, grad_out, rooms, stored) -> Any:
         launches.append(share)
         *grads, scores = plain(o, grad_out)[1]
         if share.part in ("middle", "last"):
@@ -117,13 +118,16 @@ def test_sums_of_what_the_kernel_stores(axes, cols, shared, spare, cuts, room, m
         for letter, result in zip("qkv", grads):
             rooms[letter].copy_(result)
         stored.copy_(scores)
+        return part
 
     division = biases.Division(o, range(len(aux)), 8, 1, cuts)
     needs = (True,) * (3 + len(aux))
     wanted, copies = plain(o, grad)[0], [x.clone() for x in aux]
     numbers = range(len(aux)) if spare else ()
     record: Any = types.SimpleNamespace(add_buffer=lambda x: x, fails=False)
-    arguments = (division, launch, lambda *_: False, record, numbers)
+    scratch = functools.cache(lambda _, shape, dtype: torch.full(shape, torch.nan, dtype=dtype))
+    part = types.SimpleNamespace(total=lambda *_: False, scratch=scratch, record=record)
+    arguments = (division, launch, record, numbers)
     results = biases.gradients(grad, o, needs, *arguments)
     for x, before, mine in zip(aux, copies, results[3:], strict=True):
         assert torch.equal(x, before) or mine.data_ptr() == x.data_ptr()

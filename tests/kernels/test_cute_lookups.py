@@ -186,6 +186,7 @@ RELU = "relu(add(s,{}))"
 SHARED = "a0:f[t]; a1:i[b,q_idx,kv_idx]; a2:f[t]; "
 BESIDE = "a0:f[h,q_idx,kv_idx]; a1:f[h,t]; "
 SUMS = f"add({POSITION.format(150)},lookup(a2,a1))"
+MASKED = BOTH + "a3:b[{}]; where(a3,relu(add(s,{})),0.0)"
 EXACT = {
     "each head has tables": Case(
         BOTH + CAUSAL.format(RELU.format(SUMS)), (300, 40), (FP32, U8, BF16), batch=3, heads=4,
@@ -203,6 +204,10 @@ EXACT = {
     "all batches have the same places": Case(
         "a0:f[t,h]; a1:i[q_idx,kv_idx]; " + CAUSAL.format(RELU.format("lookup(a0,a1)")), (2000,),
         (FP32, torch.int16), batch=3, rows=150, keys=150,
+    ),
+    "all batches have the same places, some at a time": Case(
+        "a0:f[t,h]; a1:i[q_idx,kv_idx]; " + f"where(ge(h,1),{RELU.format('lookup(a0,a1)')},0.0)",
+        (99,), (FP32, U8), batch=3, rows=70, keys=133,
     ),
     "jagged": Case(
         BOTH + CAUSAL.format(RELU.format(SUMS)), (300, 40), (FP32, U8, FP32), heads=2,
@@ -222,11 +227,36 @@ EXACT = {
         BESIDE + RELU.format("add(a0,lookup(a1,sub(add(150,kv_idx),q_idx)))"), (300,), (BF16, BF16),
         batch=2, rows=150, keys=136,
     ),
+    "under a mask tensor": Case(
+        MASKED.format("q_idx,kv_idx", SUMS), (300, 40), (FP32, U8, BF16, torch.bool), batch=3,
+        rows=150, keys=150,
+    ),
+    "under a mask tensor of each head": Case(
+        MASKED.format("h,q_idx,kv_idx", SUMS), (300, 40), (FP32, U8, BF16, torch.bool), heads=4,
+        key_heads=2, rows=150, keys=150,
+    ),
+    "under a mask tensor of each batch": Case(
+        MASKED.format("b,q_idx,kv_idx", SUMS), (300, 40), (FP32, U8, BF16, torch.bool), batch=3,
+        rows=150, keys=150,
+    ),
+    "under a mask tensor of each batch, at the same places": Case(
+        "a0:f[t]; a1:i[q_idx,kv_idx]; a2:b[b,q_idx,kv_idx]; "
+        + f"where(a2,{RELU.format('lookup(a0,a1)')},0.0)", (33,), (FP32, U8, torch.bool), batch=3,
+        rows=150, keys=150,
+    ),
+    "beside a bias, under a mask tensor": Case(
+        BESIDE + "a2:b[q_idx,kv_idx]; "
+        + "where(a2,relu(add(s,add(a0,lookup(a1,sub(add(150,kv_idx),q_idx))))),0.0)", (300,),
+        (BF16, BF16, torch.bool), batch=2, rows=150, keys=150,
+    ),
     "shared keys": Case(
         TIME + RELU.format("lookup(a0,a1)"), (9,), (FP32, U8), batch=2, shared="kv"
     ),
 }  # fmt: skip
-FEW = ("jagged", "jagged, of tokens", "each head has tables", "all batches have the same places")
+FEW = (
+    "jagged", "jagged, of tokens", "each head has tables", "all batches have the same places",
+    "under a mask tensor", "under a mask tensor of each head", "under a mask tensor of each batch",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("room", [1, 256 << 20], ids=["parts", "at once"])
@@ -247,8 +277,17 @@ def test_sums_on_integers(name: str, kind: str, room: int) -> None:
 
 def integers(o: Operands[torch.Tensor]) -> Operands[torch.Tensor]:
     aux = [few(x) if x.is_floating_point() else x for x in o.aux]
+    aux = [triangles(x) if x.dtype == torch.bool else x for x in aux]
     query, key, value = map(few, (o.query, o.key, o.value))
     return dataclasses.replace(o, query=query, key=key, value=value, aux=aux)
+
+
+def triangles(mask: torch.Tensor) -> torch.Tensor:
+    """Lower triangles, one after the other with fewer elements."""
+    *outer, rows, cols = mask.shape
+    steps = torch.arange(rows)[:, None] - torch.arange(cols)
+    first = torch.arange(mask[..., 0, 0].numel()).view(*outer, 1, 1)
+    return steps >= 8 * first
 
 
 def few(x: torch.Tensor) -> torch.Tensor:
@@ -261,6 +300,11 @@ def test_large_row_groups(octets: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_gradients, "CTAS", 0)
     monkeypatch.setattr(table_gradients, "OCTETS", octets)
     test_sums_on_integers("each head has tables", "sm90", 1)
+
+
+def test_sums_over_the_batches_of_some_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_gradients, "ROOM_OF_SUMS", 1)
+    test_sums_on_integers("all batches have the same places", "sm90", 1)
 
 
 @pytest.mark.parametrize(

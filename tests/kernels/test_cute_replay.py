@@ -205,7 +205,7 @@ def learned(name: str) -> list:
 def sums(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """In place of the kernel that sums what is stored."""
     recorder = Recorder()
-    launcher = WordLauncher(recorder, 8)
+    launcher = WordLauncher(recorder, 9)
     monkeypatch.setattr(biases, "word_launcher", lambda *_: launcher)
     monkeypatch.setattr(biases, "GOOD", 0.0)  # as many at a time as there is room for
     return recorder
@@ -240,6 +240,25 @@ def test_gradients_of_biases_are_replayed_with_the_words_of_a_first_run(
     assert targets == [i * (results[3].nbytes // parts) for i in range(len(sums.launches))]
 
 
+def test_gradients_that_parts_add_to_are_replayed(kernels, sums, monkeypatch):
+    """The first part stores, the next ones add to fp32, and the last one to the result."""
+    monkeypatch.setattr(biases, "ROOM", 1)
+    monkeypatch.setitem(LEARNED, "of positions", ((40, 40), "a0:f[q_idx,kv_idx]; silu(add(s,a0))"))
+    site, runs = calls.backward_site(True), []
+    for _ in range(2):
+        kernels[1].launches.clear()
+        sums.launches.clear()
+        args = learned("of positions")
+        results = site(*args)
+        tensors = tensors_of(args, results)
+        runs.append([[named(x, tensors) for x in y] for y in (kernels[1].launches, sums.launches)])
+    assert recorded(site) and runs[0] == runs[1]
+    first, *others, last = [x[1:3] for x in sums.launches]
+    assert len(others) == 2 and first[0] == first[1]
+    assert all(x == first for x in others)
+    assert last == [results[3].data_ptr(), first[0]]
+
+
 TABLES = (
     "a0:f[h,t]; a1:i[b,q_idx,kv_idx]; a2:f[t,h]; a3:i[q_idx,kv_idx]; a4:f[t]; "
     "where(ge(q_idx,kv_idx),silu(add(add(add(s,lookup(a0,add(sub(q_idx,kv_idx),39))),"
@@ -271,7 +290,7 @@ def test_gradients_of_tables_are_replayed_with_the_words_of_a_first_run(
         runs.append([[named(x, tensors) for x in each] for each in found])
     assert recorded(site) and runs[0] == runs[1]
     parts = 4 if room == 1 else 1
-    assert [len(x) for x in found] == [parts, 4 * parts + 3]
+    assert [len(x) for x in found] == [parts, 3 * parts + 1 + 3]
 
 
 @pytest.mark.parametrize("name", LEARNED)

@@ -31,7 +31,7 @@ def recorded() -> Iterator[None]:
 
 @functools.cache
 def launcher(*arguments) -> WordLauncher:
-    return WordLauncher(Kernel(exported(summation.compiled(*arguments))), 8)
+    return WordLauncher(Kernel(exported(summation.compiled(*arguments))), 9)
 
 
 OWN = [(1, 2, 6, 16), (1, 1, 6, 16), WHOLE]
@@ -41,25 +41,33 @@ OWN = [(1, 2, 6, 16), (1, 1, 6, 16), WHOLE]
     ("own", "apart"), [((3, 1, 6, 16), False), *itertools.product(OWN, (False, True))]
 )
 @pytest.mark.parametrize("target", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("factor", [1.0, -0.5])
-def test_sums_over_batches_and_heads(own, target, factor, apart, monkeypatch):
+@pytest.mark.parametrize("factor, adds", [(1.0, False), (-0.5, False), (-0.5, True)])
+def test_sums_over_batches_and_heads(own, target, factor, adds, apart, monkeypatch):
     """apart: the rows are some of the columns of a wider gradient, which keeps the others."""
     scores = torch.randint(-8, 9, WHOLE).bfloat16()
-    if apart:
-        room = torch.full((*own[:3], 32), 7.0, dtype=target)
-        sums, around = room[..., 8:24], (room[..., :8], room[..., 24:])
-    else:
-        room = torch.full((torch.Size(own).numel() + 16,), 7.0, dtype=target)
-        sums, around = room[8:-8].view(own), (room[:8], room[-8:])
+
+    def memory(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        if apart:
+            room = torch.full((*own[:3], 32), 7.0, dtype=dtype)
+            return room, room[..., 8:24], room[..., :8], room[..., 24:]
+        room = torch.full((torch.Size(own).numel() + 16,), 7.0, dtype=dtype)
+        return room, room[8:-8].view(own), room[:8], room[-8:]
+
+    (room, sums, *around), (first, before, *_) = memory(target), memory(torch.float32)
+    before.copy_(torch.randint(-8, 9, own))
     kinds = (str(x.dtype).removeprefix("torch.") for x in (scores, sums))
     served = []
-    kernel = launcher(*kinds, factor, ARCH, apart)
+    kernel = launcher(*kinds, factor, ARCH, apart, adds)
     monkeypatch.setattr(biases, "word_launcher", lambda *_: kernel)
-    run(lambda: served.append(biases.total(scores, sums, factor, ARCH, 0)), [scores, room])
+    more = {"before": before} if adds else {}
+    run(
+        lambda: served.append(biases.total(scores, sums, factor, ARCH, 0, **more)),
+        [scores, room, first],
+    )
     assert served and all(served)
     dims = [d for d in range(4) if own[d] != WHOLE[d]]
     exact = scores.double().sum(dims, keepdim=True) if dims else scores.double()
-    assert torch.equal(sums.double(), exact * factor)
+    assert torch.equal(sums.double(), exact * factor + adds * before)
     assert all((x == 7.0).all() for x in around)
 
 

@@ -7,8 +7,8 @@ import cuda.bindings.driver as cuda
 import torch
 from cutlass import Int32, Int64, cute
 
-from .backward.roots import terms_of
-from .config import LETTERS, KernelConfig, classes, table_dtype
+from .backward.roots import table_keys
+from .config import LETTERS, KernelConfig, TableKey, table_dtype
 from .form import ALIGNMENT
 from .launcher import SIZES, TOTALS
 from .values import DTYPES
@@ -37,17 +37,22 @@ def example(config: KernelConfig) -> tuple[Any, ...]:
     """The arguments of `AttentionKernel` for tracing: the right types, but no data."""
     dtypes = [config.dtype] * 3 + config.matrices
     jagged = (config.jagged_q, config.jagged_k)
-    bounded = classes(config, terms_of(config)).bounds
-    tables = [table_dtype(config.mod.aux[x].kind, config.aux[x]) for x in bounded]
-    operands = (*config.aux, *tables)
     return (
         tuple(pointer(dtype, ALIGNMENT) for dtype in dtypes),
         tuple(Int32(1) for _ in range(SIZES + TOTALS + 1)),
         tuple(tuple(Int64(8) for _ in range(3)) for _ in dtypes),
         *(pointer(config.offsets) if side else None for side in jagged),
         pointer("int64") if any(jagged) else None,
-        tuple((pointer(dtype), tuple(Int64(0) for _ in LETTERS)) for dtype in operands) or None,
+        aux_operands(config, table_keys(config)) or None,
         tuple(Int64(0) for _ in range(config.mod.num_scalars)) or None,
         Int32(1),
         stream(),
+    )
+
+
+def aux_operands(config: KernelConfig, tables: Sequence[TableKey] = ()) -> tuple[Any, ...]:
+    """Aux operands and tables of bounds for tracing, as in `KernelArguments`."""
+    bounds = [table_dtype(config.mod.aux[x].kind, config.aux[x]) for x, _ in tables]
+    return tuple(
+        (pointer(dtype), tuple(Int64(0) for _ in LETTERS)) for dtype in (*config.aux, *bounds)
     )

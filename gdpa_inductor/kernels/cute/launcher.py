@@ -18,8 +18,8 @@ import threading
 from collections.abc import Hashable, Sequence
 
 from . import disk, precompile
-from .backward.roots import terms_of
-from .config import LETTERS, KernelConfig, TableKey, TileSize, classes
+from .backward.roots import table_keys
+from .config import LETTERS, KernelConfig
 from .runtime import Kernel
 
 SIZES = 6  # words of a form that come first: B, H, Hk, Hv, M, N
@@ -47,9 +47,7 @@ class Launcher:
 
     def __init__(self, kernel: Kernel, config: KernelConfig) -> None:
         matrices, sides = 3 + len(config.matrices), config.jagged_q + config.jagged_k
-        size = TileSize(config.tile_rows, config.cols)
-        bounded = classes(config, terms_of(config)).bounds
-        tables: list[TableKey] = [(number, size) for number in bounded]
+        tables = table_keys(config)
         operands, scalars = len(tables) + len(config.aux), config.mod.num_scalars
         call = WordBlock(matrices + TOTALS + sides + (sides > 0) + operands + scalars + 2)
         form = WordBlock(SIZES + 1 + 3 * matrices + operands * len(LETTERS))

@@ -7,6 +7,9 @@ from .compiler import compile_kernel, pointer, stream
 from .form import ALIGNMENT
 from .operands import vector
 from .ranges import LANES
+from .values import select
+
+TOGETHER = 4  # terms that a thread adds at a time
 
 
 class TableSums:
@@ -79,24 +82,45 @@ class TableSums:
         """Add rows to the thread's table. Those past the end are left out."""
         for g in range_constexpr(self.groups):
             exists = own + g * (self.threads * self.width) < end
-            for i in range_constexpr(self.width):
-                place = places[i, g]
-                place = place + self.size if place < 0 else place
-                known = exists & (place >= 0) & (place < self.size)
-                at = Int32(place) if known else Int32(self.size)
-                tables[at, thread] = tables[at, thread] + Float32(terms[i, g])
+            for first in range_constexpr(0, self.width, TOGETHER):
+                some = range(first, min(first + TOGETHER, self.width))
+                slots = [self.slot(places[i, g], exists) for i in some]
+                add_terms(tables, thread, slots, [Float32(terms[i, g]) for i in some])
+
+    def slot(self, place, exists):
+        """Which sum of the thread a term of this place is added to."""
+        place = select(place < 0, place + self.size, place)
+        known = exists & (place >= 0) & (place < self.size)
+        return select(known, Int32(place), Int32(self.size))
 
     @cute.jit
     def store(self, tables, target, thread):
         """Sum the tables of all threads. A warp sums one place after the other."""
         lane = thread % LANES
-        for i in cutlass.range(thread // LANES, self.size, self.threads // LANES, unroll=1):
+        # The reductions of several places overlap.
+        for i in cutlass.range(thread // LANES, self.size, self.threads // LANES, unroll=4):
             total = tables[i, lane]
             for k in range_constexpr(LANES, self.threads, LANES):
                 total = total + tables[i, lane + k]
             total = cute.arch.warp_reduction_sum(total)
             if lane == 0:
                 target[i] = total
+
+
+def add_terms(tables, thread, slots, terms) -> None:
+    """Add a few terms to a thread's table, one after the other.
+
+    All sums are read before any is written, so no addition waits for the memory of the one before.
+    The bits are those of one addition after the other.
+    """
+    sums = [tables[slot, thread] for slot in slots]
+    for number, (slot, term) in enumerate(zip(slots, terms, strict=True)):
+        total = sums[number]
+        for other in range(number):
+            total = select(slots[other] == slot, sums[other], total)
+        sums[number] = total + term
+    for slot, total in zip(slots, sums, strict=True):
+        tables[slot, thread] = total
 
 
 def compiled(grad: str, index: str, size: int, threads: int, tile: int, width: int, arch: str):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,14 +22,17 @@ from ...._compat.device import empty
 from ....operands import Operands, aux_on_axes, dtype_name, score_shape
 from ....program.expr import AXES, postorder
 from ....program.score_mod import Aux
-from ....program.tile_classes import classify
-from ..config import VECTOR
+from ..bounds import TileBounds
+from ..config import VECTOR, TileSize
 from ..form import off_alignment
 from ..launcher import word_launcher
 from ..replay import Record
 from ..runtime import for_gradient
 from .roots import factor_of
-from .table_gradients import Part, TableSum
+from .table_gradients import TableSum
+
+if TYPE_CHECKING:
+    from .launch import BackwardCall
 
 ROOM = 256 << 20  # bytes of stored scores for a part; a single batch or key head may need more
 # The same if gradients of tables are wanted. They stay in the L2 cache until they are summed.
@@ -39,10 +43,8 @@ KEYS = AXES.index("kv_idx")
 MOST_OUTER = 65535  # the most CTAs along the second dim of a grid
 MOST_APART = 1 << 31  # vectors; `Summation` with `apart` counts them in 32 bits
 
-# Stores factor · (sum of scores) in the second tensor. Returns False if it cannot: see `total`.
-Total = Callable[[Tensor, Tensor, float], bool]
 # Launches a share: its operands, gradient of O, memory for dQ, dK and dV, and for stored scores.
-Launch = Callable[["Share", Operands[Tensor], Tensor, dict[str, Tensor], Tensor], Part]
+Launch = Callable[["Share", Operands[Tensor], Tensor, dict[str, Tensor], Tensor], "BackwardCall"]
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,16 @@ class Share:
         query, key, value = (self.matrix(x, y) for x, y in zip((o.query, o.key, o.value), "qkv"))
         return replace(o, query=query, key=key, value=value, aux=aux)
 
+    def bounds(self, whole: TileBounds, size: TileSize) -> TileBounds:
+        """The part of a table of bounds of the whole call."""
+        room = whole.room
+        if room.shape[self.axis] > 1:
+            room = self._narrowed(room, self.axis, self.group)
+        if self.keys and room.shape[KEYS] > 1:
+            first, count = self.keys
+            room = room.narrow(KEYS, first // size.cols, -(-count // size.cols))
+        return replace(whole, room=room)
+
     def cut(self, tile: int, tiles: int, cols: int) -> list[Share]:
         step = tile * tiles
         ranges = [(i, min(step, cols - i)) for i in range(0, cols, step)]
@@ -95,23 +107,27 @@ class BiasSum:
     def __init__(
         self, o: Operands[Tensor], number: int, stored: int, shares: Sequence[Share]
     ) -> None:
-        operand, program = o.aux[number], str(o.program)
-        self.number, self.spec, self.dtype = number, o.program.aux[number], operand.dtype
+        program = str(o.program)
+        self.number, self.spec = number, o.program.aux[number]
         self.factor = factor_of(program, stored) / factor_of(program, number)
         self.summed = [d for d, letter in enumerate(AXES) if letter not in self.spec.axes]
-        cut = shares[0].keys is not None
-        several = len({share.first for share in shares}) > 1
-        self.adds = (shares[0].axis in self.summed and several) or (KEYS in self.summed and cut)
+        # The shares that are the first, and the last, to add to an element.
+        regions = {share: self._region(share) for share in shares}
+        self.first = set({region: x for x, region in reversed(regions.items())}.values())
+        self.last = set({region: x for x, region in regions.items()}.values())
         on_axes = _on_axes(o, number)
         self.shape = on_axes.shape if on_axes.is_contiguous() and shares[0].whole else None
 
-    def room(self, operand: Tensor, donated: bool, record: Record) -> Tensor:
-        """Memory for the gradient: fp32 if several parts add to it."""
+    def _region(self, share: Share) -> tuple[Any, ...]:
+        """Which elements of the gradient a share adds to."""
+        first = None if share.axis in self.summed else share.first
+        return first, None if KEYS in self.summed else share.keys
+
+    def room(self, o: Operands[Tensor], record: Record, donated: Collection[int] = ()) -> Tensor:
+        """Memory for the gradient."""
         # It may be that of a donated operand, as each part has read its share before.
-        if self.adds:
-            record.fails = True
-            return operand.new_zeros(operand.shape, dtype=torch.float32)
-        if donated and operand.is_contiguous():
+        operand = o.aux[self.number]
+        if self.number in donated and operand.is_contiguous():
             return operand.detach()
         return record.add_buffer(empty(operand.shape, operand.dtype, operand.device))
 
@@ -121,34 +137,51 @@ class BiasSum:
             return total.view(self.shape)
         return aux_on_axes(share.operand(total, self.spec), self.spec)
 
-    def add(
-        self, share: Share, scores: Tensor, total: Tensor, fast_total: Total, record: Record
-    ) -> None:
-        """Sum the scores that the launch of a share has stored into `total`, the result of `room`.
+    def add(self, share: Share, scores: Tensor, room: Tensor, part: BackwardCall) -> None:
+        """Sum the scores that the launch of a share has stored. The last share of an element writes
+        it to `room`. Those before keep its sum in fp32.
 
-        Where `fast_total` cannot sum, torch does.
+        Where `total` cannot sum, torch does.
         """
-        own = self.on_axes(share, total)
-        if not self.adds and fast_total(scores, own, self.factor):
+        is_first, is_last = share in self.first, share in self.last
+        target, before = self.on_axes(share, room), None
+        if not (is_first and is_last):
+            sums = part.scratch(f"sums {self.number}", room.shape, torch.float32)
+            own = self.on_axes(share, sums)
+            target, before = target if is_last else own, None if is_first else own
+        if part.total(scores, target, self.factor, before):
             return
-        record.fails = True
+        part.record.fails = True
         if self.summed:
             scores = scores.sum(self.summed, keepdim=True, dtype=torch.float32)
         if self.factor != 1.0:
             scores = scores.float() * self.factor
-        (own.add_ if self.adds else own.copy_)(scores)
+        target.copy_(scores if before is None else before + scores)
+
+    def finished(self, room: Tensor, *_: Any) -> Tensor:
+        return room
 
 
 class Division:
     """The parts of a call, and the sums.
 
     `direct` says that the stored numbers are the gradient itself, so there is one part and no sum.
-    Of the arguments, `wanted` are the aux operands that need a gradient, `keys` the keys of a tile,
-    and `cuts` says whether a launch may have some of the keys only.
+
+    Args:
+        wanted: The aux operands that need a gradient.
+        keys: Those of a tile.
+        cuts: A launch may have some of the keys only.
+        skips: It skips tiles that a mask empties.
     """
 
     def __init__(
-        self, o: Operands[Tensor], wanted: Sequence[int], keys: int, ctas: int, cuts: bool = False
+        self,
+        o: Operands[Tensor],
+        wanted: Sequence[int],
+        keys: int,
+        ctas: int,
+        cuts: bool = False,
+        skips: bool = False,
     ) -> None:
         self.batch, *_ = score_shape(o)
         self.shared = any(x.shape[0] != self.batch for x in (o.query, o.key, o.value))
@@ -156,7 +189,7 @@ class Division:
         read = {node.op for node in postorder([o.program.weight])}
         axis = None if self.direct else _axis(o, wanted, read)
         tables = any(o.program.aux[number].is_table for number in wanted)
-        room = room_beside_tables(o) if tables else ROOM
+        room = room_beside_tables(skips) if tables else ROOM
         self.shares = _shares(o, axis or 0, keys, ctas, None if axis is None else room)
         if cuts and not self.direct and not tables and "kv_idx" not in read:
             self.shares = _cut(o, self.shares, keys, ctas)
@@ -170,7 +203,7 @@ class Division:
             batches = batch if first.axis else first.count
             heads = first.count * first.group if first.axis and not first.whole else heads
             own = {"slots": slots, "batches": max(batches, 1), "heads": heads}
-            return TableSum(o, number, stored, **own, ctas=ctas)
+            return TableSum(o, number, stored, **own, ctas=ctas, last=self.shares[-1])
         return BiasSum(o, number, stored, self.shares)
 
     @property
@@ -202,7 +235,6 @@ def gradients(
     needs: Sequence[bool],
     division: Division,
     launch: Launch,
-    fast_total: Total,
     record: Record,
     donated: Sequence[int] = (),
     clears: bool = False,
@@ -217,28 +249,15 @@ def gradients(
     rooms = {x: record.add_buffer(for_gradient(y, empty)) for x, y in zip("qkv", matrices)}
     if clears:
         record.add_clear(rooms["q"].zero_())
-    totals = [
-        each.room(o.query.device, record)
-        if isinstance(each, TableSum)
-        else each.room(o.aux[each.number], each.number in donated, record)
-        for each in sums
-    ]
+    totals = [each.room(o, record, donated) for each in sums]
     for share, scores in division.scores(o, totals[0], record):
         own = {x: share.matrix(y, x) for x, y in rooms.items()}
         part = launch(share, share.of(o), share.matrix(grad_out, "q"), own, scores)
         for each, total in zip(sums, totals) if not division.direct else ():
-            if isinstance(each, TableSum):
-                each.add_share(share, scores, total, part, record)
-            else:
-                each.add(share, scores, total, fast_total, record)
+            each.add(share, scores, total, part)
     requested = zip("qkv", (operands.query, operands.key, operands.value), needs, strict=False)
     grads = [like(rooms[letter], x) for letter, x, need in requested if need]
-    return grads + [
-        each.finished(total, o, part, record)
-        if isinstance(each, TableSum)
-        else total.to(each.dtype)
-        for each, total in zip(sums, totals)
-    ]
+    return grads + [x.finished(total, o, part) for x, total in zip(sums, totals)]
 
 
 def unshared(o: Operands[Tensor]) -> Operands[Tensor]:
@@ -293,12 +312,11 @@ def _shares(o: Operands[Tensor], axis: int, keys: int, ctas: int, room: int | No
     return [Share(axis, i, min(count, units - i), group, len(starts) == 1) for i in starts]
 
 
-def room_beside_tables(o: Operands[Tensor]) -> int:
-    """Bytes of stored scores for a part, if gradients of tables are wanted."""
+def room_beside_tables(skips: bool) -> int:
+    """Bytes of stored scores for a part beside gradients of tables. skips: See `Division`."""
     # Key tiles under a mask differ in length. With two for each CTA a long one goes with a short
     # one. Half of the memory is never touched then.
-    conditions = classify([o.program.weight], o.program.aux)
-    return TABLE_ROOM * (2 if conditions.skips else 1)
+    return TABLE_ROOM * (2 if skips else 1)
 
 
 def _cut(o: Operands[Tensor], shares: list[Share], keys: int, ctas: int) -> list[Share]:
@@ -328,9 +346,17 @@ def _at_a_time(units: int, tiles: int, size: int, ctas: int, room: int) -> int:
 
 
 def total(
-    scores: Tensor, own: Tensor, factor: float, arch: str, stream: int, record: Record | None = None
+    scores: Tensor,
+    own: Tensor,
+    factor: float,
+    arch: str,
+    stream: int,
+    record: Record | None = None,
+    before: Tensor | None = None,
 ) -> bool:
     """own = factor · the sum of scores [B, H, M, N] over the dims in which `own` has size 1.
+
+    before: What is added to it, in fp32.
 
     Returns False, and does nothing, if torch has to sum: rows or columns are summed too, or the
     layout does not fit. The rows of `own` may have gaps between them, all of the same size.
@@ -340,15 +366,16 @@ def total(
     outer, count, inner = _divided(scores.shape, own.shape)
     step, width = _step(own), own.shape[-1]
     lies = scores.is_contiguous() and step % VECTOR == 0 < step
-    lies = lies and not off_alignment((scores.data_ptr(), own.data_ptr()))
+    adds, before = before is not None, own if before is None else before
+    addresses = (scores.data_ptr(), own.data_ptr(), before.data_ptr())
+    lies = lies and not off_alignment(addresses) and before.stride() == own.stride()
     if not (count and inner and lies) or width % VECTOR or outer > MOST_OUTER:
         return False
     apart = step != width
     if apart and (outer > 1 or inner // VECTOR >= MOST_APART):
         return False
     dtypes = (dtype_name(scores.dtype), dtype_name(own.dtype))
-    launcher = word_launcher("backward.summation", 8, *dtypes, factor, arch, apart)
-    addresses = (scores.data_ptr(), own.data_ptr())
+    launcher = word_launcher("backward.summation", 9, *dtypes, factor, arch, apart, adds)
     rows = (width // VECTOR, step // VECTOR) if apart else (1, 1)
     numbers = (inner // VECTOR, count, outer, *rows)
     launcher(*addresses, *numbers, stream)

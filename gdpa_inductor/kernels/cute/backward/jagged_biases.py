@@ -14,9 +14,11 @@ query tiles that it has met, or the other way round. Only tiles within hulls wer
 these are read. Within them, scores past the end of a sequence are zero.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,7 +31,10 @@ from ..launcher import word_launcher
 from ..replay import Record
 from .biases import ROOM, room_beside_tables
 from .roots import factor_of
-from .table_gradients import Part, TableSum
+from .table_gradients import TableSum
+
+if TYPE_CHECKING:
+    from .launch import BackwardCall
 
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)  # dtypes in which sums may be stored
 # A sum over all rows is cut into chunks, so that the device has enough threads. torch adds the
@@ -118,18 +123,23 @@ class JaggedDivision:
     """The launches of a call, and the sums.
 
     wanted: The numbers of the aux operands that need a gradient. tiling: The tiles that the kernel
-    stores.
+    stores. skips: As in `Division`.
     """
 
     def __init__(
-        self, o: Operands[Tensor], wanted: Sequence[int], tiling: StoredTiling, ctas: int
+        self,
+        o: Operands[Tensor],
+        wanted: Sequence[int],
+        tiling: StoredTiling,
+        ctas: int,
+        skips: bool = False,
     ) -> None:
         self.tiling, self.stored = tiling, wanted[0]
         batch, heads, rows, cols = score_shape(o)
         width, self.most, self.cols = whole_vectors(cols), batch, cols
         size = heads * rows * width * o.query.element_size()
         tables = any(o.program.aux[number].is_table for number in wanted)
-        room = room_beside_tables(o) if tables else ROOM
+        room = room_beside_tables(skips) if tables else ROOM
         launches = -(-batch // max(1, min(room // max(size, 1), MOST)))
         self.slots = -(-batch // max(launches, 1))
         self.scores = (self.slots, heads, rows, width)
@@ -143,10 +153,10 @@ class JaggedDivision:
         ]
 
     def launches(
-        self, order: Tensor, rooms: Sequence[Tensor], part: Part, record: Record
+        self, order: Tensor, rooms: Sequence[Tensor], part: BackwardCall
     ) -> Iterator[StoredScores]:
         """The memory for each launch. Between launches its content is summed into `rooms`."""
-        dtype, arch, stream = part.operands.query.dtype, part.plan.config.arch, part.stream
+        dtype, arch, stream = part.read.query.dtype, part.plan.config.arch, part.stream
         scores = empty(self.scores, dtype, order.device)
         hulls = empty(self.hulls, torch.int32, order.device)
         for first in range(0, self.most, self.slots):
@@ -156,25 +166,23 @@ class JaggedDivision:
             for each, room in zip(self.sums, rooms, strict=True):
                 if isinstance(each, TableSum):
                     own = scores[:count, ..., : self.cols]
-                    each.add(own, room[:, first // self.slots], part, record, stored)
+                    each.add_scores(own, room[:, first // self.slots], part, stored)
                 else:
                     each.add(stored, room, first > 0, arch, stream)
 
-    def rooms(self, device: torch.device, record: Record) -> list[Tensor]:
+    def rooms(self, o: Operands[Tensor], record: Record) -> list[Tensor]:
         return [
-            each.room(device, record)
+            each.room(o, record)
             if isinstance(each, TableSum)
-            else empty(each.shape, each.dtype, device)
+            else empty(each.shape, each.dtype, o.query.device)
             for each in self.sums
         ]
 
     def finished(
-        self, rooms: Sequence[Tensor], o: Operands[Tensor], part: Part, record: Record
+        self, rooms: Sequence[Tensor], o: Operands[Tensor], part: BackwardCall
     ) -> list[Tensor]:
         return [
-            each.finished(room, o, part, record)
-            if isinstance(each, TableSum)
-            else each.finished(room, o)
+            each.finished(room, o, part) if isinstance(each, TableSum) else each.finished(room, o)
             for each, room in zip(self.sums, rooms, strict=True)
         ]
 

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from ...._compat.device import empty
 from ....operands import Operands
+from ....program.expr import AXES
 from ....rejection import GDPAError
 from .. import launch
 from ..bounds import TileBounds, table
-from ..config import KernelConfig, TableKey
+from ..config import KernelConfig, TableKey, classes
 from ..launch import longest_first, place
 from ..launcher import Launcher
 from ..plan import LaunchPlan, aligned, plan_of
@@ -33,8 +34,8 @@ from .roots import (
     no_such_biases,
     no_such_dims,
     no_such_heads,
+    terms_of,
 )
-from .table_gradients import Part, skips_tiles
 
 Rooms = dict[str, Tensor]
 
@@ -101,16 +102,20 @@ def _in_parts(
     plan, record, scratch = call.plan, call.record, dict[str, Tensor]()
     division = plan.once(_division, call.ctas, *_wanted(needs))
     stored = division.sums[0].number
-    sparse = division.sparse and plan.once(_skips_tiles, stored)
+    first = division.shares[0]
+    alike = first.keys is None and plan.once(_skips_alike, stored, first.axis)
 
     def launch_share(
         share: biases.Share, o: Operands[Tensor], grad_out: Tensor, rooms: Rooms, scores: Tensor
-    ) -> Part:
+    ) -> BackwardCall:
         own, read, gradient = plan, call.read, call.grad_out
         if not share.whole or division.shared:
             own, gradient = plan_of(o, *options), aligned(grad_out)
             read = own.readable(o)
             record.fails |= not own.plain or gradient is not grad_out
+        # Parts that skip the same tiles leave them zero for each other, if they share the memory.
+        cleared = alike and share != first and share.count == first.count
+        sparse = division.sparse or cleared
         part = replace(
             call,
             plan=own,
@@ -120,16 +125,13 @@ def _in_parts(
             stored=stored,
             rooms=rooms,
             launches=[StoredScores(scores, sparse=sparse)],
-            part=share.part,
+            share=share,
+            whole=call,
             cleared=True,
             shared_scratch=scratch,
-            tables={},
         )
         GRADIENTS[plan.config.folder](part, letters)
-        return Part(own, read, call.stream, part.scratch, fast_total)
-
-    def fast_total(scores: Tensor, own: Tensor, factor: float) -> bool:
-        return total(scores, own, factor, plan.config.arch, call.stream, record)
+        return part
 
     if division.direct and not plan.once(_overwrites, stored):
         donated = ()
@@ -140,7 +142,6 @@ def _in_parts(
         needs,
         division,
         launch_share,
-        fast_total,
         record,
         donated,
         clears,
@@ -159,13 +160,12 @@ def _at_once(call: "BackwardCall", needs: Sequence[bool], letters: str) -> list[
     elif wanted:
         assert call.order is not None
         division = plan.once(_jagged_division, call.ctas, *wanted)
-        rooms = division.rooms(o.query.device, call.record)
-        part = Part(plan, call.read, call.stream)
-        launches = division.launches(call.order, rooms, part, call.record)
+        rooms = division.rooms(o, call.record)
+        launches = division.launches(call.order, rooms, call)
         call = replace(call, stored=division.stored, launches=launches)
     grads = GRADIENTS[plan.config.folder](call, letters)
     if division is not None:
-        aux_grads = division.finished(rooms, o, part, call.record)
+        aux_grads = division.finished(rooms, o, call)
     return [biases.like(grads[x], call.operand(x)) for x in letters] + aux_grads
 
 
@@ -174,14 +174,14 @@ def _wanted(needs: Sequence[bool]) -> list[int]:
 
 
 def _division(plan: LaunchPlan, ctas: int, *wanted: int) -> biases.Division:
-    config = plan.config
-    return biases.Division(plan.example, wanted, config.cols, ctas, config.cuts_keys)
+    config, skips = plan.config, masked(_last_kernel(plan, wanted[0]))
+    return biases.Division(plan.example, wanted, config.cols, ctas, config.cuts_keys, skips)
 
 
 def _overwrites(plan: LaunchPlan, stored: int) -> bool:
     """Whether the gradient of an aux operand may overwrite the operand."""
     # Scores that are cleared before the launch may not be those of the operand.
-    kernel = plan.config.backward_kernels(True, stored)[-1]
+    kernel = _last_kernel(plan, stored)
     return kernel.overwrites and not masked(kernel)
 
 
@@ -190,12 +190,21 @@ def _leaves_out(plan: LaunchPlan, stored: int) -> bool:
     return masked(plan.config.backward_kernels(True, stored)[0])
 
 
-def _skips_tiles(plan: LaunchPlan, stored: int) -> bool:
-    return skips_tiles(plan.config.backward_kernels(True, stored)[-1])
+def _last_kernel(plan: LaunchPlan, stored: int) -> KernelConfig:
+    """The kernel that stores gradients of scores."""
+    return plan.config.backward_kernels(True, stored)[-1]
+
+
+def _skips_alike(plan: LaunchPlan, stored: int, axis: int) -> bool:
+    """Whether all shares along an axis skip the same tiles."""
+    config = _last_kernel(plan, stored)
+    zero = classes(config, terms_of(config)).zero
+    return AXES[axis] not in config.mod.axes_of([zero])
 
 
 def _jagged_division(plan: LaunchPlan, ctas: int, *wanted: int) -> JaggedDivision:
-    return JaggedDivision(plan.example, wanted, plan.config.tiling, ctas)
+    skips = masked(_last_kernel(plan, wanted[0]))
+    return JaggedDivision(plan.example, wanted, plan.config.tiling, ctas, skips)
 
 
 def _complaint(plan: LaunchPlan, *needs: bool) -> str:
@@ -251,7 +260,9 @@ class BackwardCall:
     # Where each launch stores gradients of scores, or None for nowhere. The iterator may read
     # results between two launches.
     launches: Iterable[StoredScores | None] = (None,)
-    part: str = ""  # as `KernelConfig.part`
+    # The part of the call that this is, and the whole call, if it is launched in parts.
+    share: biases.Share | None = None
+    whole: "BackwardCall | None" = None
     cleared: bool = False  # dQ is zero where a launch does not write it
     # scratch memory that several calls share
     shared_scratch: dict[str, Tensor] = field(default_factory=dict)
@@ -288,6 +299,13 @@ class BackwardCall:
             self.shared_scratch[name] = buffer
         return buffer
 
+    def total(
+        self, scores: Tensor, own: Tensor, factor: float, before: Tensor | None = None
+    ) -> bool:
+        """As `biases.total`."""
+        arch = self.plan.config.arch
+        return total(scores, own, factor, arch, self.stream, self.record, before)
+
     def clear(self, room: Tensor) -> None:
         """Set a tensor of 32-bit numbers to zero, by the driver."""
         cleared(room, self.stream)
@@ -299,6 +317,8 @@ class BackwardCall:
         self.record.add_clear(room)
 
     def table(self, key: TableKey) -> TileBounds:
+        if self.whole and self.share:
+            return self.share.bounds(self.whole.table(key), key[1])
         if key not in self.tables:
             self.tables[key] = table(self.plan, self.read, key, self.stream, self.record)
         return self.tables[key]
@@ -340,7 +360,8 @@ def _counters(plan: LaunchPlan) -> tuple[int, ...]:
 
 def _hopper_gradients(call: BackwardCall, letters: str) -> dict[str, Tensor]:
     """One kernel computes dQ, dK and dV: always all of them, even if `letters` has fewer."""
-    form = call.plan.once(kernel_form, 0, call.stored, call.ordered, call.part)
+    part = call.share.part if call.share else ""
+    form = call.plan.once(kernel_form, 0, call.stored, call.ordered, part)
     grads = {letter: call.room(letter) for letter in "qkv"}
     config, grad_query = form.config, grads["q"]
     assert isinstance(config, Sm90Config)

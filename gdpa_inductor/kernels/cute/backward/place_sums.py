@@ -22,22 +22,23 @@ from cutlass import (
     range_constexpr,
 )
 
-from ..compiler import compile_kernel, pointer, stream
-from ..config import LETTERS, VECTOR, KernelConfig, TileSize, classes
+from ..compiler import aux_operands, compile_kernel, pointer, stream
+from ..config import VECTOR, KernelConfig, TileSize, classes
 from ..form import ALIGNMENT
 from ..operands import KernelArguments, vector
 from ..program import Program, Row
 from ..ranges import LANES, TileClass, span
 from ..sequences import sequence_rows
-from ..table_sums import TableSums
+from ..table_sums import TOGETHER, TableSums, add_terms
 from ..values import Fixed, Pair, larger, pair, select, smaller
-from .roots import terms_of
+from .roots import table_keys, terms_of
 
 GROUPS = 4  # vectors that a thread has in flight
 WARPS = 4  # of a CTA of `DiagonalSums`
 STRIP = LANES * VECTOR  # the keys of a strip: those of one warp
 SIZES = 7  # numbers that each kernel takes
-SLICES = 8  # warps of a CTA of `Gathering`
+WIDTH = 8  # places of a CTA of `Gathering`: a sector of memory
+SLICES = 128  # threads that share the terms of a place there
 
 
 @dataclass
@@ -100,7 +101,9 @@ class StoredTiles(Fixed):
         self.sequences, rows, cols = sequences, sequences.rows, sequences.cols
         conditions, tiling = classes(config, terms_of(config)), config.tiling
         self.rows, self.cols, self.size = rows, cols, TileSize(tiling.rows, tiling.cols)
-        self.zero = TileClass(conditions.zero, config, x, (), self.size) if skips else None
+        self.zero = None
+        if skips:
+            self.zero = TileClass(conditions.zero, config, x, conditions.bounds, self.size)
 
     def has(self, batch, head, row, column):
         """Whether the tile of a score was stored."""
@@ -112,6 +115,7 @@ class StoredTiles(Fixed):
         first_column = column // self.size.cols * self.size.cols
         queries = span(first_row, self.size.rows, self.rows)
         keys = span(first_column, self.size.cols, self.cols)
+        batch = smaller(batch, self.sequences.slots - 1)  # as past the end
         return self.zero.holds(batch, head, queries, keys) == 0
 
 
@@ -151,9 +155,11 @@ class SumsByPlace:
     def __call__(
         self, source, parts, pointers, jagged, strides, scalars, sizes, jagged_sizes, stream
     ):
-        """Launch. pointers, strides: Of all aux operands, the latter in the order of `LETTERS`.
-        jagged, jagged_sizes: See `StoredSequences`, or None. sizes: B (or slots), H, M, N,
-        vectors of a row of the source, CTAs of a head, the first place.
+        """Launch.
+
+        pointers, strides: `KernelArguments.aux`, with its tables if tiles are skipped. jagged,
+        jagged_sizes: See `StoredSequences`, or None. sizes: B (or slots), H, M, N, vectors of a row
+        of the source, CTAs of a head, the first place.
         """
         _, heads, _, _, _, ctas, _ = sizes
         aux = tuple(zip(pointers, strides, strict=True))
@@ -191,7 +197,7 @@ class SumsByPlace:
         if passes > 1:
             own, column = cta, thread
         for p in cutlass.range(passes, unroll=1):
-            work.add_all(tables, thread, column + p * self.threads, own, step)
+            work.add_all(tables, thread, column + p * self.threads, own, cta, step)
         cute.arch.sync_threads()
         self.tables.store(tables, parts + (Int64(head) * ctas + cta) * self.size, thread)
 
@@ -220,13 +226,14 @@ class RowVectors(Fixed):
         self.rows = cute.make_rmem_tensor((3, GROUPS), Int32)
 
     @cute.jit
-    def add_all(self, tables, thread, column, own, step):
-        """Add the vectors of a column, in rows own, own + step, ..."""
+    def add_all(self, tables, thread, column, own, first, step):
+        """Add the vectors of a column, in rows own, own + step, ... first: The first of the CTA."""
         batch, _, rows, _, vectors, _, _ = self.sizes
         end = batch * rows
         if column >= vectors:
             own = end
-        count = (end - own + (step * GROUPS - 1)) // (step * GROUPS)
+        # All threads take as many turns, so that they meet.
+        count = (end - first + (step * GROUPS - 1)) // (step * GROUPS)
         steps = step // rows, step % rows
         place = self.load(column, own // rows, own % rows, steps)
         for _ in cutlass.range(count, unroll=1):
@@ -234,6 +241,7 @@ class RowVectors(Fixed):
             operands = {node: copied(ahead) for node, ahead in self.fetched.items()}
             # The next rows arrive while these are added: see `TableSums`.
             place = self.load(column, *place, steps)
+            cute.arch.sync_warp()
             self.add(tables, thread, terms, there, operands, column)
 
     @cute.jit
@@ -267,12 +275,14 @@ class RowVectors(Fixed):
             if there[2, g] != 0:
                 row = self.row(there[0, g], there[1, g])
                 loads = {node: x[None, g] for node, x in operands.items()}
-                for i in range_constexpr(0, VECTOR, 2):
-                    first = column * VECTOR + i
-                    (place,) = row(Pair(Float32(0.0)), Pair(first, first + 1), loads, i)
-                    for lane in range_constexpr(2):
-                        at = self.slot(pair(place).lanes[lane], first + lane)
-                        tables[at, thread] = tables[at, thread] + Float32(terms[i + lane, g])
+                for i in range_constexpr(0, VECTOR, TOGETHER):
+                    slots: list[Any] = []
+                    for j in range_constexpr(i, i + TOGETHER, 2):
+                        keys = Pair(column * VECTOR + j, column * VECTOR + j + 1)
+                        (place,) = row(Pair(Float32(0.0)), keys, loads, j)
+                        slots += map(self.slot, pair(place).lanes, keys.lanes)
+                    some = [Float32(terms[j, g]) for j in range(i, i + TOGETHER)]
+                    add_terms(tables, thread, slots, some)
 
     def slot(self, place, kv_idx):
         """Which sum of the thread a score at this place is added to."""
@@ -451,9 +461,9 @@ class Gathering:
         target from head to head, and from place to place.
         """
         _, count, _, heads, _, _, _ = sizes
-        grid = ((count + (LANES - 1)) // LANES, heads if self.heads else 1, 1)
+        grid = ((count + (WIDTH - 1)) // WIDTH, heads if self.heads else 1, 1)
         self.kernel(parts, target, sizes, steps).launch(
-            grid=grid, block=(SLICES * LANES, 1, 1), stream=stream
+            grid=grid, block=(SLICES * WIDTH, 1, 1), stream=stream
         )
 
     @cute.kernel
@@ -461,44 +471,44 @@ class Gathering:
         first, count, slots, heads, groups, width, offset = sizes
         cta, head, _ = (Int32(x) for x in cute.arch.block_idx())
         thread = Int32(cute.arch.thread_idx()[0])
-        number, own = cta * LANES + thread % LANES, thread // LANES
-        layout = cute.make_layout((LANES, SLICES))
+        number, own, warps = cta * WIDTH + thread % WIDTH, thread // WIDTH, SLICES * WIDTH // LANES
+        layout = cute.make_layout((WIDTH, warps))
         sums = cutlass.memory.SmemAllocator().allocate_tensor(Float32, layout, ALIGNMENT)
-        total = Float32(0.0)
-        if number < count:
-            place = first + number
-            units = slots if const_expr(self.heads) else slots * heads
-            for u in cutlass.range(units, unroll=1):
-                unit = u * heads + head if const_expr(self.heads) else u
-                if const_expr(self.octets is None):
-                    start = parts + Int64(unit) * groups * width + number
-                    for c in cutlass.range(own, groups, SLICES, unroll=4):
-                        total = total + start[Int64(c) * width]
-                else:
-                    total = self.along(parts, unit, place - offset, groups, width, own, total)
-        sums[thread % LANES, own] = total
+        total, place = Float32(0.0), first + number
+        units = slots if const_expr(self.heads) else slots * heads
+        terms = select(number < count, units * groups, 0)
+        for i in cutlass.range(own, terms, SLICES, unroll=4):
+            unit, group = i // groups, i % groups
+            if const_expr(self.heads):
+                unit = unit * heads + head
+            row = Int64(unit) * groups + group
+            if const_expr(self.octets is None):
+                total = total + parts[row * width + number]
+            else:
+                total = total + self.of_diagonal(parts, row, group, place - offset, width)
+        for distance in (LANES // 2, LANES // 4):
+            total = total + cute.arch.shuffle_sync_bfly(total, distance)
+        if thread % LANES < WIDTH:
+            sums[thread % LANES, thread // LANES] = total
         cute.arch.sync_threads()
         if (own == 0) & (number < count):
-            for i in range_constexpr(1, SLICES):
-                total = total + sums[number % LANES, i]
-            at = Int64(head) * steps[0] + Int64(first + number) * steps[1]
+            for i in range_constexpr(1, warps):
+                total = total + sums[thread, i]
+            at = Int64(head) * steps[0] + Int64(place) * steps[1]
             target[at] = target.dtype(total * self.factor)
 
     @cute.jit
-    def along(self, parts, unit, distance, groups, strips, own, total):
-        """Add a diagonal: in a row group one or two strips have parts of it."""
+    def of_diagonal(self, parts, row, group, distance, strips):
+        """What a row group has of a diagonal: one or two strips have parts of it."""
         assert self.octets is not None
-        height = VECTOR * self.octets
+        height, total = VECTOR * self.octets, Float32(0.0)
         width = STRIP + height
-        start = parts + Int64(unit) * groups * strips * width
-        for g in cutlass.range(own, groups, SLICES, unroll=2):
-            x = (g + 1) * height - self.sign * distance
-            strip = larger(x, 0) // STRIP
-            row = start + Int64(g) * strips * width
-            for before in range_constexpr(1 + -(-height // STRIP)):
-                at, w = x - (strip - before) * STRIP, strip - before
-                if (w >= 0) & (w < strips) & (at >= 0) & (at < width):
-                    total = total + row[Int64(w) * width + at]
+        x = (group + 1) * height - self.sign * distance
+        strip = larger(x, 0) // STRIP
+        for before in range_constexpr(1 + -(-height // STRIP)):
+            at, w = x - (strip - before) * STRIP, strip - before
+            if (w >= 0) & (w < strips) & (at >= 0) & (at < width):
+                total = total + parts[(row * strips + w) * width + at]
         return total
 
 
@@ -507,8 +517,8 @@ def compiled(kind: str, *arguments: Any):
 
 
 def _compiled_sums(kernel: Any, config: KernelConfig, dtype: str):
-    pointers = tuple(pointer(dtype) for dtype in config.aux)
-    strides = tuple(tuple(Int64(0) for _ in LETTERS) for _ in config.aux)
+    operands = aux_operands(config, table_keys(config) if kernel.skips else ())
+    pointers, strides = zip(*operands, strict=True)
     scalars = tuple(Int64(0) for _ in range(config.mod.num_scalars))
     jagged = jagged_sizes = None
     if config.jagged:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import cutlass
 from cutlass import Boolean, Int32, cute
 
-from ....program.expr import GRAD, Expr, call, postorder
+from ....program.expr import GRAD, Expr, call
 from ....program.simplify import both as both_hold
 from ..config import KernelConfig, TileSize, classes
 from ..operands import KernelArguments
@@ -47,10 +47,7 @@ class StreamedRanges(Fixed):
             TileClass(term, config, x, conditions.bounds, size)
             for term in (conditions.zero, both_hold(conditions.full, places), places)
         )
-        self.per_head = any(
-            node.op == "h" or (node.op.startswith("aux") and "h" in self.zero.program.access(node))
-            for node in postorder([conditions.zero])
-        )
+        self.per_head = "h" in config.mod.axes_of([conditions.zero])
 
     @property
     def selects(self) -> bool:

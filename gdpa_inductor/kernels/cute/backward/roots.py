@@ -16,7 +16,7 @@ from typing import Any
 from ....program.expr import SCORE, Expr, aux, const, differentiate
 from ....program.factors import split
 from ....program.score_mod import ScoreMod
-from ..config import KernelConfig, classes
+from ..config import KernelConfig, TableKey, TileSize, classes
 
 _ROUNDINGS = ("bf16", "f16")
 NONE = "the CuTe backward has no gradients of operands between the products"
@@ -78,6 +78,12 @@ def is_moderate(factor: float, dtype: str) -> bool:
 def masked(config: KernelConfig) -> bool:
     """Whether the kernel may skip tiles of scores. Then it may not write some results at all."""
     return config.skip and classes(config, terms_of(config)).skips
+
+
+def table_keys(config: KernelConfig) -> list[TableKey]:
+    """The tables of bounds that a kernel takes (`bounds`)."""
+    size = TileSize(config.tile_rows, config.cols)
+    return [(number, size) for number in classes(config, terms_of(config)).bounds]
 
 
 def adds_all(config: KernelConfig) -> bool:

@@ -17,9 +17,9 @@ runs on the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,18 +27,20 @@ from torch import Tensor
 from ...._compat.device import empty
 from ....operands import Operands, dtype_name, places_of, score_shape
 from ....program.expr import Expr, call, fold, postorder, torch_apply
-from ..config import SHARED_MEMORY, VECTOR, KernelConfig, classes
+from ..config import SHARED_MEMORY, VECTOR, KernelConfig
 from ..launcher import word_launcher
 from ..plan import LaunchPlan, totals
 from ..replay import Record
 from ..tables import MOST, MOST_THREADS, RESERVED, threads_for
-from .roots import factor_of, masked, terms_of
+from .roots import factor_of, masked, table_keys
 
 if TYPE_CHECKING:
     from .biases import Share
     from .jagged_biases import StoredScores
+    from .launch import BackwardCall
 
 STRIP = 256  # as in `place_sums`
+ROOM_OF_SUMS = 64 << 20  # bytes for sums over all batches
 OCTETS = 32  # the most of a row group
 CTAS = 4  # that sum diagonals on a multiprocessor at a time
 
@@ -96,24 +98,17 @@ def _coefficients(place: Expr) -> Coefficients | None:
     return a + sign * c, b + sign * d, rest
 
 
-class Part(NamedTuple):
-    """What a `TableSum` reads of a part of a call."""
-
-    plan: LaunchPlan
-    operands: Operands[Tensor]  # as kernels read them
-    stream: int
-    # As `BackwardCall.scratch` and `biases.total`. Where a side is jagged nobody asks for them.
-    scratch: Callable[[str, Sequence[int], torch.dtype], Tensor] | None = None
-    total: Callable[[Tensor, Tensor, float], bool] | None = None
-
-
 class TableSum:
     """How to compute the gradient of table `number` from that of operand `stored`.
 
     The sums of the parts have the shape [pieces, slots, H, ...]. A piece has some of the places.
     Slots are the parts of a call that is cut along the batches.
 
-    slots: How many. batches, heads: Those of a part. ctas: Of a launch.
+    If all batches have the same places, their scores are summed before. If there is room for the
+    sums of all heads, these wait for the last part, as each sum by place clears many tables first.
+
+    slots: How many. batches, heads: Those of a part. ctas: Of a launch. last: The last part of a
+    dense call.
     """
 
     def __init__(
@@ -126,6 +121,7 @@ class TableSum:
         batches: int,
         heads: int,
         ctas: int,
+        last: Share | None = None,
     ) -> None:
         program, (batch, all_heads, rows, cols) = o.program, score_shape(o)
         self.number, self.spec, self.stored = number, program.aux[number], stored
@@ -133,9 +129,14 @@ class TableSum:
         self.size = int(places_of(o.aux[number], self.spec))
         self.place = program.places[number]
         self.distance = distance(self.place)
-        # All batches have the same places, and their scores are summed first.
         alike = self.distance is None and "b" not in program.place_axes(number)
-        self.sums_batches = alike and batches > 1 and not o.jagged
+        self.sums_batches = alike and batch > 1 and not o.jagged
+        self.last, self.at_once = last, False
+        if self.sums_batches and last is not None:
+            fits = all_heads * rows * cols * 4 <= ROOM_OF_SUMS
+            self.at_once = fits or last.axis == 0
+        if self.at_once:
+            slots, heads = 1, all_heads
         self.fixed = not any(x.op == "scalar" for x in postorder([program.weight]))
         self.empty = 0 in (batch, all_heads, rows, cols)
         self.slots, self.batches = slots, batches
@@ -163,36 +164,58 @@ class TableSum:
             self.octets *= 2
         self.groups = -(-octets // self.octets)
 
-    def room(self, device: torch.device, record: Record) -> Tensor:
+    def room(self, o: Operands[Tensor], record: Record, _: Any = ()) -> Tensor:
         """Memory for the sums of the parts."""
-        return record.add_buffer(empty(self.shape, torch.float32, device))
+        return record.add_buffer(empty(self.shape, torch.float32, o.query.device))
 
-    def add_share(
-        self, share: Share, scores: Tensor, room: Tensor, part: Part, record: Record
-    ) -> None:
+    def add(self, share: Share, scores: Tensor, room: Tensor, part: BackwardCall) -> None:
         """Sum the scores of a share."""
         slot = share.first // self.batches if self.slots > 1 else 0
         first = share.first * share.group if share.axis == 1 and not share.whole else 0
-        self.add(scores, room[:, slot, first : first + scores.shape[1]], part, record)
+        if self.sums_batches and not self.empty:
+            scores = self._over_batches(share, first, scores, part)
+        if self.at_once:
+            if share != self.last:
+                return
+            assert part.whole
+            part, first = part.whole, 0
+        self.add_scores(scores, room[:, slot, first : first + scores.shape[1]], part)
 
-    def add(
+    def _over_batches(self, share: Share, first: int, scores: Tensor, part: BackwardCall) -> Tensor:
+        """The sums [1, H, M, N] of scores over the batches so far, in fp32.
+
+        If those of all heads are kept, the result has them all. first: The first head of the share.
+        Rows begin as in `scores`.
+        """
+        rows = scores.as_strided((*scores.shape[:3], scores.stride(2)), scores.stride())
+        _, heads, *sizes = rows.shape
+        shape = (1, self.shape[2] if self.at_once else heads, *sizes)
+        sums = part.scratch(f"over batches {self.number}", shape, torch.float32)
+        own = sums[:, first : first + heads] if self.at_once else sums
+        adds = share.axis == 0 and share.first > 0
+        done = part.total(rows, own, 1.0, own if adds else None)
+        assert done
+        return sums[..., : scores.shape[3]]
+
+    def add_scores(
         self,
         scores: Tensor,
         room: Tensor,
-        part: Part,
-        record: Record,
+        part: BackwardCall,
         stored: StoredScores | None = None,
     ) -> None:
         """Sum the scores of a part into its share of a room. stored: Those of jagged sequences."""
         if self.empty:
             return
-        record.fails |= not self.fixed
-        if self.sums_batches:
-            scores = _over_batches(scores, part)
+        part.record.fails |= not self.fixed
         batch, heads, rows, cols = scores.shape
-        o, config = part.operands, part.plan.once(_kernel, self.stored)
+        o, config = part.read, part.plan.once(_kernel, self.stored)
         sizes = (batch, heads, rows, cols, scores.stride(2) // VECTOR)
-        numbers = (*part.plan.aux_strides, *o.scalars[: part.plan.scalars], *sizes)
+        skips = masked(config) and not (o.jagged or self.sums_batches)
+        bounds = [part.table(key) for key in table_keys(config)] if skips else []
+        strides = part.plan.aux_strides + tuple(step for x in bounds for step in x.strides)
+        numbers = (*strides, *o.scalars[: part.plan.scalars], *sizes)
+        operands = [*o.aux, *[x.room for x in bounds]]
         jagged: Sequence[Tensor] = ()
         last: Sequence[int] = ()
         if stored is not None:
@@ -200,28 +223,26 @@ class TableSum:
             jagged = (stored.hulls, stored.order, *offsets)
             last = (*stored.hulls.shape[1:3], *totals(o.query, o.key))
         for piece in range(self.pieces):
-            addresses = [x.data_ptr() for x in (scores, room[piece], *o.aux, *jagged)]
-            kernel, more = self._kernel(config, piece, cols, dtype_name(scores.dtype))
-            _launch(kernel, addresses, (*numbers, *more, *last), part.stream, record)
+            addresses = [x.data_ptr() for x in (scores, room[piece], *operands, *jagged)]
+            kernel, more = self._kernel(config, skips, piece, cols, dtype_name(scores.dtype))
+            _launch(kernel, addresses, (*numbers, *more, *last), part.stream, part.record)
 
     def _kernel(
-        self, config: KernelConfig, piece: int, cols: int, dtype: str
+        self, config: KernelConfig, skips: bool, piece: int, cols: int, dtype: str
     ) -> tuple[Any, tuple[int, ...]]:
         """(the arguments of its compilation, its last sizes)."""
-        skips = skips_tiles(config)
         if self.distance is not None:
             return ("diagonals", config, dtype, self.octets, skips), (self.strips, self.groups)
-        skips, even = skips and not self.sums_batches, cols % VECTOR == 0
-        flags = (skips, even, self.pieces == 1)
+        flags = (skips, cols % VECTOR == 0, self.pieces == 1)
         kernel = ("places", config, dtype, self.number, self.piece, self.threads, *flags)
         return kernel, (self.groups, piece * self.piece)
 
-    def finished(self, room: Tensor, o: Operands[Tensor], part: Part, record: Record) -> Tensor:
+    def finished(self, room: Tensor, o: Operands[Tensor], part: BackwardCall) -> Tensor:
         """The gradient, when all parts are added. part: Any of them."""
         table, access = o.aux[self.number], self.spec.access
-        grad = record.add_buffer(empty(table.shape, table.dtype, table.device))
+        grad = part.record.add_buffer(empty(table.shape, table.dtype, table.device))
         if self.empty:
-            record.fails = True
+            part.record.fails = True
             return grad.zero_()
         steps = [grad.stride(access.index(x)) if x in access else 0 for x in "ht"]
         octets, sign, offset, width = None, 1, 0, self.piece
@@ -235,18 +256,8 @@ class TableSum:
             count = self.size if octets else min(self.piece, self.size - first)
             sizes = (first, count, self.slots, self.shape[2], self.groups, width, offset)
             addresses = [room[piece].data_ptr(), grad.data_ptr()]
-            _launch(kernel, addresses, (*sizes, *steps), part.stream, record)
+            _launch(kernel, addresses, (*sizes, *steps), part.stream, part.record)
         return grad
-
-
-def _over_batches(scores: Tensor, part: Part) -> Tensor:
-    """The sums [1, H, M, N] of scores over the batches, in fp32. Rows begin as in `scores`."""
-    assert part.scratch and part.total
-    whole = (*scores.shape[:3], scores.stride(2))
-    sums = part.scratch("over batches", (1, *whole[1:]), torch.float32)
-    done = part.total(scores.as_strided(whole, scores.stride()), sums, 1.0)
-    assert done
-    return sums[..., : scores.shape[3]]
 
 
 def _launch(
@@ -259,8 +270,3 @@ def _launch(
 
 def _kernel(plan: LaunchPlan, stored: int) -> KernelConfig:
     return plan.config.backward_kernels(True, stored)[-1]
-
-
-def skips_tiles(config: KernelConfig) -> bool:
-    """Whether sums know which tiles of scores were not stored. Otherwise these are set to zero."""
-    return masked(config) and not classes(config, terms_of(config)).bounds
