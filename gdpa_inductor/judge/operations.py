@@ -81,6 +81,16 @@ def _flipped(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     return ev.element(source, event.number, at)
 
 
+def _rolled(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    source, at = event.args[0], list(index)
+    shifts, dims = event.arguments["shifts"], event.arguments["dims"]
+    if not dims and len(index) > 1:
+        raise ev.unknown(event)
+    for shift, d in zip(shifts, dims or [0]):
+        at[d] = (at[d] - shift) % source.sizes[d]
+    return ev.element(source, event.number, tuple(at))
+
+
 def _concatenated(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     """cat: the part that the position lies in."""
     parts = [p for p in event.args[0] if p.sizes != (0,)]
@@ -299,8 +309,9 @@ RULES: dict[str, Rule] = {
     "copy": _copied, "copy_": _copied,
     **dict.fromkeys(["_unsafe_view", "view", "reshape", "view_copy", "_reshape_copy",
                      "squeeze_copy", "unsqueeze_copy"], _regrouped),
-    "repeat": _repeated, "flip": _flipped, "cat": _concatenated, "stack": _stacked,
-    "sum": _summed, "constant_pad_nd": _padded, "select_scatter": _select_written,
+    "repeat": _repeated, "flip": _flipped, "roll": _rolled, "cat": _concatenated,
+    "stack": _stacked, "sum": _summed, "constant_pad_nd": _padded,
+    "select_scatter": _select_written,
     **dict.fromkeys(["zeros", "zeros_like", "new_zeros", "zero_", "zero"], _constant(0)),
     **dict.fromkeys(["ones", "ones_like", "new_ones"], _constant(1)),
     **dict.fromkeys(["full", "full_like", "new_full", "fill", "fill_", "scalar_tensor"], _filled),

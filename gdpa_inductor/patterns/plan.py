@@ -296,7 +296,7 @@ class Analyst:
         recipe, result, problem = replacement(self.graph, region, understood, self.options)
         leaves = tuple(operand.leaf for operand in understood.operands)
         biases = leaves if problem.training else ()
-        looking = [node for node in region.makers if looks_up(node)]
+        looking = list(filter(looks_up, region.makers))
         if problem.training:
             problem = replace(problem, crowded=tables.crowded(self.graph, [*biases, *looking]))
         profit.check(problem, rank, self.options.profit)
@@ -335,7 +335,7 @@ class Analyst:
         except Refused as refusal:
             reason = refusal.reason
         if reason:
-            raise Refused(Code.TABLE_STORED, reason, looking[0])
+            raise Refused(Code.TABLE_STORED, reason, looking[-1])
         return choice
 
     def _supported(self, problem: Problem) -> object:

@@ -40,6 +40,19 @@ def test_trains_as_in_eager(dynamic):
         assert not graph.guards_added
 
 
+@pytest.mark.parametrize("n", [40, 17], ids=["whole tables", "slices of tables"])
+def test_no_bias_is_stored(n):
+    """Neither that of times nor that of positions, which is made without an index."""
+    model, recorder = Recommender(), Recorder()
+    gradients(model, torch.compile(model, backend=recorder, fullgraph=True), *batch(2, n))
+    assert len(recorder.matches) == 2, recorder.why()
+    for match in recorder.matches:
+        program = match.problem.program
+        assert f"add(sub(kv_idx,q_idx),{n - 1})" in str(program)
+        floats = [spec.is_table for spec in program.aux if spec.kind == "f"]
+        assert floats == [True, True, False]  # the last one is the mask
+
+
 @pytest.mark.parametrize("n", [17, 30], ids=["one table", "copies of a table"])
 def test_gradients_of_tables_are_as_exact_as_in_eager(n):
     """No single model decides here: the error, ours to eager's, in the mean of the logarithms."""

@@ -89,9 +89,13 @@ def copies(x, i):
     return torch.ops.aten.copy(y, x.flip(0)) * y
 
 
+def rolls(x, i):
+    return x.roll((1, -2), (1, 0)) + x.view(-1).roll(5).view(4, 6) * x.repeat(1, 2)[:, 3:9]
+
+
 PROGRAMS = [
-    slices, aliases, out_and_diagonal, lookups, masks, narrow_integers, pads, promoted, buckets,
-    copies,
+    slices, rolls, aliases, out_and_diagonal, lookups, masks, narrow_integers, pads, promoted,
+    buckets, copies,
 ]  # fmt: skip
 
 

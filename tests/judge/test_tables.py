@@ -92,6 +92,19 @@ def wrapped(q, k, v, table):
     return F.silu(q @ k.mT + table[:, torch.arange(N)[:, None] - torch.arange(M)]) @ v
 
 
+def rearranged(q, k, v, table):
+    """As the research code of HSTU makes its bias, without an index."""
+    lines = F.pad(table, [0, 1]).repeat(1, N)[:, : N * PLACES].view(H, N, PLACES)
+    return F.silu(q @ k.mT + lines[:, :, N - 1 :]) @ v
+
+
+def padded(q, k, v, table):
+    """Keys after the query have the number that fills."""
+    flat = F.pad(table, [1, N + M], value=0.25).roll(-1, 1).repeat(1, N)
+    lines = flat[:, : N * (2 * (N + M) - 1)].view(H, N, -1)
+    return F.silu(q @ k.mT + lines[:, :, :M]) @ v
+
+
 Operand = Callable[[Graph, Node], Node]
 
 
@@ -132,7 +145,8 @@ class Rewrite:
     def inputs(self, grad: bool) -> list[torch.Tensor]:
         shapes = {
             by_head_and_distance: [H, PLACES], in_low_precision: [H, PLACES], wrapped: [H, PLACES],
-            by_both: [H, PLACES], by_logarithm: [H, PLACES], clamped: [H, 6],
+            rearranged: [H, PLACES], padded: [H, PLACES], by_both: [H, PLACES],
+            by_logarithm: [H, PLACES], clamped: [H, 6],
             of_every_query: [B, H, N, PLACES], by_time: [WIDE], taken: [WIDE],
             by_head_and_time: [H, WIDE],
         }  # fmt: skip
@@ -170,6 +184,8 @@ BOTH = (
 BUCKET = "int(mul(log(add(float(maximum(sub(q_idx,kv_idx),{})),1.0)),{}))"
 NO_NEGATIVE = "where(lt(a1,0),add(a1,300),a1)"
 CAUSAL = "ge(q_idx,kv_idx)"
+APART = "sub(kv_idx,q_idx)"
+FILLED = f"a0:f[h,t]; silu(add(s,where(ge({APART},0),lookup(a0,maximum({APART},0)),{{}})))"
 RIGHT = {
     "[h,t]": Rewrite(by_head_and_distance, heads_first(DISTANCE)),
     "[h,t], a term in another order": Rewrite(
@@ -203,6 +219,8 @@ RIGHT = {
         wrapped, heads_first(f"where(lt(q_idx,kv_idx),add(sub(q_idx,kv_idx),{PLACES}),"
                              "sub(q_idx,kv_idx))")
     ),
+    "padded, repeated and viewed": Rewrite(rearranged, heads_first(f"add({APART},{N - 1})")),
+    "with a fill": Rewrite(padded, FILLED.format(0.25)),
     "rounded": Rewrite(in_low_precision, f"a0:f[h,t]; silu(add(s,bf16(lookup(a0,{DISTANCE}))))"),
 }  # fmt: skip
 WRONG = {
@@ -288,6 +306,14 @@ WRONG = {
         by_both, BOTH.format("gt(q_idx,kv_idx)", DISTANCE, "mod(a1,7)"),
         [TABLE, INDEX, TIMES],
     ),
+    "padded, repeated and viewed, off by one": Rewrite(
+        rearranged, heads_first(f"add({APART},{N})")
+    ),
+    "padded, repeated and viewed, the other way": Rewrite(
+        rearranged, heads_first(f"add(sub(q_idx,kv_idx),{M - 1})")
+    ),
+    "another fill": Rewrite(padded, FILLED.format(0.0)),
+    "no fill": Rewrite(padded, heads_first(f"mod({APART},{PLACES})")),
     "rounded where nothing is": Rewrite(
         by_head_and_distance, f"a0:f[h,t]; silu(add(s,bf16(lookup(a0,{DISTANCE}))))"
     ),

@@ -316,8 +316,34 @@ def _cuts_nothing(node: Node) -> bool:
     return facts.name(node) == "detach" and not wanted
 
 
+def rearranges(node: Node) -> bool:
+    """Whether a call only rearranges the elements of a tensor of reals."""
+    values = [t for n in (node, *node.all_input_nodes) for t in facts.tensors(n)]
+    known = facts.is_call(node) and facts.name(node) in functions.REARRANGES
+    return known and len(values) > 1 and all(t.is_floating_point() for t in values)
+
+
+def _unrolls(node: Node) -> bool:
+    """Whether a call, or calls of its result, make a bias by rearranging smaller tables."""
+    onwards = facts.walk([node], lambda n: filter(rearranges, n.users))
+    return rearranges(node) and any(map(_is_unrolled, onwards))
+
+
+def _is_unrolled(node: Node) -> bool:
+    behind = facts.walk([node], lambda n: n.all_input_nodes if rearranges(n) else ())
+    return not facts.is_view(node) and any(
+        rank_of(n) < rank_of(node) and smaller(facts.tensors(n)[0], facts.tensors(node)[0])
+        for n in behind
+        if len(facts.tensors(n)) == 1
+    )
+
+
 def looks_up(node: Node) -> bool:
-    """Whether a call looks up in a smaller table of reals, at an index of integers."""
+    """Whether a call looks up in a smaller table of reals: at an index of integers, or by calls
+    that rearrange it.
+    """
+    if _unrolls(node):
+        return True
     if facts.name(node) not in functions.LOOKUPS or len(facts.tensors(node)) != 1:
         return False
     inputs = [t for n in node.all_input_nodes for t in facts.tensors(n)]

@@ -23,7 +23,7 @@ from torch.fx import Node
 from ...rejection import Code
 from ..result import Refused
 from . import effects, facts, functions, heads, places, products, row_sums
-from .candidates import Candidate, HostGraph, looks_up
+from .candidates import Candidate, HostGraph, looks_up, rearranges
 from .functions import NO_WEIGHTS
 from .region import Region, Sink
 
@@ -81,7 +81,10 @@ class Finder:
         end = nodes[-1] if sink is None else sink.result
         self._check_ambient([*nodes, end])
         self._check_kinds(nodes, leaves)
-        makers, leaves = self._upstream(end, inside, leaves, through, closed)
+        factors = [x for n in (*candidate.firsts, second) for x in products.operands(n)]
+        behind = facts.walk(factors, lambda n: n.all_input_nodes if rearranges(n) else ())
+        stored = frozenset(filter(looks_up, (*closed, *behind)))  # no factor is read from a table
+        makers, leaves = self._upstream(end, inside, leaves, through, closed, stored)
         self._check_kinds(makers, leaves)
         region = Region(tuple(nodes), tuple(makers), tuple(leaves), sink)
         effects.check(self.host, region)
@@ -114,10 +117,10 @@ class Finder:
         leaves: list[Node],
         through: Through,
         closed: Collection[Node],
+        stored: frozenset[Node],
     ) -> tuple[list[Node], list[Node]]:
         """Replace leaves by the pure calls that make them. Returns (makers, remaining leaves)."""
         makers: set[Node] = set()
-        stored = frozenset(filter(looks_up, closed))
         remaining: dict[Node, None] = {}
         stack = leaves[::-1]
         while stack:

@@ -28,6 +28,12 @@ VIEWS = frozenset([
 LOOKUPS = frozenset([
     "getitem", "index", "index_select", "gather", "embedding", "take_along_dim",
 ])
+# Calls that put the elements of a tensor elsewhere, and compute nothing.
+REARRANGES = VIEWS | {
+    "getitem", "slice", "select", "narrow", "pad", "constant_pad_nd", "repeat", "tile", "reshape",
+    "flatten", "contiguous", "clone", "broadcast_to", "roll", "flip", "cat", "concat",
+    "concatenate",
+}
 CASTS = frozenset([
     "to", "type", "type_as", "half", "bfloat16", "float", "double", "int", "long", "short",
     "char", "byte", "bool", "_to_copy",

@@ -18,7 +18,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from ..._compat import shapes
 from ...rejection import Code
@@ -48,6 +48,7 @@ class Atom:
         return f"x{self.number}:{self.size}" + (f"={self.value}" if self.is_fixed else "")
 
 
+T = TypeVar("T")
 Digits = tuple[Atom, ...]
 Index = tuple[Digits, ...]
 CUTS_ACROSS = "a view of the scores cuts across their dimensions"
@@ -154,7 +155,7 @@ def broadcast(index: Index, result: Sequence[Size], source: Sequence[Size]) -> I
     return tuple(digits)
 
 
-def permuted(index: Index, order: Sequence[int]) -> Index:
+def permuted(index: tuple[T, ...], order: Sequence[int]) -> tuple[T, ...]:
     return tuple(index[order.index(dim)] for dim in range(len(order)))
 
 

@@ -79,7 +79,7 @@ class Precision:
     limited: set[Expr] = field(default_factory=set)
     reworded: set[Expr] = field(default_factory=set)
 
-    def _range(self, leaf: Expr) -> Range:
+    def range_of(self, leaf: Expr) -> Range:
         if leaf.op == "aux":
             return _limits(facts.tensors(self.operands[leaf.value].leaf)[0].dtype)
         if leaf.op == "scalar":
@@ -106,7 +106,7 @@ class Precision:
 
     def check_term(self, x: Expr, dtype: torch.dtype, node: Node) -> None:
         """Refuse a term that may wrap in the model. Note one in fp32."""
-        if not fits(x, dtype, self._range):
+        if not fits(x, dtype, self.range_of):
             reason = f"may go beyond what {dtype} holds"
             raise self.shadow.refused(Code.DTYPE, node, reason, at_source=True)
         if dtype == torch.float32:
@@ -147,7 +147,7 @@ class Precision:
                 raise self.shadow.refused(Code.DTYPE, self.wide, reason)
             return
         integers = (node.args[0] for node in self.singles if node.op == "float")
-        large = [x for x in integers if not is_small(x, self._range)]
+        large = [x for x in integers if not is_small(x, self.range_of)]
         rounded = rounded_term(weight, self.singles, large)
         node = self.number if rounded is None else self.singles[rounded]
         node = node or self.narrow

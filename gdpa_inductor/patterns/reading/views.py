@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,10 +15,10 @@ from ..host.sizes import is_one, same
 from ..result import Refused
 from .frame import Index, Space, broadcast, permuted
 
-_REGROUPING = frozenset(
+REGROUPING = frozenset(
     ["view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "flatten"]
 )
-_SAME_ELEMENT = frozenset(["clone", "contiguous", "alias", "lift_fresh", "lift_fresh_copy", "lift"])
+SAME_ELEMENT = frozenset(["clone", "contiguous", "alias", "lift_fresh", "lift_fresh_copy", "lift"])
 
 
 def tensor_of(node: Node) -> torch.Tensor:
@@ -46,15 +47,12 @@ def through_view(space: Space, node: Node, index: Index) -> tuple[Node, Index] |
         return None
     shape, result = tensor.shape, tensor_of(node)
     args: tuple[Any, ...] = node.args[1:]
-    if called in _REGROUPING and result.dtype == tensor.dtype:
+    if called in REGROUPING and result.dtype == tensor.dtype:
         return source, space.regroup(index, shape)
-    if called in _SAME_ELEMENT:
+    if called in SAME_ELEMENT:
         return source, index
     if called in ("permute", "transpose", "t", "T"):
-        # Sizes that differ tell where the dims go.
-        probe = torch.empty(tuple(range(len(shape))), device="meta")
-        target: Any = node.target
-        return source, permuted(index, target(probe, *args).shape)
+        return source, permuted(index, order_of(node))
     if called == "expand":
         return source, broadcast(index, result.shape, shape)
     # A copy with a part written over: an element of the rest is the element of the source.
@@ -64,6 +62,15 @@ def through_view(space: Space, node: Node, index: Index) -> tuple[Node, Index] |
         dim, at = args[0] % len(shape), args[1]
         return _narrowed(space, source, (*index[:dim], (), *index[dim:]), dim, at, 1)
     return _through_slice(space, node, index) if called == "slice" else None
+
+
+def order_of(node: Node) -> Sequence[int]:
+    """Which dims of its source the dims of a permuting call are."""
+    # Sizes that differ tell where the dims go.
+    source: Any = node.args[0]
+    probe = torch.empty(tuple(range(tensor_of(source).dim())), device="meta")
+    target: Any = node.target
+    return target(probe, *node.args[1:]).shape
 
 
 def _through_slice(space: Space, node: Node, index: Index) -> tuple[Node, Index] | None:

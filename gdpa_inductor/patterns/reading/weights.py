@@ -24,7 +24,9 @@ from torch.fx import Node
 
 from ..._compat import shapes
 from ...program.expr import SCORE, Expr, aux, call, const, postorder
+from ...program.integers import ranges
 from ...program.rounding import fragile_condition
+from ...program.simplify import chosen as choice
 from ...program.simplify import substitute
 from ...rejection import Code
 from ..host import facts, functions
@@ -50,6 +52,7 @@ from .precision import (
 )
 from .reached import covering, wants_gradients
 from .reading import Operand, kind_of
+from .rearranged import ONE, Sum, Sums, Unread, pieces, plus, term
 from .shadow import Shadow
 from .views import tensor_of, through_view, value_of
 from .vocabulary import FILLED, POINTWISE, REWORDED
@@ -125,10 +128,11 @@ class Weights:
         if called in _READERS:
             read: Callable[[Node, Element], Expr] = getattr(self, _READERS[called])
             return read(node, at)
+        viewed, refused = None, None
         try:
             viewed = through_view(self.space, node, at.index)
         except Refused as refusal:  # the result of the view may be an operand as it is
-            raise refusal.but(node=refusal.node or self.shadow.source(node)) from None
+            refused = refusal.but(node=refusal.node or self.shadow.source(node))
         if viewed is not None:
             x = self.read(viewed[0], replace(at, index=viewed[1]))
             return self._over(node.args[0], at, x) if called in _SCATTERS else x
@@ -137,7 +141,10 @@ class Weights:
         result = value_of(node)
         if is_first and facts.name(function) in POINTWISE and isinstance(result, torch.Tensor):
             return self._pointwise(function, at, result)
-        raise self._refusal(function)
+        try:
+            return self._rearranged(node, at)
+        except Unread:
+            raise refused or self._refusal(function) from None
 
     def _read_broadcast(self, source: Any, at: Element, shape: Sequence[Size]) -> Expr:
         index = broadcast(at.index, shape, tensor_of(source).shape)
@@ -195,15 +202,67 @@ class Weights:
         if len(places) != 1:
             raise self._refusal(node)
         ((dim, place),) = places.items()
-        dims[dim] = self.space.once(("place", place, str(shape[dim])), shape[dim], place=True)
         try:
-            table = self.read(look.table, replace(at, index=tuple(x or () for x in dims)))
-            return call("lookup", table, place)
+            return self._at_place(look.table, at, dims, dim, place)
         except ValueError:  # it is no table that is read as it is
             reason = "changes a table that is looked up"
             raise self.shadow.refused(
                 Code.POINTWISE_OP, look.table, reason, at_source=True
             ) from None
+
+    def _at_place(
+        self, table: Node, at: Element, dims: Sequence[Digits | None], dim: int, place: Expr
+    ) -> Expr:
+        size, index = tensor_of(table).shape[dim], [x or () for x in dims]
+        index[dim] = self.space.once(("place", place, str(size)), size, place=True)
+        return call("lookup", self.read(table, replace(at, index=tuple(index))), place)
+
+    def _rearranged(self, node: Node, at: Element) -> Expr:
+        """An element of a tensor that calls rearrange. Raises Unread where this is not that."""
+        limits = lambda x: ranges([x], self.precision.range_of)[x]
+        *others, last = pieces(node, tuple(map(self._sum, at.index)), limits)
+        result = self._piece(node, at, *last[1:])
+        for condition, source, index in reversed(others):
+            piece = self._piece(node, at, source, index)
+            result = covering(choice(condition, piece, result), piece)
+        return result
+
+    def _sum(self, digits: Digits) -> Sum:
+        total: Sum = {}
+        for atom in digits:
+            if atom.part or atom.place or (total and not isinstance(atom.size, int)):
+                raise Unread
+            own = {self._position((atom,)): 1} if atom.value is None else {ONE: atom.value}
+            total = plus(own, total, int(atom.size) if total else 1)
+        return total
+
+    def _piece(self, node: Node, at: Element, source: Node, index: Sums) -> Expr:
+        if source.op != "placeholder":
+            return self._filled(source)
+        if not smaller(tensor_of(source), tensor_of(node)):
+            raise Unread
+        sizes = tensor_of(source).shape
+        dims = [self._digits(x, size) for x, size in zip(index, sizes, strict=True)]
+        places = [dim for dim, digits in enumerate(dims) if digits is None]
+        if len(places) > 1 or (places and not tensor_of(source).is_floating_point()):
+            raise Unread
+        if not places:
+            return self.read(source, replace(at, index=tuple(x or () for x in dims)))
+        place = term(index[places[0]])
+        if len([x for x in postorder([place]) if x.op == "index"]) < 2:
+            raise Unread  # it is as small as it is
+        return self._at_place(source, at, dims, places[0], place)
+
+    def _digits(self, x: Sum, size: Size) -> Digits | None:
+        """The digits of a dim that is read as it is, or at a number."""
+        if isinstance(size, int) and x.keys() <= {ONE}:
+            return self.space.fixed(size, x.get(ONE, 0))
+        leaves = sorted(x, key=lambda leaf: -x[leaf])
+        if any(leaf.op != "index" for leaf in leaves):
+            return None
+        digits = flat(tuple(self.positions[leaf.value] for leaf in leaves))
+        whole = same(math.prod(atom.size for atom in digits), size)
+        return digits if whole and self._sum(digits) == x else None
 
     def _index_of(self, node: Node, at: Element, size: Size, wraps: bool) -> Expr:
         """The place in a dim of so many places that an index says."""
@@ -345,9 +404,12 @@ class Weights:
             self.positions.append(digits)
         return Expr("index", (), self.positions.index(digits), "i")
 
-    def _filled(self, node: Node, _: Element) -> Expr:
-        named = [node.kwargs["fill_value"]] if "fill_value" in node.kwargs else []
-        fill = FILLED[facts.name(node)](*node.args, *named)
+    def _filled(self, node: Node, _: Element | None = None) -> Expr:
+        if facts.name(node) == "constant_pad_nd":
+            fill = facts.argument(node, 2, "value") or 0
+        else:
+            named = [node.kwargs["fill_value"]] if "fill_value" in node.kwargs else []
+            fill = FILLED[facts.name(node)](*node.args, *named)
         x, dtype = self._argument(fill), tensor_of(node).dtype
         self.precision.check_term(x, dtype, node)
         self.precision.note_numbers(node, [fill], dtype)
