@@ -54,10 +54,15 @@ def _copied(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
 def _regrouped(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     """A copy with other sizes: elements in the same order."""
     place, source = ev.place(event, number), event.args[0]
-    flat = ev.zero
-    for position, size in zip(index, place.sizes):
-        flat = flat * size + position
+    flat = _flattened(ev, index, place.sizes)
     return ev.element(source, event.number, _unflattened(ev, flat, source.sizes))
+
+
+def _flattened(ev: Evaluator, index: Index, sizes: Sequence[int]) -> Tensor:
+    flat = ev.zero
+    for position, size in zip(index, sizes):
+        flat = flat * size + position
+    return flat
 
 
 def _unflattened(ev: Evaluator, flat: Tensor, sizes: Sequence[int]) -> Index:
@@ -84,9 +89,10 @@ def _flipped(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
 def _rolled(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     source, at = event.args[0], list(index)
     shifts, dims = event.arguments["shifts"], event.arguments["dims"]
-    if not dims and len(index) > 1:
-        raise ev.unknown(event)
-    for shift, d in zip(shifts, dims or [0]):
+    if not dims:  # all elements, in one row
+        flat = (_flattened(ev, index, source.sizes) - shifts[0]) % math.prod(source.sizes)
+        return ev.element(source, event.number, _unflattened(ev, flat, source.sizes))
+    for shift, d in zip(shifts, dims):
         at[d] = (at[d] - shift) % source.sizes[d]
     return ev.element(source, event.number, tuple(at))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,8 +19,8 @@ from ..options import Options
 from ..problem import Problem
 from ..rejection import Code, Rejection
 from . import profit, tables
-from .host import facts, places, row_sums
-from .host.candidates import Candidate, HostGraph, is_index, looks_up
+from .host import facts, heads, places, row_sums
+from .host.candidates import Candidate, HostGraph, is_index
 from .host.finder import Finder, Through
 from .host.functions import REASONS
 from .host.region import Region, Sink
@@ -231,19 +231,37 @@ class Analyst:
     ) -> RegionPlan:
         closed: dict[Node, Refused] = {}
         while True:
+            makers: tuple[Node, ...] = ()
             try:
                 region = finder.of(candidate, attempt.through, sink, closed)
+                makers = region.makers
                 plan = self._planned(candidate, region, attempt)
-                return replace(plan, notes=tuple(_stored(candidate, closed)))
+                return replace(plan, notes=tuple(self._stored(candidate, closed)))
             except Refused as refusal:
                 # A mask or bias that cannot be read may be an operand as it is. It is closed, and
                 # the region is found again without it.
-                node = refusal.node
+                node = self._whole(refusal.node, makers)
                 if node is None or node in closed or len(closed) == _MOST_CLOSED:
                     raise
                 if not self._worth_closing(node, candidate):
                     raise
                 closed[node] = refusal
+
+    def _whole(self, node: Node | None, makers: Collection[Node]) -> Node | None:
+        """A node, or what joins it with others: one operand instead of many."""
+        moved = self.graph.rearranging.intersection(makers)
+        if node not in moved:
+            return node
+        onwards = facts.walk([node], lambda n: moved.intersection(n.users))
+        joins = [n for n in onwards if facts.name(n) in heads.JOINS]
+        return self.graph.in_order(joins)[-1] if joins else node
+
+    def _stored(self, candidate: Candidate, closed: Mapping[Node, Refused]) -> Iterator[Rejection]:
+        """Why biases that are looked up are operands."""
+        for node, refusal in closed.items():
+            if self.graph.looks_up(node):
+                reason = f"{places.describe(node)}: {refusal.reason}"
+                yield rejection(candidate, Refused(Code.TABLE_STORED, reason))
 
     def _worth_closing(self, node: Node, candidate: Candidate) -> bool:
         """Whether a node may become an operand.
@@ -296,7 +314,7 @@ class Analyst:
         recipe, result, problem = replacement(self.graph, region, understood, self.options)
         leaves = tuple(operand.leaf for operand in understood.operands)
         biases = leaves if problem.training else ()
-        looking = list(filter(looks_up, region.makers))
+        looking = list(filter(self.graph.looks_up, region.makers))
         if problem.training:
             problem = replace(problem, crowded=tables.crowded(self.graph, [*biases, *looking]))
         profit.check(problem, rank, self.options.profit)
@@ -345,14 +363,6 @@ class Analyst:
         if not choice:
             raise Refused(Code.LOWERING, "no kernel supports it")
         return choice
-
-
-def _stored(candidate: Candidate, closed: Mapping[Node, Refused]) -> Iterator[Rejection]:
-    """Why biases that are looked up are operands."""
-    for node, refusal in closed.items():
-        if looks_up(node):
-            reason = f"{places.describe(node)}: {refusal.reason}"
-            yield rejection(candidate, Refused(Code.TABLE_STORED, reason))
 
 
 def rejection(candidate: Candidate, refusal: Refused) -> Rejection:

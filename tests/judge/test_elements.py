@@ -90,7 +90,10 @@ def copies(x, i):
 
 
 def rolls(x, i):
-    return x.roll((1, -2), (1, 0)) + x.view(-1).roll(5).view(4, 6) * x.repeat(1, 2)[:, 3:9]
+    return (
+        x.roll((1, -2), (1, 0))
+        + x.roll(-4) * x.view(-1).roll(5).view(4, 6) * x.repeat(1, 2)[:, 3:9]
+    )
 
 
 PROGRAMS = [

@@ -101,6 +101,16 @@ READ: dict[str, tuple[Callable, tuple[int, ...], str]] = {
     "rolled": (
         lambda t: lines_of(t.roll(2).repeat(N), 2 * N - 2)[:, :N], (2 * N - 1,), "lookup(a0,mod("
     ),
+    "rolled across lines": (
+        lambda t: lines_of(t.repeat(N), N + 1).roll(-1)[:, :N], (2 * N - 1,), "lookup(a0,mod("
+    ),
+    "of one place": (
+        lambda t: lines_of(F.pad(t, [0, N]).repeat(N), N), (1,),
+        f"where(lt(mod({APART},{N + 1}),1),a0,0.0)",
+    ),
+    "of heads one by one": (
+        lambda t: torch.cat([skewed(x) for x in t]), (H, 2 * N - 1), f"silu(add(s,{DISTANCE}))"
+    ),
 }  # fmt: skip
 
 
@@ -159,6 +169,13 @@ def test_a_table_of_queries_is_no_table_of_one_place():
     assert "lookup(" not in program_of(compared(model, operands((N, N))))
 
 
+def turned_and_joined(t, times=4):
+    """Twice as many pieces each time."""
+    for _ in range(times):
+        t = torch.cat([t, t.flip(0)])
+    return lines_of(t, N + 1)[:, :N]
+
+
 STORED: dict[str, tuple[Callable, tuple[int, ...]]] = {
     "by strides": (lambda t: t.flip(0).as_strided((N, N), (1, 1)), (2 * N - 1,)),
     "of windows": (lambda t: t.unfold(0, N, 1).flip(0), (2 * N - 1,)),
@@ -167,6 +184,15 @@ STORED: dict[str, tuple[Callable, tuple[int, ...]]] = {
         (2 * N - 1,),
     ),
     "of cumulated elements": (lambda t: skewed(t.cumsum(0))[:, :, ::1], (2 * N - 1,)),
+    "joined line by line": (
+        lambda t: torch.cat([t[None, N - 1 - i : 2 * N - 1 - i] for i in range(N)]),
+        (2 * N - 1,),
+    ),
+    "of many pieces": (turned_and_joined, (N,)),
+    "joined with nothing": (
+        lambda t: torch.cat([torch.zeros(0, dtype=t.dtype), skewed(t)[0]]),
+        (2 * N - 1,),
+    ),
 }
 
 
@@ -174,8 +200,9 @@ STORED: dict[str, tuple[Callable, tuple[int, ...]]] = {
 def test_what_is_no_such_call_is_stored(name):
     """The sums of a table are a table: they are what is looked up."""
     bias, sizes = STORED[name]
-    program = program_of(compared(attention(bias), operands(sizes)))
-    assert ("lookup(" in program) == (name == "of cumulated elements")
+    recorder = compared(attention(bias), operands(sizes))
+    assert ("lookup(" in program_of(recorder)) == (name == "of cumulated elements")
+    assert len(recorder.matches[0].problem.program.aux) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -276,10 +303,15 @@ def never_read(q, k, v, table):
     return F.silu(q @ k.mT + t[:, :N] * 1.0) @ v
 
 
+def joined_and_never_read(q, k, v, table):
+    t = torch.cat([table.detach(), table])[: 2 * N - 1]
+    return F.silu(q @ k.mT + skewed(t)) @ v
+
+
 HOSTILE = [
     written_after, written_before, bias_written, a_copy_written_on_the_way, written_through_a_view,
     used_twice, of_a_cut_table, without_gradients, of_two_layers, in_a_checkpoint, as_an_addend,
-    never_read,
+    never_read, joined_and_never_read,
 ]  # fmt: skip
 
 
@@ -337,7 +369,7 @@ def any_call(rng: random.Random, x: Tensor) -> Callable[[Tensor], Tensor]:
         ),
         lambda x, n=rng.randint(1, 3): x.repeat(*[n if d == dim else 1 for d in range(x.dim())]),
         lambda x: x.unsqueeze(dim).expand(*x.shape[:dim], 3, *x.shape[dim:]),
-        lambda x, s=rng.randint(-3, 3): x.roll(s, dim),
+        lambda x, s=rng.randint(-3, 3), d=rng.choice([(), dim, dim]): x.roll(s, d),
         lambda x: x.flip(dim),
         lambda x: x.transpose(0, dim),
         lambda x: torch.cat([x, x.new_zeros(x.shape), x], dim),
@@ -352,7 +384,8 @@ def any_call(rng: random.Random, x: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_any_calls_in_a_row(seed):
+def test_any_calls_in_a_row(seed, monkeypatch):
+    monkeypatch.setattr(rearranged, "MOST_PIECES", 10_000)
     rng, table = random.Random(seed), torch.arange(7.0)
     calls, x = [], table
     while len(calls) < 7:

@@ -239,7 +239,28 @@ class HostGraph:
         full = {n for n, rank in ranks.items() if rank == max(ranks.values())}
         return full if len(full) == 1 else scores
 
-    # Masks and biases that are made of indices
+    # Masks and biases that are made of indices and of tables
+
+    @functools.cached_property
+    def rearranging(self) -> frozenset[Node]:
+        return frozenset(filter(rearranges, self.graph.nodes))
+
+    @functools.cached_property
+    def unrolled(self) -> set[Node]:
+        """The calls that make a bias by rearranging smaller tables, and those that lead to one."""
+        unrolled: set[Node] = set()
+        for node in reversed(self.graph.nodes):
+            if node in self.rearranging and (
+                not unrolled.isdisjoint(node.users) or _is_unrolled(node, self.rearranging)
+            ):
+                unrolled.add(node)
+        return unrolled
+
+    def looks_up(self, node: Node) -> bool:
+        """Whether a call looks up in a smaller table of reals: at an index of integers, or by calls
+        that rearrange it.
+        """
+        return node in self.unrolled or _indexes(node)
 
     def spreads(self, node: Node, stored: frozenset[Node] = frozenset()) -> bool:
         """True if a mask or bias is made pointwise from smaller tensors and never changes later.
@@ -254,7 +275,7 @@ class HostGraph:
         called, is_creation = facts.name(node), _is_creation(node)
         copies = called in ("contiguous", "clone")
         pointwise = copies or called in functions.POINTWISE or called in functions.CASTS
-        is_lookup = looks_up(node)
+        is_lookup = self.looks_up(node)
         if not (is_creation or pointwise or _cuts_nothing(node) or is_lookup):
             return False
         if len(facts.tensors(node)) != 1 or not facts.is_plain(node) or node.kwargs.get("out"):
@@ -318,19 +339,15 @@ def _cuts_nothing(node: Node) -> bool:
 
 def rearranges(node: Node) -> bool:
     """Whether a call only rearranges the elements of a tensor of reals."""
+    if not facts.is_call(node) or facts.name(node) not in functions.REARRANGES:
+        return False
     values = [t for n in (node, *node.all_input_nodes) for t in facts.tensors(n)]
-    known = facts.is_call(node) and facts.name(node) in functions.REARRANGES
-    return known and len(values) > 1 and all(t.is_floating_point() for t in values)
+    empty = any(isinstance(size, int) and size == 0 for t in values for size in t.shape)
+    return len(values) > 1 and not empty and all(t.is_floating_point() for t in values)
 
 
-def _unrolls(node: Node) -> bool:
-    """Whether a call, or calls of its result, make a bias by rearranging smaller tables."""
-    onwards = facts.walk([node], lambda n: filter(rearranges, n.users))
-    return rearranges(node) and any(map(_is_unrolled, onwards))
-
-
-def _is_unrolled(node: Node) -> bool:
-    behind = facts.walk([node], lambda n: n.all_input_nodes if rearranges(n) else ())
+def _is_unrolled(node: Node, rearranging: Collection[Node]) -> bool:
+    behind = facts.walk([node], lambda n: n.all_input_nodes if n in rearranging else ())
     return not facts.is_view(node) and any(
         rank_of(n) < rank_of(node) and smaller(facts.tensors(n)[0], facts.tensors(node)[0])
         for n in behind
@@ -338,12 +355,8 @@ def _is_unrolled(node: Node) -> bool:
     )
 
 
-def looks_up(node: Node) -> bool:
-    """Whether a call looks up in a smaller table of reals: at an index of integers, or by calls
-    that rearrange it.
-    """
-    if _unrolls(node):
-        return True
+def _indexes(node: Node) -> bool:
+    """Whether a call looks up in a smaller table of reals, at an index of integers."""
     if facts.name(node) not in functions.LOOKUPS or len(facts.tensors(node)) != 1:
         return False
     inputs = [t for n in node.all_input_nodes for t in facts.tensors(n)]
@@ -356,7 +369,7 @@ def looks_up(node: Node) -> bool:
 
 def is_index(node: Node) -> bool:
     """Whether a tensor, or a view of it, is an index into a table."""
-    return any(looks_up(user) or (facts.is_view(user) and is_index(user)) for user in node.users)
+    return any(_indexes(user) or (facts.is_view(user) and is_index(user)) for user in node.users)
 
 
 def _behind_views(node: Node) -> Node:

@@ -23,7 +23,7 @@ from torch.fx import Node
 from ...rejection import Code
 from ..result import Refused
 from . import effects, facts, functions, heads, places, products, row_sums
-from .candidates import Candidate, HostGraph, looks_up, rearranges
+from .candidates import Candidate, HostGraph
 from .functions import NO_WEIGHTS
 from .region import Region, Sink
 
@@ -82,8 +82,11 @@ class Finder:
         self._check_ambient([*nodes, end])
         self._check_kinds(nodes, leaves)
         factors = [x for n in (*candidate.firsts, second) for x in products.operands(n)]
-        behind = facts.walk(factors, lambda n: n.all_input_nodes if rearranges(n) else ())
-        stored = frozenset(filter(looks_up, (*closed, *behind)))  # no factor is read from a table
+        moved = self.host.rearranging
+        behind = facts.walk(factors, lambda n: n.all_input_nodes if n in moved else ())
+        stored = frozenset(
+            filter(self.host.looks_up, (*closed, *behind))
+        )  # no factor is read from a table
         makers, leaves = self._upstream(end, inside, leaves, through, closed, stored)
         self._check_kinds(makers, leaves)
         region = Region(tuple(nodes), tuple(makers), tuple(leaves), sink)

@@ -14,7 +14,7 @@ from . import facts
 from .sizes import same_shape
 
 _SPLITS = frozenset(["split", "split_with_sizes", "chunk"])
-_JOINS = frozenset(["cat", "concat", "concatenate"])
+JOINS = frozenset(["cat", "concat", "concatenate"])
 
 
 def split_of(join: Node) -> Node | None:
@@ -22,7 +22,7 @@ def split_of(join: Node) -> Node | None:
 
     All pieces have to be joined, in their order, and have the same size.
     """
-    if facts.name(join) not in _JOINS:
+    if facts.name(join) not in JOINS:
         return None
     inputs = facts.argument(join, 0, "tensors")
     if isinstance(inputs, (list, tuple)):

@@ -74,5 +74,7 @@ def chosen(kind: str, position: Expr, parts: Sequence[tuple[Branch, Expr]]) -> E
     """The parts' expressions by where `position` lies."""
     result = as_kind(kind, parts[-1][1])
     for branch, part in reversed(parts[:-1]):
-        result = where(kind, call("lt", position, branch.end), as_kind(kind, part), result)
+        own = as_kind(kind, part)
+        if own is not result:
+            result = where(kind, call("lt", position, branch.end), own, result)
     return result

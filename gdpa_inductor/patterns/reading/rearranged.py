@@ -12,6 +12,7 @@ element (q_idx, kv_idx) above is `w[kv_idx - q_idx + n - 1]`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ Sum = Mapping[Expr, int]  # the factor of each term
 Sums = tuple[Sum, ...]
 Piece = tuple[Expr, Node, Sums]
 ONE = const(1)
+MOST_PIECES = 8  # a kernel reads every piece at every score
 
 
 class Unread(Exception):
@@ -60,7 +62,7 @@ def pieces(node: Node, at: Sums, limits: Callable[[Expr], Range]) -> list[Piece]
         limits: The least and the greatest value of a term.
 
     Raises:
-        Unread: Another call is on the way, or a size varies.
+        Unread: Another call is on the way, a size varies, or there are many pieces.
     """
     called = facts.name(node)
     if node.op == "placeholder" or called in FILLED:
@@ -74,6 +76,8 @@ def pieces(node: Node, at: Sums, limits: Callable[[Expr], Range]) -> list[Piece]
     for inside, part, index in _PARTS[called](one, at):
         inner = pieces(part, index, limits)
         every += [(both(inside, own), source, place) for own, source, place in inner]
+        if len(every) > MOST_PIECES:
+            raise Unread
     return [*every, (TRUE, node, ())] if called == "constant_pad_nd" else every
 
 
@@ -131,10 +135,17 @@ class _Call:
         own = at[len(at) - len(self.shape) :]
         return tuple(self.divided(x, size)[1] for x, size in zip(own, self.shape, strict=True))
 
-    def regrouped(self, at: Sums) -> Sums:
-        rest: Sum = {}
+    def in_a_row(self, at: Sums) -> Sum:
+        """The number of an element of the result, in row-major order."""
+        row: Sum = {}
         for x, size in zip(at, self.result, strict=True):
-            rest = plus(x, rest, size)
+            row = plus(x, row, size)
+        return row
+
+    def regrouped(self, at: Sums) -> Sums:
+        return self.apart(self.in_a_row(at))
+
+    def apart(self, rest: Sum) -> Sums:
         digits: list[Sum] = []
         for size in self.shape[:0:-1]:
             rest, digit = self.divided(rest, size)
@@ -146,10 +157,11 @@ class _Call:
 
     def rolled(self, at: Sums) -> Sums:
         shifts, dims = self.argument(1, "shifts", []), self.argument(2, "dims", [])
-        if not dims and len(at) != 1:
-            raise Unread
+        if not dims:  # all elements, in one row
+            row = plus(self.in_a_row(at), {ONE: -shifts[0]})
+            return self.apart(self.divided(row, math.prod(self.shape))[1])
         moved = list(at)
-        for dim, shift in zip(dims or [0], shifts, strict=True):
+        for dim, shift in zip(dims, shifts, strict=True):
             moved[dim] = self.divided(plus(moved[dim], {ONE: -shift}), self.shape[dim])[1]
         return tuple(moved)
 

@@ -52,7 +52,7 @@ from .precision import (
 )
 from .reached import covering, wants_gradients
 from .reading import Operand, kind_of
-from .rearranged import ONE, Sum, Sums, Unread, pieces, plus, term
+from .rearranged import MOST_PIECES, ONE, Sum, Sums, Unread, pieces, plus, term
 from .shadow import Shadow
 from .views import tensor_of, through_view, value_of
 from .vocabulary import FILLED, POINTWISE, REWORDED
@@ -224,7 +224,8 @@ class Weights:
         result = self._piece(node, at, *last[1:])
         for condition, source, index in reversed(others):
             piece = self._piece(node, at, source, index)
-            result = covering(choice(condition, piece, result), piece)
+            either = choice(condition, piece, result)
+            result = covering(covering(either, piece), result)
         return result
 
     def _sum(self, digits: Digits) -> Sum:
@@ -255,7 +256,7 @@ class Weights:
 
     def _digits(self, x: Sum, size: Size) -> Digits | None:
         """The digits of a dim that is read as it is, or at a number."""
-        if isinstance(size, int) and x.keys() <= {ONE}:
+        if isinstance(size, int) and (size == 1 or x.keys() <= {ONE}):
             return self.space.fixed(size, x.get(ONE, 0))
         leaves = sorted(x, key=lambda leaf: -x[leaf])
         if any(leaf.op != "index" for leaf in leaves):
@@ -306,6 +307,9 @@ class Weights:
             (branch, self.read(part, Element(index, (*at.branches, branch))))
             for branch, part, index in parts
         ]
+        inner = set(postorder([x for _, x in terms]))
+        if SCORE not in inner and len([x for x in inner if x.op == "lookup"]) > MOST_PIECES:
+            raise self._refusal(node)  # a bias is rather stored than looked up so often
         return chosen(kind_of(tensor_of(node).dtype), self._position(parts[0][0].digits), terms)
 
     def _product(self, node: Node, at: Element) -> Expr:
