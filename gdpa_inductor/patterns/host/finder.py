@@ -84,9 +84,8 @@ class Finder:
         factors = [x for n in (*candidate.firsts, second) for x in products.operands(n)]
         moved = self.host.rearranging
         behind = facts.walk(factors, lambda n: n.all_input_nodes if n in moved else ())
-        stored = frozenset(
-            filter(self.host.looks_up, (*closed, *behind))
-        )  # no factor is read from a table
+        # No factor is read from a table.
+        stored = frozenset(filter(self.host.looks_up, (*closed, *behind)))
         makers, leaves = self._upstream(end, inside, leaves, through, closed, stored)
         self._check_kinds(makers, leaves)
         region = Region(tuple(nodes), tuple(makers), tuple(leaves), sink)

@@ -257,7 +257,7 @@ class Weights:
     def _digits(self, x: Sum, size: Size) -> Digits | None:
         """The digits of a dim that is read as it is, or at a number."""
         if isinstance(size, int) and (size == 1 or x.keys() <= {ONE}):
-            return self.space.fixed(size, x.get(ONE, 0))
+            return self.space.fixed(size, x.get(ONE, 0) if size > 1 else 0)
         leaves = sorted(x, key=lambda leaf: -x[leaf])
         if any(leaf.op != "index" for leaf in leaves):
             return None
