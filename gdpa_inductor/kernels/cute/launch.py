@@ -40,9 +40,7 @@ def launcher(config: KernelConfig) -> Launcher:
 
 
 def kernel_of(config: KernelConfig) -> Any:
-    direction = "forward" if config.kernel == "forward" else "backward"
-    module = importlib.import_module(f".{config.folder}.{direction}.kernel", __package__)
-    return module.KERNEL(config)
+    return importlib.import_module(f".{config.module}", __package__).KERNEL(config)
 
 
 def launcher_in(plan: LaunchPlan) -> Launcher:
