@@ -268,9 +268,6 @@ class BackwardCall:
     # the tables of bounds that were made so far
     tables: dict[TableKey, TileBounds] = field(default_factory=dict)
 
-    def on(self, ctas: int) -> "BackwardCall":
-        return replace(self, ctas=ctas)
-
     def room(self, letter: str) -> Tensor:
         """Memory for dQ, dK or dV."""
         # If all sequences share the operand, the kernel stores a gradient for each in fp32

@@ -7,6 +7,7 @@ module runs on the host.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -50,7 +51,7 @@ def table_gradients(call: BackwardCall, wanted: Sequence[int]) -> dict[int, Tens
             record.add_buffer(empty((ctas, heads, 1, x.places), torch.float32, o.query.device))
             for x in config.slices
         ]
-        call.on(ctas).launch(launcher, (call.grad_out, *sums))
+        replace(call, ctas=ctas).launch(launcher, (call.grad_out, *sums))
         for one, own in zip(config.slices, sums, strict=True):
             _gather(call, one, own, grads[one.number], config)
     return grads

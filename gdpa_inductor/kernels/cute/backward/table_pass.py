@@ -22,7 +22,7 @@ from cutlass import Float32, Int32, Int64, Uint32, Uint64, const_expr, cute, ran
 from cutlass.cute.nvgpu import cpasync, warp
 
 from ..barriers import Signal, initialize
-from ..operands import AttentionKernel, KernelArguments, Tiles, matrices, whole_tiles
+from ..operands import AttentionKernel, KernelArguments, Tiles, matrices, vector, whole_tiles
 from ..program import Program, Row
 from ..ranges import LANES
 from ..shared_tables import SharedTables
@@ -209,37 +209,33 @@ class CtaSums(Fixed):
         self.config, self.thread, self.walk = config, thread, walk
         self.lane, self.warp = thread % LANES, thread // LANES
         self.window = buffers.window.data_ptr()
-        self.targets, self.tables, own = [], [], buffers.sums.data_ptr()
-        threads = config.threads
+        # (a slice, its sums in global memory, and the tables of threads or the program of places)
+        self.tables, self.diagonals = [], []
+        threads, own = config.threads, buffers.sums.data_ptr()
         for number, one in enumerate(config.slices):
             steps = [Int64(s) for s in x.strides[4 + number]]
-            place = walk.cta * steps[0] + walk.head * steps[1]
-            self.targets.append(x.pointers[4 + number] + place)
-            if not one.diagonal:
+            target = x.pointers[4 + number] + (walk.cta * steps[0] + walk.head * steps[1])
+            if one.diagonal:
+                place = Program(config, x, [config.mod.places[one.number]])
+                self.diagonals.append((one, target, place))
+            else:
                 layout = cute.make_layout((one.places + 1, threads), stride=(threads, 1))
-                self.tables.append((one, cute.make_tensor(own, layout)))
+                self.tables.append((one, target, cute.make_tensor(own, layout)))
                 own = own + (one.places + 1) * threads
-        diagonal = [x.number for x in config.slices if x.diagonal]
-        self.places = [Program(config, x, [config.mod.places[n]]) for n in diagonal]
-
-    @property
-    def others(self) -> list[TableSlice]:
-        return [one for one, _ in self.tables]
 
     @cute.jit
     def start(self):
         """Set all sums to zero."""
         c, threads = self.config, self.config.threads
-        for one, table in self.tables:
+        for one, _, table in self.tables:
             for i in cutlass.range(one.places + 1, unroll=4):
                 table[i, self.thread] = 0.0
         window = cute.make_tensor(self.window, cute.make_layout(max(c.window, 1)))
         for i in cutlass.range(self.thread, c.window, threads, unroll=1):
             window[i] = 0.0
-        for one, target in zip(c.slices, self.targets, strict=True):
-            if const_expr(one.diagonal):
-                for i in cutlass.range(self.thread, one.places, threads, unroll=1):
-                    target[i] = 0.0
+        for one, target, _ in self.diagonals:
+            for i in cutlass.range(self.thread, one.places, threads, unroll=1):
+                target[i] = 0.0
         self.meet()
 
     def meet(self) -> None:
@@ -247,7 +243,7 @@ class CtaSums(Fixed):
 
     def add_at(self, places: list[list[Any]], terms: list[Any]) -> None:
         """Add terms to the thread's tables. places: Of each table."""
-        for (one, table), own in zip(self.tables, places, strict=True):
+        for (one, _, table), own in zip(self.tables, places, strict=True):
             for i in range(0, len(terms), TOGETHER):
                 slots = [self.slot(x, one) for x in own[i : i + TOGETHER]]
                 add_terms(table, self.thread, slots, terms[i : i + TOGETHER])
@@ -260,7 +256,7 @@ class CtaSums(Fixed):
     @cute.jit
     def add_diagonals(self, dS, tile: ResidentTile, block, step):
         """Add the diagonals of a step. dS: The thread's, as `TableProducts` has them."""
-        if const_expr(len(self.places) > 0):
+        if const_expr(len(self.diagonals) > 0):
             own = self.window + (step % 2) * (WINDOW * self.config.threads // 8)
             self.share_diagonals(dS, own + self.warp * (4 * WINDOW))
             self.meet()
@@ -271,14 +267,14 @@ class CtaSums(Fixed):
                 for w in range_constexpr(self.config.threads // LANES):
                     at = d - 16 * w + REACH
                     if (at >= 0) & (at < WINDOW):
-                        parts = four(own + (w * WINDOW + at) * 4)
+                        parts = cute.make_rmem_tensor(4, Float32)
+                        cute.autovec_copy(vector(own + (w * WINDOW + at) * 4, 4), parts)
                         total = total + ((parts[0] + parts[1]) + (parts[2] + parts[3]))
                 self.add_total(total, tile, tile.first - block * KEYS + d)
 
     @cute.jit
     def add_total(self, total, tile: ResidentTile, distance):
-        slices = [x for x in zip(self.config.slices, self.targets) if x[0].diagonal]
-        for program, (one, target) in zip(self.places, slices, strict=True):
+        for one, target, program in self.diagonals:
             row = Row(program, ScoreTile.of(tile), distance)
             (place,) = row(Pair(Float32(0.0)), Pair(Int32(0)))
             at = pair(place).lanes[0]
@@ -308,20 +304,8 @@ class CtaSums(Fixed):
     @cute.jit
     def finish(self):
         self.meet()
-        for (one, table), target in zip(self.tables, self.of_tables(), strict=True):
+        for one, target, table in self.tables:
             TableSums(one.places, self.config.threads, 0, 1).store(table, target, self.thread)
-
-    def of_tables(self) -> list[Any]:
-        both = zip(self.config.slices, self.targets, strict=True)
-        return [target for one, target in both if not one.diagonal]
-
-
-def four(pointer):
-    """4 neighbouring fp32 numbers of shared memory, at a multiple of 16 bytes."""
-    aligned = cute.make_ptr(Float32, pointer.toint(), pointer.memspace, assumed_align=16)
-    numbers = cute.make_rmem_tensor(4, Float32)
-    cute.autovec_copy(cute.make_tensor(aligned, cute.make_layout(4)), numbers)
-    return numbers
 
 
 @dataclass
@@ -360,7 +344,7 @@ class TableProducts(Fixed):
             self.from_keys[name] = keys.partition_S(sX)
         self.retiled_A = {name: rows.retile(x) for name, x in self.A.items()}
         self.retiled_B = {name: keys.retile(x) for name, x in self.B.items()}
-        places = tuple(c.mod.places[one.number] for one in self.sums.others)
+        places = tuple(c.mod.places[one.number] for one, *_ in self.sums.tables)
         ranges = self.walk.ranges
         self.programs = [
             Program(c, self.arguments, (*roots, *places), full)
