@@ -17,7 +17,6 @@ from docs.tools.blocks import blocks
 PAGE = Path(__file__).parents[2] / "docs" / "recipes" / "hstu.md"
 N, H, D = 12, 2, 16
 WEIGHT = torch.nn.Parameter(torch.linspace(-1, 1, 3 * (H * D) ** 2).sin().view(H * D, -1) * 0.3)
-jagged = torch.ops.fbgemm
 
 
 def on_page(name: str) -> Any:
@@ -33,7 +32,9 @@ concatenated, right_rows, last_rows = map(on_page, ("concatenated", "right_rows"
 
 def padded(x: Tensor, offsets: Tensor, longest: int = N) -> Tensor:
     """[L, H·D] to [B, N, H, D]."""
-    return jagged.jagged_to_padded_dense(x, [offsets], [longest], 0.0).unflatten(-1, (H, D))
+    return torch.ops.fbgemm.jagged_to_padded_dense(x, [offsets], [longest], 0.0).unflatten(
+        -1, (H, D)
+    )
 
 
 def layer(x: Tensor, offsets: Tensor, total: int | None, longest: int = N) -> Tensor:
@@ -44,7 +45,7 @@ def layer(x: Tensor, offsets: Tensor, total: int | None, longest: int = N) -> Te
     weights = F.silu(torch.einsum("bnhd,bmhd->bhnm", q, k)) / N
     weights = weights * x.new_ones(longest, longest).tril()
     out = torch.einsum("bhnm,bmhd->bnhd", weights, v).flatten(2)
-    return jagged.dense_to_jagged(out, [offsets], total)[0] + x
+    return torch.ops.fbgemm.dense_to_jagged(out, [offsets], total)[0] + x
 
 
 def unpadding(mended: bool, x: Tensor, offsets: Tensor, *_: Tensor) -> Tensor:
@@ -54,8 +55,8 @@ def unpadding(mended: bool, x: Tensor, offsets: Tensor, *_: Tensor) -> Tensor:
 
 
 def padded_input(mended: bool, x: Tensor, offsets: Tensor, *_: Tensor) -> Tensor:
-    dense = jagged.jagged_to_padded_dense(x, [offsets], [N], 0.0)
-    rows = jagged.dense_to_jagged(dense, [offsets], x.shape[0] if mended else None)[0]
+    dense = torch.ops.fbgemm.jagged_to_padded_dense(x, [offsets], [N], 0.0)
+    rows = torch.ops.fbgemm.dense_to_jagged(dense, [offsets], x.shape[0] if mended else None)[0]
     return layer(rows, offsets, rows.shape[0])
 
 

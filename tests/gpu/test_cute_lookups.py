@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("cutlass")
 pytestmark = pytest.mark.cuda
 
+from gdpa_inductor.kernels.cute.backward import biases  # noqa: E402
 from gdpa_inductor.kernels.cute.backward.launch import backward  # noqa: E402
 from gdpa_inductor.kernels.cute.launch import forward  # noqa: E402
 from gdpa_inductor.operands import Operands  # noqa: E402
@@ -64,8 +65,10 @@ def test_forward(name: str) -> None:
     check_output(forward(o), o)
 
 
+@pytest.mark.parametrize("room", [1, biases.TABLE_ROOM], ids=["parts", "at once"])
 @pytest.mark.parametrize("name", [name for name in EVERY if name != "long"])
-def test_gradients(name: str) -> None:
+def test_gradients(name: str, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(biases, "TABLE_ROOM", room)
     grad, o = call(EVERY[name])
     needs = learned(o, trains(EVERY[name], o))
     fused = backward(grad, o, needs)
@@ -75,9 +78,11 @@ def test_gradients(name: str) -> None:
     check_gradients(fused, [eager[i] for i in wanted], [exact[i] for i in wanted])
 
 
+@pytest.mark.parametrize("room", [1, biases.TABLE_ROOM], ids=["parts", "at once"])
 @pytest.mark.parametrize("name", EXACT)
-def test_sums_on_integers(name: str) -> None:
+def test_sums_on_integers(name: str, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every bit, where memory was not cleared."""
+    monkeypatch.setattr(biases, "TABLE_ROOM", room)
     grad, o = dataclasses.replace(EXACT[name], dims=(16, 8)).call()
     grad, o = few(grad).cuda(), on_card(integers(o))
     needs = (True,) * 3 + tuple(x.is_floating_point() for x in o.aux)
@@ -124,7 +129,7 @@ def test_a_place_outside_of_a_table_is_nan() -> None:
 
 
 def test_memory_of_a_step() -> None:
-    """Beside results and the sums of dQ: sums of the CTAs, and nothing of each score."""
+    """Beside results and the sums of dQ: what is stored of scores, and little else."""
     grad, o = call(large(1024, batch=16, heads=8))
     needs = learned(o, True)
     backward(grad, o, needs)
@@ -134,4 +139,4 @@ def test_memory_of_a_step() -> None:
     before = torch.cuda.memory_allocated()
     backward(grad, o, needs)
     peak = torch.cuda.max_memory_allocated() - before
-    assert peak < results + 16 * MIB
+    assert peak < results + 2 * biases.TABLE_ROOM + 16 * MIB

@@ -109,6 +109,7 @@ def gradients(
             patch.setattr(module, "empty", memory.empty)
         for module in (biases, jagged_biases):
             patch.setattr(module, "ROOM", room)
+        patch.setattr(biases, "TABLE_ROOM", min(room, biases.TABLE_ROOM))
         patch.setattr(biases, "unshared", unshared)
         patch.setattr(backward_launch, "longest_first", lambda *_: order)
         known = (grad, *o.differentiable, *o.lengths[:2], order)

@@ -7,12 +7,13 @@ import torch
 
 pytest.importorskip("cutlass")
 
+from gdpa_inductor.kernels.cute.backward import table_gradients
 from gdpa_inductor.kernels.cute.backward.roots import no_such_biases
-from gdpa_inductor.kernels.cute.backward.table_config import is_diagonal
-from gdpa_inductor.kernels.cute.config import TableLayout, TableRoom
+from gdpa_inductor.kernels.cute.backward.table_gradients import distance
+from gdpa_inductor.kernels.cute.config import TableLayout
 from gdpa_inductor.kernels.cute.places import unchecked
 from gdpa_inductor.kernels.cute.plan import plan_of
-from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
+from gdpa_inductor.kernels.cute.sm90.config import Sm90Config, TableRoom
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from gdpa_inductor.operands import Operands
 from gdpa_inductor.program.score_mod import ScoreMod
@@ -258,16 +259,17 @@ FEW = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("room", [1, 256 << 20], ids=["parts", "at once"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", slow_but(FEW, EXACT))
-def test_sums_on_integers(name: str, kind: str) -> None:
+def test_sums_on_integers(name: str, kind: str, room: int) -> None:
     """Every product and every sum is exact, so a wrong place is a wrong bit."""
     case = dataclasses.replace(EXACT[name], dims=(16, 8))
     grad, o = case.call()
     o = integers(o)
     grad = few(grad)
     needs = (True,) * 3 + tuple(x.is_floating_point() for x in o.aux)
-    results = emulated(case, grad, o, needs, kind)
+    results = emulated(case, grad, o, needs, kind, room=room)
     for mine, truth in zip(results, exact(grad, o, needs), strict=True):
         assert truth.any()
         assert torch.equal(mine, truth.to(mine.dtype))
@@ -293,24 +295,35 @@ def few(x: torch.Tensor) -> torch.Tensor:
     return (x.sign() * (torch.rand(x.shape) < 0.3)).to(x.dtype)
 
 
+@pytest.mark.parametrize("octets", [2, 32])
+def test_large_row_groups(octets: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_gradients, "CTAS", 0)
+    monkeypatch.setattr(table_gradients, "OCTETS", octets)
+    test_sums_on_integers("each head has tables", "sm90", 1)
+
+
+def test_sums_over_the_batches_of_some_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_gradients, "ROOM_OF_SUMS", 1)
+    test_sums_on_integers("all batches have the same places", "sm90", 1)
+
+
 @pytest.mark.parametrize(
     "place, expected",
     [
-        ("add(sub(q_idx,kv_idx),7)", True),
-        ("sub(kv_idx,sub(q_idx,7))", True),
-        ("sub(add(kv_idx,i0),add(q_idx,1))", True),
-        ("neg(sub(q_idx,kv_idx))", True),
-        ("add(q_idx,kv_idx)", False),
-        ("add(sub(q_idx,kv_idx),sub(q_idx,kv_idx))", False),
-        ("mul(2,sub(q_idx,kv_idx))", False),
-        ("maximum(sub(q_idx,kv_idx),0)", False),
-        ("floordiv(sub(q_idx,kv_idx),2)", False),
-        ("sub(q_idx,a1)", False),
+        ("add(sub(q_idx,kv_idx),7)", (1, 7)),
+        ("sub(kv_idx,sub(q_idx,7))", (-1, 7)),
+        ("sub(add(kv_idx,i0),add(q_idx,1))", (-1, 4)),
+        ("neg(sub(q_idx,kv_idx))", (-1, 0)),
+        ("add(q_idx,kv_idx)", None),
+        ("mul(2,sub(q_idx,kv_idx))", None),
+        ("maximum(sub(q_idx,kv_idx),0)", None),
+        ("sub(q_idx,a1)", None),
     ],
 )
-def test_diagonals_with_places_of_their_own(place: str, expected: bool) -> None:
+def test_places_that_are_distances(place: str, expected: tuple[int, int] | None) -> None:
     mod = ScoreMod.parse(f"a0:f[t]; a1:i[b,kv_idx]; add(s,lookup(a0,{place}))")
-    assert is_diagonal(mod, 0) == expected
+    found = distance(mod.places[0])
+    assert (found and (found.sign, found.offset_of([5]))) == expected
 
 
 @pytest.mark.parametrize(

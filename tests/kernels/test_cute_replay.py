@@ -266,9 +266,14 @@ TABLES = (
 )
 
 
-def test_gradients_of_tables_are_replayed_with_the_words_of_a_first_run(kernels, sums, monkeypatch):
+@pytest.mark.parametrize("room", [1, biases.TABLE_ROOM], ids=["parts", "at once"])
+def test_gradients_of_tables_are_replayed_with_the_words_of_a_first_run(
+    room: int, kernels, sums, monkeypatch
+):
+    """Parts of one head have tables at any address."""
     launcher = functools.cache(lambda _, count, *__: WordLauncher(sums, count))
     monkeypatch.setattr(table_gradients, "word_launcher", launcher)
+    monkeypatch.setattr(biases, "TABLE_ROOM", room)
     site, runs = calls.backward_site(True), []
     for _ in range(2):
         kernels[1].launches.clear()
@@ -284,7 +289,8 @@ def test_gradients_of_tables_are_replayed_with_the_words_of_a_first_run(kernels,
         found, tensors = (kernels[1].launches, sums.launches), tensors_of(args, results)
         runs.append([[named(x, tensors) for x in each] for each in found])
     assert recorded(site) and runs[0] == runs[1]
-    assert [len(x) for x in found] == [2, 3]
+    parts = 4 if room == 1 else 1
+    assert [len(x) for x in found] == [parts, 3 * parts + 1 + 3]
 
 
 @pytest.mark.parametrize("name", LEARNED)

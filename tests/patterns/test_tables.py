@@ -220,17 +220,22 @@ def test_the_report_says_where_a_bias_is():
 
 
 def program_of(*sides: str) -> Problem:
-    """The problem of a table beside a mask that is computed, or of these operands."""
+    """The problem of a table beside a mask that is computed, or of these operands.
+
+    "times" has an index for each sample too, by which a table of heads is looked up.
+    """
 
     def model(q, k, v, table, *operands):
-        place = torch.arange(N)
-        weights = F.silu(q @ k.mT + table[:, INDEX.clamp(0, 40)])
+        place, index = torch.arange(N), INDEX.clamp(0, 40)
+        if "times" in sides:
+            index = index + torch.arange(len(q))[:, None, None]
+        weights = F.silu(q @ k.mT + table[:, index].movedim(0, -3))
         weights = weights * (place[:, None] >= place)
         for x in operands:
             weights = weights * x
         return weights @ v
 
-    masks = [torch.randint(0, 2, (N, N)).float() for _ in sides]
+    masks = [torch.randint(0, 2, (N, N)).float() for _ in {*sides} - {"times"}]
     fused, recorder = compiled(model)
     fused(*operands(torch.float64), *masks)
     return recorder.matches[0].problem
@@ -243,6 +248,7 @@ def program_of(*sides: str) -> Problem:
         ((), {"kernel": "triton"}, "read a stored bias sooner"),
         ((), {"kernel": "triton", "profit": "memory"}, ""),
         (("mask",), {}, "beside a mask or bias that is a tensor"),
+        (("mask", "times"), {}, ""),
         (("mask",), {"learns": False}, ""),
         (("mask",), {"device": "cpu", "kernel": "blocked"}, ""),
         (("mask",), {"profit": False}, ""),

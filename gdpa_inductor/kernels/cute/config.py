@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from ...program.expr import AXES, POSITIONS, Expr, postorder
+from ...program.expr import AXES, POSITIONS, Expr
 from ...program.score_mod import ScoreMod
 from ...program.tile_classes import TileClasses, classify, classify_by_tables
 
@@ -26,7 +26,6 @@ PACKAGE = "nvidia-cutlass-dsl"
 VERSIONS = ((4, 8), (4, 9))  # of the package: the first that is tested, and the first that is not
 # What an access map indexes an aux operand by: the indices of a score, and rows of a jagged side.
 LETTERS = (*AXES, "q", "k")
-MOST_REPLICAS = 16
 VECTOR = 8  # 16-bit numbers that a thread moves at a time; every head dim is a multiple of it
 LEAST_SLICE = 128  # the fewest channels of V that a launch takes, if it does not take them all
 
@@ -144,21 +143,6 @@ class KernelConfig:
         return self.jagged_q or self.jagged_k
 
     @property
-    def module(self) -> str:
-        """The module of the kernel, in this package."""
-        return f"{self.folder}.{'forward' if self.kernel == 'forward' else 'backward'}.kernel"
-
-    @property
-    def gathered(self) -> list[TableLayout]:
-        """The tables whose places are read from operands."""
-        # Neighbouring scores look up anywhere in them, and would wait for many lines of the cache.
-        # Where places are distances, neighbours read neighbours.
-        places = self.mod.places.items()
-        read = {n for n, place in places if any(x.op == "aux" for x in postorder([place]))}
-        own = [x for x in self.lookups if self.mod.aux[x.number].axes <= {"b", "h"}]
-        return [x for x in own if x.number in read]
-
-    @property
     def batch_first(self) -> bool:
         """CTAs take all batches of a head before the next head."""
         # These batches read the same elements of an aux operand that has no batch dim. For all
@@ -204,36 +188,6 @@ class KernelConfig:
     @property
     def padded_value_dim(self) -> int:
         return _padded(self.value_dim)
-
-
-class TableRoom(NamedTuple):
-    """Learned tables in shared memory. Behind each is NaN.
-
-    replicas: How often each element lies there.
-    """
-
-    tables: tuple[TableLayout, ...]
-    replicas: int
-
-    @staticmethod
-    def within(size: int, lookups: Sequence[TableLayout]) -> "TableRoom":
-        """The first of these tables that fit into `size` bytes, with as many replicas as fit."""
-        tables = tuple(lookups)
-        while tables and TableRoom(tables, 1).size > size:
-            tables = tables[:-1]
-        replicas = 1
-        while replicas < MOST_REPLICAS and TableRoom(tables, 2 * replicas).size <= size:
-            replicas *= 2
-        return TableRoom(tables, replicas)
-
-    @property
-    def words(self) -> int:
-        return self.replicas * sum(x.size + 1 for x in self.tables)
-
-    @property
-    def size(self) -> int:
-        """Bytes"""
-        return 4 * self.words
 
 
 def unsupported(

@@ -40,7 +40,9 @@ def launcher(config: KernelConfig) -> Launcher:
 
 
 def kernel_of(config: KernelConfig) -> Any:
-    return importlib.import_module(f".{config.module}", __package__).KERNEL(config)
+    direction = "forward" if config.kernel == "forward" else "backward"
+    module = importlib.import_module(f".{config.folder}.{direction}.kernel", __package__)
+    return module.KERNEL(config)
 
 
 def launcher_in(plan: LaunchPlan) -> Launcher:

@@ -207,7 +207,7 @@ def whole_tiles(tiles):
     return tiles
 
 
-def vector(pointer, count: int = VECTOR):
-    """The numbers from a pointer on, which is aligned so that 16 bytes move at once."""
+def vector(pointer):
+    """The 8 numbers from a pointer on, which is aligned so that 16 bytes move at once."""
     aligned = cute.make_ptr(pointer.dtype, pointer.toint(), pointer.memspace, assumed_align=16)
-    return cute.make_tensor(aligned, cute.make_layout(count))
+    return cute.make_tensor(aligned, cute.make_layout(VECTOR))

@@ -20,7 +20,6 @@ import torch
 from ..._compat import inductor, shapes
 from ...operands import Operands
 from . import disk
-from .backward.table_config import passes
 from .config import KernelConfig
 from .plan import config_for
 
@@ -38,13 +37,9 @@ def backward(config: KernelConfig, needs: Sequence[bool], ordered: bool) -> None
     """Have the kernels of a backward compiled."""
     # The small kernels that sum gradients over the dims that a bias lacks compile in no time.
     wanted = [number for number, need in enumerate(needs[3:]) if need]
-    tables = [number for number in wanted if config.mod.aux[number].is_table]
-    for own in passes(config, tables):
-        _request("launch", own)
-    biases = [number for number in wanted if number not in tables]
-    if biases and not config.jagged:
+    if wanted and not config.jagged:
         config = replace(config, shared=frozenset())  # see `biases.unshared`
-    for kernel in config.backward_kernels(ordered, biases[0] if biases else None):
+    for kernel in config.backward_kernels(ordered, wanted[0] if wanted else None):
         _request("launch", kernel)
 
 

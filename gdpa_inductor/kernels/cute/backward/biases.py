@@ -29,11 +29,14 @@ from ..launcher import word_launcher
 from ..replay import Record
 from ..runtime import for_gradient
 from .roots import factor_of
+from .table_gradients import TableSum
 
 if TYPE_CHECKING:
     from .launch import BackwardCall
 
 ROOM = 256 << 20  # bytes of stored scores for a part; a single batch or key head may need more
+# The same if gradients of tables are wanted. They stay in the L2 cache until they are summed.
+TABLE_ROOM = 32 << 20
 GOOD = 0.95  # a part may be larger if it still uses the CTAs this well, relative to the best
 ALIGNED = 8  # scores; TMA stores rows that begin at multiples of 16 bytes
 KEYS = AXES.index("kv_idx")
@@ -155,6 +158,9 @@ class BiasSum:
             scores = scores.float() * self.factor
         target.copy_(scores if before is None else before + scores)
 
+    def finished(self, room: Tensor, *_: Any) -> Tensor:
+        return room
+
 
 class Division:
     """The parts of a call, and the sums.
@@ -165,20 +171,45 @@ class Division:
         wanted: The aux operands that need a gradient.
         keys: Those of a tile.
         cuts: A launch may have some of the keys only.
+        skips: It skips tiles that a mask empties.
     """
 
     def __init__(
-        self, o: Operands[Tensor], wanted: Sequence[int], keys: int, ctas: int, cuts: bool = False
+        self,
+        o: Operands[Tensor],
+        wanted: Sequence[int],
+        keys: int,
+        ctas: int,
+        cuts: bool = False,
+        skips: bool = False,
     ) -> None:
         self.batch, *_ = score_shape(o)
         self.shared = any(x.shape[0] != self.batch for x in (o.query, o.key, o.value))
         self.direct = len(wanted) == 1 and _is_the_scores(o, wanted[0])
         read = {node.op for node in postorder([o.program.weight])}
         axis = None if self.direct else _axis(o, wanted, read)
-        self.shares = _shares(o, axis or 0, keys, ctas, None if axis is None else ROOM)
-        if cuts and not self.direct and "kv_idx" not in read:
+        tables = any(o.program.aux[number].is_table for number in wanted)
+        room = room_beside_tables(skips) if tables else ROOM
+        self.shares = _shares(o, axis or 0, keys, ctas, None if axis is None else room)
+        if cuts and not self.direct and not tables and "kv_idx" not in read:
             self.shares = _cut(o, self.shares, keys, ctas)
-        self.sums = [BiasSum(o, number, wanted[0], self.shares) for number in wanted]
+        self.sums = [self._sum(o, number, wanted[0], ctas) for number in wanted]
+
+    def _sum(self, o: Operands[Tensor], number: int, stored: int, ctas: int) -> BiasSum | TableSum:
+        if o.program.aux[number].is_table:
+            batch, heads, *_ = score_shape(o)
+            first, parts = self.shares[0], len(self.shares)
+            slots = parts if first.axis == 0 else 1
+            batches = batch if first.axis else first.count
+            heads = first.count * first.group if first.axis and not first.whole else heads
+            own = {"slots": slots, "batches": max(batches, 1), "heads": heads}
+            return TableSum(o, number, stored, **own, ctas=ctas, last=self.shares[-1])
+        return BiasSum(o, number, stored, self.shares)
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the sums leave out tiles of scores that a mask empties."""
+        return all(isinstance(each, TableSum) and not each.sums_batches for each in self.sums)
 
     def scores(
         self, o: Operands[Tensor], first: Tensor, record: Record
@@ -186,8 +217,9 @@ class Division:
         """Each share, and the memory for its stored scores. first: The room of the first sum."""
         room: Tensor | None = None
         for share in self.shares:
-            if self.direct:
-                yield share, self.sums[0].on_axes(share, first)
+            only = self.sums[0]
+            if self.direct and isinstance(only, BiasSum):
+                yield share, only.on_axes(share, first)
                 continue
             query, cols = share.matrix(o.query, "q"), share.matrix(o.key, "k").shape[2]
             shape = (*query.shape[:3], -(-cols // ALIGNED) * ALIGNED)
@@ -225,7 +257,7 @@ def gradients(
             each.add(share, scores, total, part)
     requested = zip("qkv", (operands.query, operands.key, operands.value), needs, strict=False)
     grads = [like(rooms[letter], x) for letter, x, need in requested if need]
-    return grads + totals
+    return grads + [x.finished(total, o, part) for x, total in zip(sums, totals)]
 
 
 def unshared(o: Operands[Tensor]) -> Operands[Tensor]:
@@ -252,6 +284,8 @@ def _on_axes(o: Operands[Tensor], number: int) -> Tensor:
 
 def _is_the_scores(o: Operands[Tensor], number: int) -> bool:
     """Whether the kernel stores exactly the gradient of this operand: the same shape and layout."""
+    if o.program.aux[number].is_table:
+        return False
     shape, on_axes = score_shape(o), _on_axes(o, number)
     alike = o.aux[number].dtype == o.query.dtype and on_axes.shape == shape
     return alike and on_axes.is_contiguous() and shape[-1] % ALIGNED == 0
@@ -276,6 +310,13 @@ def _shares(o: Operands[Tensor], axis: int, keys: int, ctas: int, room: int | No
     count = _at_a_time(units, tiles, size, ctas, room) if room else units
     starts = range(0, max(units, 1), max(count, 1))
     return [Share(axis, i, min(count, units - i), group, len(starts) == 1) for i in starts]
+
+
+def room_beside_tables(skips: bool) -> int:
+    """Bytes of stored scores for a part beside gradients of tables. skips: See `Division`."""
+    # Key tiles under a mask differ in length. With two for each CTA a long one goes with a short
+    # one. Half of the memory is never touched then.
+    return TABLE_ROOM * (2 if skips else 1)
 
 
 def _cut(o: Operands[Tensor], shares: list[Share], keys: int, ctas: int) -> list[Share]:

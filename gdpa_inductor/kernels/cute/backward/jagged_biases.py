@@ -14,9 +14,11 @@ query tiles that it has met, or the other way round. Only tiles within hulls wer
 these are read. Within them, scores past the end of a sequence are zero.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,8 +28,13 @@ from ....operands import Operands, aux_from_axes, dtype_name, score_shape
 from ....sequences import Padding, padded_program
 from ..config import VECTOR, StoredTiling, whole_vectors
 from ..launcher import word_launcher
-from .biases import ROOM
+from ..replay import Record
+from .biases import ROOM, room_beside_tables
 from .roots import factor_of
+from .table_gradients import TableSum
+
+if TYPE_CHECKING:
+    from .launch import BackwardCall
 
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)  # dtypes in which sums may be stored
 # A sum over all rows is cut into chunks, so that the device has enough threads. torch adds the
@@ -49,6 +56,7 @@ class StoredScores:
     order: Any = None  # the number of the sequence in each slot, int64
     count: int | None = None  # how many sequences the launch computes
     tiling: Any = None  # a `StoredTiling`
+    sparse: bool = False  # whoever sums them knows which are not stored, so that none is cleared
 
     @property
     def matrices(self) -> list[Tensor]:
@@ -115,24 +123,40 @@ class JaggedDivision:
     """The launches of a call, and the sums.
 
     wanted: The numbers of the aux operands that need a gradient. tiling: The tiles that the kernel
-    stores.
+    stores. skips: As in `Division`.
     """
 
-    def __init__(self, o: Operands[Tensor], wanted: Sequence[int], tiling: StoredTiling) -> None:
+    def __init__(
+        self,
+        o: Operands[Tensor],
+        wanted: Sequence[int],
+        tiling: StoredTiling,
+        ctas: int,
+        skips: bool = False,
+    ) -> None:
         self.tiling, self.stored = tiling, wanted[0]
         batch, heads, rows, cols = score_shape(o)
-        width, self.most = whole_vectors(cols), batch
+        width, self.most, self.cols = whole_vectors(cols), batch, cols
         size = heads * rows * width * o.query.element_size()
-        launches = -(-batch // max(1, min(ROOM // max(size, 1), MOST)))
+        tables = any(o.program.aux[number].is_table for number in wanted)
+        room = room_beside_tables(skips) if tables else ROOM
+        launches = -(-batch // max(1, min(room // max(size, 1), MOST)))
         self.slots = -(-batch // max(launches, 1))
         self.scores = (self.slots, heads, rows, width)
         self.hulls = (self.slots, *tiling.units(o.key.shape[1], heads, rows, cols), 2)
-        self.sums = [JaggedSum(o, number, wanted[0], launches) for number in wanted]
+        own = {"slots": launches, "batches": self.slots, "heads": heads, "ctas": ctas}
+        self.sums = [
+            TableSum(o, number, wanted[0], **own)
+            if o.program.aux[number].is_table
+            else JaggedSum(o, number, wanted[0], launches)
+            for number in wanted
+        ]
 
     def launches(
-        self, order: Tensor, dtype: torch.dtype, rooms: Sequence[Tensor], arch: str, stream: int
+        self, order: Tensor, rooms: Sequence[Tensor], part: BackwardCall
     ) -> Iterator[StoredScores]:
         """The memory for each launch. Between launches its content is summed into `rooms`."""
+        dtype, arch, stream = part.read.query.dtype, part.plan.config.arch, part.stream
         scores = empty(self.scores, dtype, order.device)
         hulls = empty(self.hulls, torch.int32, order.device)
         for first in range(0, self.most, self.slots):
@@ -140,13 +164,27 @@ class JaggedDivision:
             stored = StoredScores(scores, hulls, order[first:], count, self.tiling)
             yield stored
             for each, room in zip(self.sums, rooms, strict=True):
-                each.add(stored, room, first > 0, arch, stream)
+                if isinstance(each, TableSum):
+                    own = scores[:count, ..., : self.cols]
+                    each.add_scores(own, room[:, first // self.slots], part, stored)
+                else:
+                    each.add(stored, room, first > 0, arch, stream)
 
-    def rooms(self, device: torch.device) -> list[Tensor]:
-        return [empty(each.shape, each.dtype, device) for each in self.sums]
+    def rooms(self, o: Operands[Tensor], record: Record) -> list[Tensor]:
+        return [
+            each.room(o, record)
+            if isinstance(each, TableSum)
+            else empty(each.shape, each.dtype, o.query.device)
+            for each in self.sums
+        ]
 
-    def finished(self, rooms: Sequence[Tensor], o: Operands[Tensor]) -> list[Tensor]:
-        return [each.finished(room, o) for each, room in zip(self.sums, rooms, strict=True)]
+    def finished(
+        self, rooms: Sequence[Tensor], o: Operands[Tensor], part: BackwardCall
+    ) -> list[Tensor]:
+        return [
+            each.finished(room, o, part) if isinstance(each, TableSum) else each.finished(room, o)
+            for each, room in zip(self.sums, rooms, strict=True)
+        ]
 
 
 def add_tiles(

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from ...._compat.device import empty
 from ....operands import Operands
+from ....program.expr import AXES
 from ....rejection import GDPAError
 from .. import launch
 from ..bounds import TileBounds, table
-from ..config import KernelConfig, TableKey
+from ..config import KernelConfig, TableKey, classes
 from ..launch import longest_first, place
 from ..launcher import Launcher
 from ..plan import LaunchPlan, aligned, plan_of
@@ -33,8 +34,8 @@ from .roots import (
     no_such_biases,
     no_such_dims,
     no_such_heads,
+    terms_of,
 )
-from .table_gradients import table_gradients
 
 Rooms = dict[str, Tensor]
 
@@ -86,24 +87,12 @@ def backward(
     record.begin((o.query, o.key, o.value, grad_out), o, plain)
     order = longest_first(read, plan.config, stream, record)
     call = BackwardCall(plan, o, read, gradient, order, ctas, stream, ordered, record)
-    tables, biases_need = plan.once(_divided, *needs)
-    if o.jagged or not any(biases_need[3:]):
-        grads = _at_once(call, biases_need, letters)
+    if o.jagged or not any(needs[3:]):
+        grads = _at_once(call, needs, letters)
     else:
-        grads = _in_parts(call, biases_need, letters, (fast, skip, kind), donated)
-    if tables:
-        own = dict(zip(_wanted(biases_need), grads[len(letters) :], strict=True))
-        own |= table_gradients(call, tables)
-        grads = grads[: len(letters)] + [own[number] for number in sorted(own)]
+        grads = _in_parts(call, needs, letters, (fast, skip, kind), donated)
     record.finish(grads)
     return grads
-
-
-def _divided(plan: LaunchPlan, *needs: bool) -> tuple[list[int], tuple[bool, ...]]:
-    """The tables that need a gradient, and which gradients are needed beside theirs."""
-    specs = plan.example.program.aux
-    tables = [number for number in _wanted(needs) if specs[number].is_table]
-    return tables, tuple(need and i - 3 not in tables for i, need in enumerate(needs))
 
 
 def _in_parts(
@@ -113,6 +102,8 @@ def _in_parts(
     plan, record, scratch = call.plan, call.record, dict[str, Tensor]()
     division = plan.once(_division, call.ctas, *_wanted(needs))
     stored = division.sums[0].number
+    first = division.shares[0]
+    alike = first.keys is None and plan.once(_skips_alike, stored, first.axis)
 
     def launch_share(
         share: biases.Share, o: Operands[Tensor], grad_out: Tensor, rooms: Rooms, scores: Tensor
@@ -122,6 +113,9 @@ def _in_parts(
             own, gradient = plan_of(o, *options), aligned(grad_out)
             read = own.readable(o)
             record.fails |= not own.plain or gradient is not grad_out
+        # Parts that skip the same tiles leave them zero for each other, if they share the memory.
+        cleared = alike and share != first and share.count == first.count
+        sparse = division.sparse or cleared
         part = replace(
             call,
             plan=own,
@@ -130,7 +124,7 @@ def _in_parts(
             grad_out=gradient,
             stored=stored,
             rooms=rooms,
-            launches=[StoredScores(scores)],
+            launches=[StoredScores(scores, sparse=sparse)],
             share=share,
             whole=call,
             cleared=True,
@@ -165,14 +159,13 @@ def _at_once(call: "BackwardCall", needs: Sequence[bool], letters: str) -> list[
         ]
     elif wanted:
         assert call.order is not None
-        division = plan.once(_jagged_division, *wanted)
-        rooms = division.rooms(o.query.device)
-        arch = plan.config.arch
-        launches = division.launches(call.order, o.query.dtype, rooms, arch, call.stream)
+        division = plan.once(_jagged_division, call.ctas, *wanted)
+        rooms = division.rooms(o, call.record)
+        launches = division.launches(call.order, rooms, call)
         call = replace(call, stored=division.stored, launches=launches)
     grads = GRADIENTS[plan.config.folder](call, letters)
     if division is not None:
-        aux_grads = division.finished(rooms, o)
+        aux_grads = division.finished(rooms, o, call)
     return [biases.like(grads[x], call.operand(x)) for x in letters] + aux_grads
 
 
@@ -181,8 +174,8 @@ def _wanted(needs: Sequence[bool]) -> list[int]:
 
 
 def _division(plan: LaunchPlan, ctas: int, *wanted: int) -> biases.Division:
-    config = plan.config
-    return biases.Division(plan.example, wanted, config.cols, ctas, config.cuts_keys)
+    config, skips = plan.config, masked(_last_kernel(plan, wanted[0]))
+    return biases.Division(plan.example, wanted, config.cols, ctas, config.cuts_keys, skips)
 
 
 def _overwrites(plan: LaunchPlan, stored: int) -> bool:
@@ -202,8 +195,16 @@ def _last_kernel(plan: LaunchPlan, stored: int) -> KernelConfig:
     return plan.config.backward_kernels(True, stored)[-1]
 
 
-def _jagged_division(plan: LaunchPlan, *wanted: int) -> JaggedDivision:
-    return JaggedDivision(plan.example, wanted, plan.config.tiling)
+def _skips_alike(plan: LaunchPlan, stored: int, axis: int) -> bool:
+    """Whether all shares along an axis skip the same tiles."""
+    config = _last_kernel(plan, stored)
+    zero = classes(config, terms_of(config)).zero
+    return AXES[axis] not in config.mod.axes_of([zero])
+
+
+def _jagged_division(plan: LaunchPlan, ctas: int, *wanted: int) -> JaggedDivision:
+    skips = masked(_last_kernel(plan, wanted[0]))
+    return JaggedDivision(plan.example, wanted, plan.config.tiling, ctas, skips)
 
 
 def _complaint(plan: LaunchPlan, *needs: bool) -> str:
@@ -329,7 +330,7 @@ class BackwardCall:
         for stored in launches:
             # The kernel may not store all scores.
             if stored is not None and stored.hulls is None:  # noqa: SIM102
-                if form.launcher is None or form.masked:
+                if form.launcher is None or (form.masked and not stored.sparse):
                     self.zero(stored.scores)
             if form.launcher is not None:
                 self.launch(form.launcher, others, stored)

@@ -77,9 +77,6 @@ class Walk(Fixed):
         head, slot = rest % self.heads, rest // self.heads
         if self.ranges.config.batch_first:
             head, slot = rest // self.dealt, rest % self.dealt
-        return self.tile(block, head, slot)
-
-    def tile(self, block, head, slot) -> ResidentTile:
         batch = slot if self.order is None else Int32(self.order[slot])
         (start, rows), (origin, length) = (
             sequence_rows(cu, batch, most, total)

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ....program.expr import POSITIONS, Expr, postorder
 from ....program.factors import factored, of_queries
 from .. import config
-from ..config import SHARED_MEMORY, TableRoom
+from ..config import SHARED_MEMORY, TableLayout
 
 ROWS, COLS = 64, 128  # a score tile of one warpgroup: 64 fp32 registers of a thread
 HALF = COLS // 2  # columns of a half tile of a bias: as wide as a swizzle
@@ -15,7 +16,38 @@ BARRIERS = 2048  # bytes for mbarriers, records and alignment
 NARROW = 128  # up to this head dim O has shared memory of its own
 REGISTERS = 192  # of a thread, for O, scores and weights
 TABLES = 17 << 10  # bytes for tables in shared memory, at most
+MOST_REPLICAS = 16
 INDICES = {"uint8": 1, "int8": 1, "int16": 2}  # bytes of the integers that TMA may load in tiles
+
+
+class TableRoom(NamedTuple):
+    """Learned tables in shared memory. Behind each is NaN.
+
+    replicas: How often each element lies there.
+    """
+
+    tables: tuple[TableLayout, ...]
+    replicas: int
+
+    @staticmethod
+    def within(size: int, lookups: Sequence[TableLayout]) -> "TableRoom":
+        """The first of these tables that fit into `size` bytes, with as many replicas as fit."""
+        tables = tuple(lookups)
+        while tables and TableRoom(tables, 1).size > size:
+            tables = tables[:-1]
+        replicas = 1
+        while replicas < MOST_REPLICAS and TableRoom(tables, 2 * replicas).size <= size:
+            replicas *= 2
+        return TableRoom(tables, replicas)
+
+    @property
+    def words(self) -> int:
+        return self.replicas * sum(x.size + 1 for x in self.tables)
+
+    @property
+    def size(self) -> int:
+        """Bytes"""
+        return 4 * self.words
 
 
 @dataclass(frozen=True)
@@ -64,6 +96,16 @@ class Sm90Config(config.KernelConfig):
         """The narrow integer operands of which places of tables are computed."""
         numbers = {x.value for x in postorder(self.mod.places.values()) if x.op == "aux"}
         return frozenset(x for x in numbers if self.aux[x] in INDICES)
+
+    @property
+    def gathered(self) -> list[TableLayout]:
+        """The tables whose places are read from operands."""
+        # Neighbouring scores look up anywhere in them, and would wait for many lines of the cache.
+        # Where places are distances, neighbours read neighbours.
+        places = self.mod.places.items()
+        read = {n for n, place in places if any(x.op == "aux" for x in postorder([place]))}
+        own = [x for x in self.lookups if self.mod.aux[x.number].axes <= {"b", "h"}]
+        return [x for x in own if x.number in read]
 
     @property
     def shared_tables(self) -> "TableRoom":

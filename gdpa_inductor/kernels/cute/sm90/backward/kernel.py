@@ -33,7 +33,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from ...backward.ranges import Heights, StreamedRanges
 from ...backward.roots import factor_of, masked, terms_of
-from ...config import SHARED_MEMORY, TableRoom, whole_vectors
+from ...config import SHARED_MEMORY, whole_vectors
 from ...operands import (
     AttentionKernel,
     KernelArguments,
@@ -46,8 +46,8 @@ from ...operands import (
 )
 from ...program import Program
 from ...sequences import Gaps
-from ...shared_tables import SharedTables
-from ..config import COLS, TABLES, Sm90Config
+from ..config import COLS, TABLES, Sm90Config, TableRoom
+from ..shared_tables import SharedTables
 from ..wgmma import WARPGROUP
 from .epilogue import KeyGradients
 from .fragments import HopperBackwardFragments

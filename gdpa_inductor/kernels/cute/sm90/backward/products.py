@@ -32,8 +32,8 @@ from ...backward.walk import ResidentTile
 from ...operands import Tiles
 from ...program import Program, ProgramLine
 from ...ranges import LANES
-from ...shared_tables import SharedTables
 from ...values import Fixed, Pair, choose, pair, select
+from ..shared_tables import SharedTables
 from ..wgmma import (
     WARPGROUP,
     IssueTurns,

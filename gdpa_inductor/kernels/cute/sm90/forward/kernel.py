@@ -45,8 +45,8 @@ from ...operands import (
 )
 from ...program import Program
 from ...sequences import Gaps
-from ...shared_tables import SharedTables
 from ..config import HALF, ROWS, Sm90Config
+from ..shared_tables import SharedTables
 from ..wgmma import MN, WARPGROUP, IssueTurns, K, tile_layout, tiled
 from ..wgmma import REGISTERS as FROM_REGISTERS
 from .bias import HopperBias, HopperIndex

@@ -25,9 +25,9 @@ from ...config import VECTOR
 from ...forward.ranges import KeyRanges
 from ...operands import Tiles
 from ...program import Program, Row
-from ...shared_tables import SharedTables
 from ...values import Fixed, Pair, choose, larger, pair
 from ..config import ROWS, Sm90Config
+from ..shared_tables import SharedTables
 from ..wgmma import (
     WARPGROUP,
     IssueTurns,

@@ -12,9 +12,10 @@ from typing import Any
 
 from cutlass import Float32, Int32, Int64, Uint32, Uint64, cute
 
-from .config import TableLayout, TableRoom
-from .program import Program, Row, element
-from .values import Fixed, Pair, each, select, smaller
+from ..config import TableLayout
+from ..program import Program, Row, element
+from ..values import Fixed, Pair, each, select, smaller
+from .config import TableRoom
 
 
 @dataclass
