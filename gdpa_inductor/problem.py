@@ -50,7 +50,7 @@ class Problem:
     jagged_key: bool = False
     total_rows: Size = 0
     total_cols: Size = 0
-    page: Size = 0  # the rows of a page; 0 if keys do not lie in pages
+    page: Size | None = None  # the rows of a page, if keys lie in pages
     # Which gradients a backward computes: of query, key, value and each aux operand. Empty in a
     # forward, and before the backward is known.
     needs: tuple[bool, ...] = ()
@@ -120,7 +120,7 @@ class Problem:
             jagged_key="k" in totals,
             total_rows=totals.get("q", 0),
             total_cols=totals.get("k", 0),
-            page=0 if operands.page_table is None else key.shape[2],
+            page=None if operands.page_table is None else key.shape[2],
             needs=needs,
             places=tuple(map(places_of, operands.aux, operands.program.aux)),
         )

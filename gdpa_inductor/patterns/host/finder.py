@@ -22,7 +22,7 @@ from torch.fx import Node
 
 from ...rejection import Code
 from ..result import Refused
-from . import effects, facts, functions, heads, places, products, row_sums
+from . import effects, facts, functions, heads, pages, places, products, row_sums
 from .candidates import Candidate, HostGraph
 from .functions import NO_WEIGHTS
 from .region import Region, Sink
@@ -38,6 +38,8 @@ class Through(enum.Flag):
     MASKS = enum.auto()
     # All views of padded values, up to what pads them.
     PADDING = enum.auto()
+    # Gathers of pages, and all views of their results.
+    PAGES = enum.auto()
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,11 @@ class Finder:
         behind = facts.walk(factors, lambda n: n.all_input_nodes if n in moved else ())
         # No factor is read from a table.
         stored = frozenset(filter(self.host.looks_up, (*closed, *behind)))
-        makers, leaves = self._upstream(end, inside, leaves, through, closed, stored)
+        paged = pages.PageReads()
+        if Through.PAGES in through:
+            paged = pages.page_reads(self.host, factors, closed, end)
+        closed = (*closed, *paged.ends)
+        makers, leaves = self._upstream(end, inside, leaves, through, closed, stored, paged.way)
         self._check_kinds(makers, leaves)
         region = Region(tuple(nodes), tuple(makers), tuple(leaves), sink)
         effects.check(self.host, region)
@@ -120,6 +126,7 @@ class Finder:
         through: Through,
         closed: Collection[Node],
         stored: frozenset[Node],
+        way: frozenset[Node],
     ) -> tuple[list[Node], list[Node]]:
         """Replace leaves by the pure calls that make them. Returns (makers, remaining leaves)."""
         makers: set[Node] = set()
@@ -129,7 +136,8 @@ class Finder:
             leaf = stack.pop()
             makes_sizes = isinstance(facts.value(leaf), (tuple, list)) and not facts.tensors(leaf)
             readable = makes_sizes or (
-                self._has_mode_of(end, leaf) and self._is_kind_of(through, leaf, stored)
+                self._has_mode_of(end, leaf)
+                and (leaf in way or self._is_kind_of(through, leaf, stored))
             )
             if leaf in closed or not readable or not self._is_repeatable(leaf, end):
                 remaining[leaf] = None
