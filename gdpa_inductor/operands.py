@@ -8,13 +8,13 @@ cu[b]:cu[b+1]. The first max_seqlen of them are computed, and M (or N) is max_se
 says what happens with offsets that decrease or leave the rows. `T` is a Tensor, or Inductor's IR of
 one during lowering.
 
-Keys may lie in pages, if no gradient is wanted. Then P pages of R rows are pools that all sequences
-share, and a page_table [B|1,n] of integers says which n of them hold the N = n·R rows of a sequence.
+Keys may lie in pages, where no gradient is wanted: P pages of R rows, which all sequences share. A
+page_table [B|1,n] of integers lists the pages of a sequence, which has N = n·R keys.
 
     pages     query as above       key [P,Hk,R,D]     value [P,Hv,R,Dv]
 
-Row j of sequence b is row j % R of page page_table[b, j // R]. A page that is not one of 0..P-1 has
-NaN in all rows. No address outside of the pools is read.
+Row j of sequence b is row j % R of page page_table[b, j // R]. A page outside of 0..P-1 has NaN in
+all rows, and no address outside of the pools is read.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ With dP = dO Vᵀ and `ScoreMod.gradients` the program's own derivative,
     dV = Pᵀ dO,   dS = dP · ∂P/∂s,   dQ = dS K,   dK = dSᵀ Q,   da = dP · ∂P/∂a,   each summed over
     broadcast dims.
 
-It holds the M×N scores. Keys and values are first copied from their pages. Jagged sides
-are padded first and their results unpadded (`sequences`). A score that does not exist has no weight and no gradient, whatever the program makes of it.
+It holds the M×N scores. Keys and values in pages are copied first. Jagged sides are padded, and
+their results unpadded (`sequences`). A score that does not exist has no weight and no gradient,
+whatever the program makes of it.
 """
 
 from __future__ import annotations

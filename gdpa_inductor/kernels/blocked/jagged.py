@@ -232,8 +232,8 @@ def _parts(o: Operands[Tensor]) -> Iterator[JaggedPart]:
             place = None if first is None else first[b]
             sides[side] = Rows(slice(b, b + 1), lengths[side][b], place)
         if o.page_table is not None:
-            own = o.page_table[b % o.page_table.shape[0]].unsqueeze(0)
-            sides["k"] = sides["k"]._replace(pages=own)
+            pages = o.page_table[b % o.page_table.shape[0]].unsqueeze(0)
+            sides["k"] = sides["k"]._replace(pages=pages)
         yield JaggedPart(each[b], sides, is_alone=True)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-import torch
 from torch.fx import Node
 
 from ...rejection import Code

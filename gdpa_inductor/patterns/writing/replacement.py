@@ -111,7 +111,8 @@ def _inputs(
             aux[number] = recipe.call(aten._to_copy.default, tensor, device=device)
     lengths = _lengths(recipe, understood.sides)
     scalars, program = understood.reading.scalars, understood.program
-    return Operands(query, key, value, aux, scalars, program, *lengths, table)
+    operands = Operands(query, key, value, aux, scalars, program, *lengths)
+    return replace(operands, page_table=table)
 
 
 def _result(
