@@ -232,6 +232,20 @@ def lays_out(node: Node) -> bool:
     return name(node) in functions.LAYOUTS
 
 
+def is_upcast(node: Node) -> bool:
+    """Whether a node is an exact cast that kernels do on the fly: from 16 bits to 32."""
+    inputs = [t for n in node.all_input_nodes for t in tensors(n)]
+    outputs = tensors(node)
+    return (
+        name(node) in functions.CASTS
+        and len(inputs) == len(outputs) == 1
+        and inputs[0].dtype in (torch.float16, torch.bfloat16)
+        and outputs[0].dtype == torch.float32
+        and inputs[0].device == outputs[0].device
+        and is_plain(node)
+    )
+
+
 def is_random(node: Node) -> bool:
     """Whether a call may draw random numbers."""
     if _RANDOM.search(name(node)):

@@ -17,7 +17,6 @@ import enum
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch.fx import Node
 
 from ...rejection import Code
@@ -164,7 +163,7 @@ class Finder:
         return here.transforms == 0 and (same or not _wants_gradients(leaf))
 
     def _is_kind_of(self, through: Through, leaf: Node, stored: frozenset[Node]) -> bool:
-        viewed = facts.is_view(leaf) or _is_upcast(leaf) or heads.leads_to_a_join(leaf)
+        viewed = facts.is_view(leaf) or facts.is_upcast(leaf) or heads.leads_to_a_join(leaf)
         known = Through.VIEWS in through and viewed
         known = known or (Through.MASKS in through and self.host.spreads(leaf, stored))
         if Through.PADDING in through:
@@ -278,20 +277,6 @@ def _is_pure(node: Node) -> bool:
         return False
     silent = facts.name(node) in functions.SHAPES | functions.ASSERTIONS
     return silent or bool(facts.tensors(node))
-
-
-def _is_upcast(node: Node) -> bool:
-    """Whether a node is an exact cast that kernels do on the fly: from 16 bits to 32."""
-    inputs = [t for n in node.all_input_nodes for t in facts.tensors(n)]
-    outputs = facts.tensors(node)
-    return (
-        facts.name(node) in functions.CASTS
-        and len(inputs) == len(outputs) == 1
-        and inputs[0].dtype in (torch.float16, torch.bfloat16)
-        and outputs[0].dtype == torch.float32
-        and inputs[0].device == outputs[0].device
-        and facts.is_plain(node)
-    )
 
 
 def _is_readable(user: Node, inside: set[Node]) -> bool:

@@ -56,7 +56,7 @@ def kept(gather: Node, why: str) -> Refused:
 def _way_to_gather(host: HostGraph, factor: Node, closed: Collection[Node]) -> list[Node]:
     """The calls from a factor back to the gather that makes it; empty if there is none."""
     way = [factor]
-    while facts.lays_out(way[-1]):
+    while facts.lays_out(way[-1]) or facts.is_upcast(way[-1]):
         way.append(way[-1].all_input_nodes[0])
     found = way[-1] not in closed and _is_gather(host, way[-1])
     return way if found else []
