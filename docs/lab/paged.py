@@ -95,6 +95,9 @@ def measured(function: Callable, given: list[Tensor], fused: bool, gpu: bool) ->
     compiled = torch.compile(function, dynamic=False, **fused_options)
     before = time.perf_counter()
     row: dict = {"fault": fault(function, compiled(*given), given)}
+    lowered = torch._dynamo.utils.counters["gdpa"]
+    row["lowered"] = [name for name in lowered if name.startswith("lowered_")]
+    lowered.clear()
     row["compile_s"] = round(time.perf_counter() - before, 1)
     if gpu:
         row["ms"] = round(median(lambda: compiled(*given)), 4)
