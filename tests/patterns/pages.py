@@ -178,7 +178,7 @@ def written_in_between(query, keys, values, table, lengths):
     return attend(query, key, value, lengths)
 
 
-@form("writes into the pages or their table later")
+@form("writes into them or their table later")
 def values_written_before_their_product(query, keys, values, table, lengths):
     key, value = heads(keys[table]), heads(values[table])
     weights = F.silu(query @ key.mT) * (torch.arange(N) < lengths[:, None, None, None])
@@ -186,7 +186,7 @@ def values_written_before_their_product(query, keys, values, table, lengths):
     return weights @ value
 
 
-@form("writes into the pages or their table later")
+@form("writes into them or their table later")
 def table_written_in_between(query, keys, values, table, lengths):
     key, value = heads(keys[table]), heads(values[table])
     table[:, 0] = 1
@@ -226,6 +226,12 @@ def strided_keys(query, keys, values, table, lengths):
     return attend(query, key, value, lengths)
 
 
+@form("K and V are not known to have as many pages")
+def more_values(query, keys, values, table, lengths):
+    values = torch.cat([values, values])
+    return subscript(query, keys, values, table, lengths)
+
+
 @form("it is no view of whole pages")
 def cut(query, keys, values, table, lengths):
     key, value = (heads(pool[table])[:, :, : N - 3] for pool in (keys, values))
@@ -245,7 +251,7 @@ def scores_in_fp32(query, keys, values, table, lengths):
     return (weights * (torch.arange(N) < lengths[:, None, None, None])) @ heads(values[table])
 
 
-@form("Q is read row by row")
+@form("queries are read in order")
 def queries_in_pages(query, keys, values, table, lengths):
     rows = torch.arange(B * M).view(B, M).flip(0)
     query = query.transpose(1, 2).flatten(0, 1)[rows].transpose(1, 2)

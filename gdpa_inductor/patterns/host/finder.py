@@ -89,7 +89,8 @@ class Finder:
         stored = frozenset(filter(self.host.looks_up, (*closed, *behind)))
         paged = pages.PageReads()
         if Through.PAGES in through:
-            paged = pages.page_reads(self.host, factors, closed, end)
+            outer = [factor for factor in factors if factor not in inside]
+            paged = pages.page_reads(self.host, outer, closed, end)
         closed = (*closed, *paged.ends)
         makers, leaves = self._upstream(end, inside, leaves, through, closed, stored, paged.way)
         self._check_kinds(makers, leaves)

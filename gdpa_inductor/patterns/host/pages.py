@@ -49,7 +49,7 @@ def page_reads(
 
 
 def kept(gather: Node, why: str) -> Refused:
-    reason = f"{places.describe(gather)} copies keys or values from their pages: {why}"
+    reason = f"{places.describe(gather)} copies pages: {why}"
     return Refused(Code.PAGES_COPIED, reason, gather)
 
 
@@ -80,4 +80,4 @@ def _check_writes(host: HostGraph, gather: Node, end: Node) -> None:
     sources = (n for n in gather.all_input_nodes if facts.tensors(n))
     storages = set[int]().union(*map(facts.storages, sources))
     for mutator in host.written(storages, host.order[gather], host.order[end]):
-        raise kept(gather, f"{places.describe(mutator)} writes into the pages or their table later")
+        raise kept(gather, f"{places.describe(mutator)} writes into them or their table later")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch.fx import Node
 
 from ..host.pages import kept
+from ..host.sizes import same
 from .frame import Digits, Index, atoms
 from .layout import Layout, shared_dims
 from .reading import Operand
@@ -34,7 +35,7 @@ def paging_of(layout: Layout, one: Callable[[Node, Node], bool]) -> Paging | Non
     """
     query, key, value = layout.query, layout.key, layout.value
     if query.pages is not None:
-        raise kept(query.leaf, "Q is read row by row")
+        raise kept(query.leaf, "queries are read in order")
     if key.pages is None and value.pages is None:
         return None
     if key.pages is None or value.pages is None:
@@ -44,6 +45,9 @@ def paging_of(layout: Layout, one: Callable[[Node, Node], bool]) -> Paging | Non
     alike = (table.index, table.wraps) == (other.index, other.wraps)
     if not alike or not one(table.leaf, other.leaf):
         raise kept(key.leaf, "K and V have different tables")
+    assert table.places is not None and other.places is not None
+    if not same(table.places, other.places):
+        raise kept(key.leaf, "K and V are not known to have as many pages")
     listed = tuple(atom for atom in layout.keys if atom in atoms(table.index))
     rows = layout.keys[len(listed) :]
     batch = layout.batch if atoms(table.index) & set(layout.batch) else ()
