@@ -1,5 +1,6 @@
 """Problems for the Triton forward whose keys and values lie in pages."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +44,33 @@ class PagedCase(JaggedCase):
         return *super().lengths(offsets), table
 
 
+@dataclass(frozen=True)
+class WrittenCase(PagedCase):
+    """Pages are written before the attention, and all of them after it."""
+
+    def function(self) -> Callable:
+        attention = super().function()
+
+        def run(grad_out, query, key, value, *rest):
+            _write(key, value)
+            (out,) = attention(grad_out, query, key, value, *rest)
+            for operand in (key, value, rest[-1]):
+                operand.mul_(0)
+            return [out]
+
+        return run
+
+    def expected(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        grad_out, query, *pools, table = (t.clone() for t in tensors)
+        _write(*pools)
+        return super().expected([grad_out, query, *pools, table])
+
+
+def _write(key: torch.Tensor, value: torch.Tensor) -> None:
+    key[1].mul_(2.0)
+    value[:, :, 5].mul_(-3.0)
+
+
 FEW = {"m": 3, "n": 1104, "b": 2}
 
 CASES = [
@@ -66,6 +94,8 @@ CASES = [
     PagedCase("paged_none", SILU, n=0),
     PagedCase("paged_jagged", SILU, n=96, lengths_q=(5, 0, 40, 1)),
     PagedCase("paged_jagged_halves", LAST, n=400, lengths_q=(70, 0, 130, 1), before=2, after=3),
+    WrittenCase("paged_written", SILU, n=96),
+    WrittenCase("paged_written_split", SILU, page=48, **FEW),
     PagedCase("paged_split", "sigmoid(s)", **FEW),
     PagedCase("paged_split_last", LAST, **FEW),
     PagedCase("paged_split_slots", SILU, page=1, pages=40, **FEW),

@@ -53,7 +53,8 @@ QUICK = {
     "table_shares_heads", "table_jagged_times", "table_jagged_dynamic",
     "paged", "paged_tail", "paged_slots", "paged_odd", "paged_shared_table", "paged_gqa",
     "paged_as_many_pages_as_sequences", "paged_length", "paged_dynamic", "paged_missing",
-    "paged_negative", "paged_jagged_halves", "paged_split_last", "paged_split_jagged",
+    "paged_written", "paged_negative", "paged_jagged_halves", "paged_split_last",
+    "paged_split_jagged",
 }  # fmt: skip
 
 # Every template and feature once: what the oldest Triton runs too.
