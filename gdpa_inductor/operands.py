@@ -7,12 +7,21 @@ A side is jagged if its cu_seqlens [B+1] (int32 or int64) is given. Sequence b o
 cu[b]:cu[b+1]. The first max_seqlen of them are computed, and M (or N) is max_seqlen. `sequences`
 says what happens with offsets that decrease or leave the rows. `T` is a Tensor, or Inductor's IR of
 one during lowering.
+
+Keys may lie in pages, where no gradient is wanted: P pages of R rows, which all sequences share. A
+page_table [B|1,n] of integers lists the pages of a sequence, which has N = n·R keys.
+
+    pages     query as above       key [P,Hk,R,D]     value [P,Hv,R,Dv]
+
+Row j of sequence b is row j % R of page page_table[b, j // R]. A page outside of 0..P-1 has NaN in
+all rows, and no address outside of the pools is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import nan
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -46,6 +55,7 @@ class Operands(Generic[T]):
     cu_seqlens_k: T | None = None
     max_seqlen_q: Any = 0
     max_seqlen_k: Any = 0
+    page_table: T | None = None
 
     @property
     def jagged(self) -> bool:
@@ -70,12 +80,12 @@ class Operands(Generic[T]):
 
     @property
     def lengths(self) -> tuple[Any, ...]:
-        """The last four arguments of the ops."""
+        """The last four arguments of the ops, but for a page table."""
         return self.cu_seqlens_q, self.cu_seqlens_k, self.max_seqlen_q, self.max_seqlen_k
 
     def flat(self) -> list[Any]:
         """All tensors and sizes in a list. Absent ones are left out."""
-        items = [*self.differentiable, *self.scalars, *self.lengths]
+        items = [*self.differentiable, *self.scalars, *self.lengths, self.page_table]
         return [item for item in items if item is not None]
 
     def filled(self, flat: Sequence[Any]) -> Operands[Any]:
@@ -84,9 +94,8 @@ class Operands(Generic[T]):
         query, key, value = next(items), next(items), next(items)
         aux, scalars = [next(items) for _ in self.aux], [next(items) for _ in self.scalars]
         cu_q, cu_k = (None if cu is None else next(items) for cu in self.lengths[:2])
-        return Operands(
-            query, key, value, aux, scalars, self.program, cu_q, cu_k, next(items), next(items)
-        )
+        lengths = cu_q, cu_k, next(items), next(items), next(items, None)
+        return Operands(query, key, value, aux, scalars, self.program, *lengths)
 
     def with_aux(self, aux: Sequence[T]) -> Operands[T]:
         return replace(self, aux=aux)
@@ -97,6 +106,8 @@ def score_shape(operands: Operands[Tensor]) -> tuple[Any, Any, Any, Any]:
     o = operands
     rows = o.query.shape[2] if o.cu_seqlens_q is None else o.max_seqlen_q
     cols = o.key.shape[2] if o.cu_seqlens_k is None else o.max_seqlen_k
+    if o.page_table is not None:
+        cols *= o.page_table.shape[1]
     return _batch(o), o.query.shape[1], rows, cols
 
 
@@ -104,7 +115,25 @@ def _batch(o: Operands[Tensor]) -> Any:
     for offsets in (o.cu_seqlens_q, o.cu_seqlens_k):
         if offsets is not None:
             return offsets.shape[0] - 1
-    return next((t.shape[0] for t in (o.query, o.key, o.value) if not _is_one(t.shape[0])), 1)
+    keys = (o.key, o.value) if o.page_table is None else (o.page_table,)
+    return next((t.shape[0] for t in (o.query, *keys) if not _is_one(t.shape[0])), 1)
+
+
+def gathered(operands: Operands[Tensor]) -> Operands[Tensor]:
+    """The same, with keys and values copied from their pages in the order of their rows."""
+    if operands.page_table is None:
+        return operands
+    table = operands.page_table
+    key, value = (rows_of_pages(pool, table) for pool in (operands.key, operands.value))
+    return replace(operands, key=key, value=value, page_table=None)
+
+
+def rows_of_pages(pool: Tensor, table: Tensor) -> Tensor:
+    """A copy [B|1,H,n·R,D] of rows of pages [P,H,R,D]."""
+    table = table.long()
+    missing = (table < 0) | (table >= pool.shape[0])
+    pages = pool[table.masked_fill(missing, 0)].masked_fill(missing[..., None, None, None], nan)
+    return pages.transpose(1, 2).flatten(2, 3)
 
 
 def output_shape(operands: Operands[Tensor]) -> tuple[Any, ...]:
@@ -130,7 +159,7 @@ def check(operands: Operands[Tensor]) -> None:
         if offsets is not None:
             check_form(name, offsets)
             _check_not_empty(name, offsets.shape[0])
-    for other in (o.key, o.value, *o.aux, o.cu_seqlens_q, o.cu_seqlens_k):
+    for other in (o.key, o.value, *o.aux, o.cu_seqlens_q, o.cu_seqlens_k, o.page_table):
         if other is not None and other.device != o.query.device and other.dim() > 0:
             raise GDPAError(f"operands are on {o.query.device} and {other.device}")
     if o.key.dtype != o.query.dtype:
@@ -138,6 +167,7 @@ def check(operands: Operands[Tensor]) -> None:
     _fits("head dim of query and key", o.query.shape[-1], o.key.shape[-1])
     length = 2 if o.cu_seqlens_k is None else 0
     _fits("length of key and value", o.key.shape[length], o.value.shape[length])
+    _check_pages(o)
     _check_batch(o, matrices)
     _check_heads(o)
     _check_aux(o)
@@ -147,9 +177,24 @@ def _check_batch(o: Operands[Tensor], matrices: Sequence[tuple[str, Tensor, Any]
     batch = _batch(o)
     if o.cu_seqlens_q is not None and o.cu_seqlens_k is not None:
         _fits("batch of cu_seqlens_k", o.cu_seqlens_k.shape[0] - 1, batch)
+    if o.page_table is not None:
+        matrices = (matrices[0], ("page_table", o.page_table, None))
     for name, tensor, offsets in matrices:
         if offsets is None and not _is_one(tensor.shape[0]):
             _fits(f"batch of {name}", tensor.shape[0], batch)
+
+
+def _check_pages(o: Operands[Tensor]) -> None:
+    table = o.page_table
+    if table is None:
+        return
+    if o.cu_seqlens_k is not None:
+        raise GDPAError("keys lie in pages, or have cu_seqlens_k, not both")
+    if table.dim() != 2 or kind_of(table.dtype) != "i":
+        shape = tuple(table.shape)
+        raise GDPAError(f"page_table must be integers [batch, pages], not {table.dtype} {shape}")
+    _fits("number of pages of key and value", o.key.shape[0], o.value.shape[0])
+    _check_not_empty("key", o.key.shape[0])
 
 
 def _check_heads(o: Operands[Tensor]) -> None:

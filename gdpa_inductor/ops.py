@@ -3,8 +3,8 @@
 Layout: query [B,H,M,D], key [Bk,Hk,N,D], value [Bv,Hv,N,Dv], output [B,H,M,Dv] contiguous in
 value's dtype. The batch of each operand is B or 1. H is a multiple of Hk and of Hv, and query head
 h reads key head h // (H/Hk). A side whose cu_seqlens is given is jagged instead (`operands`): query
-and output [Lq,H,·], key and value [Lk,·,·]. Lengths are read on the device only. Saved for the
-backward: the operands.
+and output [Lq,H,·], key and value [Lk,·,·]. With a page_table key and value are pools of pages, and
+there is no backward. Lengths are read on the device only. Saved for the backward: the operands.
 
 The eager implementation is the `reference`: any device and float dtype, and it holds the scores.
 Forms for single backends, such as gdpa::attention_cpu, take the same operands, and differ in their
@@ -32,7 +32,7 @@ from .rejection import GDPAError
 T = TypeVar("T")
 OPERANDS = ("query", "key", "value", "aux", "scalars", "score_mod")
 LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
-DENSE = (None, None, 0, 0)  # lengths where none are given; they end every order of arguments
+DENSE = (None, None, 0, 0)  # lengths where none are given
 TYPES: Mapping[str, str] = {
     "grad_out": "Tensor grad_out",
     "query": "Tensor query",
@@ -47,6 +47,7 @@ TYPES: Mapping[str, str] = {
     "cu_seqlens_k": "Tensor? cu_seqlens_k=None",
     "max_seqlen_q": "SymInt max_seqlen_q=0",
     "max_seqlen_k": "SymInt max_seqlen_k=0",
+    "page_table": "Tensor? page_table=None",
     "fast": "bool fast=True",
     "skip": "bool skip=True",
     "ordered": "bool ordered=True",
@@ -79,12 +80,19 @@ class Signature:
     name: str
     backward: bool = False
     keywords: tuple[str, ...] = ()  # its options; without any they are a string, `kernel_options`
+    pages: bool = False  # keys and values may lie in pages
+
+    @property
+    def trailing(self) -> dict[str, Any]:
+        """The last arguments, with their defaults."""
+        lengths = dict(zip(LENGTHS, DENSE, strict=True))
+        return lengths | ({"page_table": None} if self.pages else {})
 
     @functools.cached_property
     def positional(self) -> tuple[str, ...]:
         cotangent, needs = (("grad_out",), ("needs",)) if self.backward else ((), ())
         options = () if self.keywords else ("kernel_options",)
-        return (*cotangent, *OPERANDS, *needs, *options, *LENGTHS)
+        return (*cotangent, *OPERANDS, *needs, *options, *self.trailing)
 
     @property
     def schema(self) -> str:
@@ -99,17 +107,16 @@ class Signature:
 
     def bind(self, *args: Any, **kwargs: Any) -> Arguments[Any]:
         """From what the dispatcher hands over, which leaves trailing defaults out."""
-        missing = len(self.positional) - len(args)
-        if 0 < missing <= len(DENSE) and kwargs.keys().isdisjoint(self.positional):
-            args += DENSE[-missing:]
+        missing, defaults = len(self.positional) - len(args), self.trailing
+        if 0 < missing <= len(defaults) and kwargs.keys().isdisjoint(self.positional):
+            args += tuple(defaults.values())[-missing:]
         elif missing > 0:
-            lengths = zip(LENGTHS, DENSE, strict=True)
             leading = zip(self.positional, args, strict=False)
-            args, kwargs = self._in_order({**dict(lengths), **dict(leading), **kwargs})
+            args, kwargs = self._in_order({**defaults, **dict(leading), **kwargs})
         first = 1 if self.backward else 0
         last = first + len(OPERANDS)
-        operands = operands_of(*args[first:last], *args[-len(LENGTHS) :])
-        options = kwargs if self.keywords else {"kernel_options": args[-len(LENGTHS) - 1]}
+        operands = operands_of(*args[first:last], *args[-len(defaults) :])
+        options = kwargs if self.keywords else {"kernel_options": args[-len(defaults) - 1]}
         if not self.backward:
             return Arguments(operands, options=options)
         return Arguments(operands, args[0], tuple(args[last]), options)
@@ -128,6 +135,7 @@ class Signature:
                 "score_mod": str(o.program),
                 "needs": list(arguments.needs),
                 **dict(zip(LENGTHS, o.lengths, strict=True)),
+                "page_table": o.page_table,
                 **arguments.options,
             }
         )
@@ -160,7 +168,7 @@ def operands_of(
     return Operands(query, key, value, aux or [], scalars or [], program, *lengths)
 
 
-ATTENTION = Signature("attention")
+ATTENTION = Signature("attention", pages=True)
 BACKWARD = Signature("attention_backward", backward=True)
 _LIBRARY = torch.library.Library("gdpa", "DEF")
 
@@ -238,6 +246,8 @@ def _strides(o: Operands[Tensor]) -> list[tuple[Any, ...]]:
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     arguments = ATTENTION.bind(*inputs)
     o = arguments.operands
+    if o.page_table is not None:
+        raise GDPAError("gdpa::attention has no gradient of keys in pages")
     ctx.save_for_backward(o.query, o.key, o.value, o.cu_seqlens_q, o.cu_seqlens_k, *o.aux)
     ctx.scalars, ctx.program, ctx.longest = o.scalars, o.program, o.lengths[2:]
     ctx.options = arguments.options
@@ -284,7 +294,7 @@ def _blocked() -> Any:
 
 
 # skip: leave out blocks where all scores are masked
-CPU_FORWARD = Signature("attention_cpu", keywords=("skip",))
+CPU_FORWARD = Signature("attention_cpu", keywords=("skip",), pages=True)
 CPU_BACKWARD = Signature("attention_cpu_backward", backward=True, keywords=("skip",))
 CPU_FORWARD.register(_LIBRARY, "CPU", lambda call: _blocked().forward_on_cpu(call), fake_output)
 CPU_BACKWARD.register(

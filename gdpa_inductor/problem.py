@@ -27,6 +27,8 @@ class Problem:
     key    [·, key_heads, cols, head_dim], or jagged [total_cols, key_heads, head_dim]
     value  [·, value_heads, cols, value_dim], or jagged [total_cols, value_heads, value_dim]
 
+    Keys and values in pages have `page` rows in place of the cols.
+
     The rows (or cols) of a jagged side are its max_seqlen.
     """
 
@@ -48,6 +50,7 @@ class Problem:
     jagged_key: bool = False
     total_rows: Size = 0
     total_cols: Size = 0
+    page: Size | None = None  # the rows of a page, if keys lie in pages
     # Which gradients a backward computes: of query, key, value and each aux operand. Empty in a
     # forward, and before the backward is known.
     needs: tuple[bool, ...] = ()
@@ -122,6 +125,7 @@ class Problem:
             jagged_key="k" in totals,
             total_rows=totals.get("q", 0),
             total_cols=totals.get("k", 0),
+            page=None if operands.page_table is None else key.shape[2],
             needs=needs,
             places=tuple(map(places_of, operands.aux, operands.program.aux)),
         )

@@ -8,8 +8,9 @@ With dP = dO Vᵀ and `ScoreMod.gradients` the program's own derivative,
     dV = Pᵀ dO,   dS = dP · ∂P/∂s,   dQ = dS K,   dK = dSᵀ Q,   da = dP · ∂P/∂a,   each summed over
     broadcast dims.
 
-It holds the M×N scores. Jagged sides are padded first and their results unpadded (`sequences`). A
-score that does not exist has no weight and no gradient, whatever the program makes of it.
+It holds the M×N scores. Keys and values in pages are copied first. Jagged sides are padded, and
+their results unpadded (`sequences`). A score that does not exist has no weight and no gradient,
+whatever the program makes of it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .operands import (
     add_by_place,
     aux_from_axes,
     aux_on_axes,
+    gathered,
     on_axis,
     score_shape,
 )
@@ -78,6 +80,7 @@ def program_leaves(
 
 def reference(operands: Operands[Tensor]) -> Tensor:
     """The output, [B,H,M,Dv] or, for a jagged query, [Lq,H,Dv]; contiguous, in value's dtype."""
+    operands = gathered(operands)
     if not operands.jagged:
         return _dense(operands, None)
     padding = Padding.of(operands)

@@ -148,6 +148,11 @@ class Code(enum.Enum):
         "look up in a view of the table, at one index of integers",
     )
 
+    PAGES_COPIED = _unsupported(
+        "keys and values that lie in pages are copied before they are read",
+        "gather whole pages of K and V by one table, and read the copy by views alone",
+    )
+
     NORMALISED = _not_gdpa("the weights are normalised along a row or column (softmax, sum, norm)")
     REDUCTION = _not_gdpa("a reduction or scan runs over the scores")
     CROSS_ELEMENT = _not_gdpa("an element of the weights depends on several scores")

@@ -11,13 +11,14 @@ LENGTHS = (
     "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
     "SymInt max_seqlen_q=0, SymInt max_seqlen_k=0"
 )
+PAGED = f"{LENGTHS}, Tensor? page_table=None"
 SCHEMAS = {
-    ATTENTION: f"attention({OPERANDS}, str kernel_options, {LENGTHS}) -> Tensor",
+    ATTENTION: f"attention({OPERANDS}, str kernel_options, {PAGED}) -> Tensor",
     BACKWARD: (
         f"attention_backward(Tensor grad_out, {OPERANDS}, bool[] needs, str kernel_options, "
         f"{LENGTHS}) -> Tensor[]"
     ),
-    CPU_FORWARD: f"attention_cpu({OPERANDS}, {LENGTHS}, *, bool skip=True) -> Tensor",
+    CPU_FORWARD: f"attention_cpu({OPERANDS}, {PAGED}, *, bool skip=True) -> Tensor",
     CPU_BACKWARD: (
         f"attention_cpu_backward(Tensor grad_out, {OPERANDS}, bool[] needs, {LENGTHS}, *, "
         "bool skip=True) -> Tensor[]"
@@ -47,7 +48,8 @@ def test_a_call_by_name_is_the_call_by_position(signature):
     leading = [grad] if signature.backward else []
     needs = [[True, False, True, True]] if signature.backward else []
     options = [] if signature.keywords else ["kernel=cpu"]
-    args = (*leading, query, key, value, [aux], [7], program, *needs, *options, None, offsets, 0, 9)
+    lengths, pages = (None, offsets, 0, 9), [offsets] if signature.pages else []
+    args = (*leading, query, key, value, [aux], [7], program, *needs, *options, *lengths, *pages)
     keywords = dict.fromkeys(signature.keywords, False)
     arguments = signature.bind(*args, **keywords)
     assert arguments.operands.cu_seqlens_k is offsets and arguments.operands.max_seqlen_k == 9
@@ -63,6 +65,7 @@ def test_trailing_defaults_may_be_left_out():
     x = torch.zeros(1)
     arguments = ATTENTION.bind(x, x, x, None, None, "silu(s)", "")
     assert arguments.operands.lengths == (None, None, 0, 0)
+    assert ATTENTION.bind(x, x, x, [], [], "silu(s)", "", None, x).operands.page_table is None
     assert arguments.operands.aux == [] and arguments.options == {"kernel_options": ""}
 
 

@@ -67,6 +67,9 @@ class Points:
             start, _ = self.call.span(self.exact, self.call.cu_key)
             self.key_row = start + self.at["kv_idx"]
             self.at["k"] = self.key_row.clamp(0, self.call.key.sizes[0] - 1)
+        if self.call.pages is not None:
+            self.page = self.call.page_of(self.exact, self.at)
+            self.at["page"] = self.page.clamp(0, self.call.key.sizes[0] - 1)
 
     def exists(self) -> tuple[Tensor, Tensor]:
         """(lanes whose row exists, lanes whose key exists). On a jagged side they may not exist."""
@@ -77,6 +80,13 @@ class Points:
             key = self.at["kv_idx"] < self.call.span(self.exact, self.call.cu_key)[1]
             row = row & (self.at["k"] == self.key_row)  # else no place of the values
         return row & self.exact.valid, key
+
+    @property
+    def missing(self) -> Tensor:
+        """Lanes whose key lies in no page, though eager raises no error."""
+        if self.call.pages is None:
+            return torch.zeros(COUNT, dtype=torch.bool)
+        return self.exact.valid & (self.at["page"] != self.page)
 
     def split(
         self, products: Sequence[Event], sides: Sequence[Side], gaps: list[Tensor] | None = None

@@ -20,7 +20,7 @@ class Fused:
     """The call.
 
     batch, heads, rows, keys, width: B, H, M, N, D.
-    jagged: Whether a side is. total: All rows of a jagged side.
+    jagged: Whether a side is. total: All rows of a jagged side. pages: The page table.
     """
 
     def __init__(self, event: Event) -> None:
@@ -35,12 +35,17 @@ class Fused:
         self.cu_key: Ref | None = arguments["cu_seqlens_k"]
         self.rows = self.query.sizes[2] if self.cu_query is None else int(arguments["max_seqlen_q"])
         self.keys = self.key.sizes[2] if self.cu_key is None else int(arguments["max_seqlen_k"])
+        self.pages: Ref | None = arguments["page_table"]
+        dense = operands
+        if self.pages is not None:
+            self.keys *= self.pages.sizes[1]
+            dense = [self.query, self.pages]
         self.heads, self.width = self.query.sizes[1], self.query.sizes[-1]
         sides = ((self.query, self.cu_query), (self.key, self.cu_key))
         jagged = [(place.sizes[0], cu) for place, cu in sides if cu is not None]
         self.jagged = bool(jagged)
         self.total = min((rows for rows, _ in jagged), default=1)
-        self.batch = max(operand.sizes[0] for operand in operands)
+        self.batch = max(operand.sizes[0] for operand in dense)
         if jagged:
             self.batch = jagged[0][1].sizes[0] - 1
         extents = {"b": self.batch, "h": self.heads, "q_idx": self.rows, "kv_idx": self.keys}
@@ -75,7 +80,15 @@ class Fused:
         head = at["h"] // (self.heads // place.sizes[1])
         if self.cu_key is not None:
             return at["k"], head, channel
+        if self.pages is not None:
+            return at["page"], head, at["kv_idx"] % self.key.sizes[2], channel
         return _shared(place, at["b"]), head, at["kv_idx"], channel
+
+    def page_of(self, ev: Evaluator, at: dict[str, Tensor]) -> Tensor:
+        """The page that holds the key of a score."""
+        assert self.pages is not None
+        place = _shared(self.pages, at["b"]), at["kv_idx"] // self.key.sizes[2]
+        return ev.element(self.pages, self.event.number, place).long()
 
     def aux_at(self, number: int, at: dict[str, Tensor]) -> Index:
         """The index into an operand of the program, by its access map. at: "t" in it is the place

@@ -232,7 +232,7 @@ class Proof:
         near = [row, key, row, key, one, one, row + 1, key + 1, row - 1, key - 1]
         apart = [(row - key).abs(), row - key, key - row, torch.maximum(row, key) + 1]
         sums = [one + row, one + key, one - row, one - key]
-        sizes = list(call.places.values())
+        sizes = [*call.places.values(), *([call.key.sizes[0]] if call.pages is not None else [])]
         ends = [torch.zeros_like(row), *(torch.full_like(row, n - 1) for n in sizes)]
         places = [x for n in sizes for x in positions([n] * 3, self.seed, f"{n}", ())]
         return torch.stack([*near, *ends, *apart, *sums, *places], 1)
@@ -276,6 +276,8 @@ class Proof:
         if bool((padding & valid & row & ~exists).any()):
             raise self._fault("keys past the end of a sequence count")
         valid = valid & row & exists
+        if bool((points.missing & valid).any()):
+            raise self._fault("a key is read from a page that is not there")
         if bool((points.value_apart(value) & valid).any()):
             raise self._fault("other values are summed")
         return valid

@@ -30,6 +30,7 @@ from ..operands import (
     aux_on_axes,
     aux_sums,
     check,
+    gathered,
     in_order,
     output_shape,
     score_shape,
@@ -55,7 +56,7 @@ log = logging.getLogger("gdpa_inductor")
 
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 _KEYWORDS = ("fp32_scores", "lengths_vary")
-FORWARD = Signature("attention_chunked", keywords=_KEYWORDS)
+FORWARD = Signature("attention_chunked", keywords=_KEYWORDS, pages=True)
 BACKWARD = Signature("attention_chunked_backward", backward=True, keywords=_KEYWORDS)
 # Tiles so small that two CTAs fit on a multiprocessor: one multiplies while the other stores.
 _CONFIG = Config(128, 128, 8, 3)
@@ -91,7 +92,7 @@ def _count(call: Call) -> None:
     """Count the launches of a call whose sizes are known."""
     if not call.static or call.problem.jagged or 0 in score_shape(call.fakes.operands):
         return
-    o = _chunked(call.fakes.operands, {"fp32_scores": call.options.fp32_scores})
+    o = _chunked(gathered(call.fakes.operands), {"fp32_scores": call.options.fp32_scores})
     sums = any(call.needs[3:])
     names = _wanted(call.needs) if call.backward else ["out"]
     planned = loop.call_of(o, names, call.fakes.grad_out if call.backward else None, sums)
@@ -157,7 +158,7 @@ def register_product() -> None:
 
 
 def _attention(arguments: Arguments[Tensor]) -> Tensor:
-    o = arguments.operands
+    o = gathered(arguments.operands)
     register_product()  # a kernel may be compiled
     with torch.no_grad(), no_autocast(o.query.device):
         padding = Padding.of(o)
@@ -237,7 +238,7 @@ def forward_on_cpu(arguments: Arguments[Tensor]) -> Tensor:
             return reference(o)
         size = output_shape(o)
         # Rows that no sequence owns stay zero.
-        out = o.value.new_zeros(size) if o.jagged else o.value.new_empty(size)
+        out = o.value.new_zeros(size) if _one_by_one(o) else o.value.new_empty(size)
         _run_on_cpu(arguments, _on_axes(o, jagged.standing(o.program.aux)), Results({"out": out}))
     return out
 
@@ -260,10 +261,17 @@ def backward_on_cpu(arguments: Arguments[Tensor]) -> list[Tensor]:
     return _gradients(o, grads, restored)
 
 
+def _one_by_one(o: Operands[Tensor]) -> bool:
+    """Whether sequences are computed one after the other. So no more is copied than the pages of
+    one.
+    """
+    return o.jagged or o.page_table is not None
+
+
 def _run_on_cpu(arguments: Arguments[Tensor], aux: list[Tensor], results: Results) -> None:
     """aux: The aux operands on four axes."""
     o, grad_out, skip = arguments.operands, arguments.grad_out, arguments.options.get("skip", True)
-    if o.jagged:
+    if _one_by_one(o):
         jagged.run(o.with_aux(aux), results, grad_out, skip)
     else:
         operands = BlockOperands.on_cpu(

@@ -175,9 +175,16 @@ def strange_dtypes(problem: Problem) -> str:
     return f"an operand between the products is {strange[0]}" if strange else ""
 
 
+def copied_pages(problem: Problem) -> str:
+    return "" if problem.page is None else "keys and values are copied from their pages"
+
+
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-_ON_CPU = Rule(Code.SLOWER, not_on_cpu, quiet=True)
+_NEVER = (
+    Rule(Code.SLOWER, not_on_cpu, quiet=True),
+    Rule(Code.SLOWER, copied_pages, quiet=True),
+)
 BACKEND = Backend(
     name="chunked",
     devices=("cuda", "cpu", "xpu", "mps"),
@@ -186,8 +193,8 @@ BACKEND = Backend(
         Rule(Code.LOWERING, padded_to_all),
         Rule(Code.LOWERING, unsummed_tables),
     ),
-    pays=(_ON_CPU, Rule(Code.SLOWER, slower, quiet=True)),
-    frugal=(_ON_CPU, Rule(Code.SLOWER, lambda problem: slower(problem, SLACK), quiet=True)),
+    pays=(*_NEVER, Rule(Code.SLOWER, slower, quiet=True)),
+    frugal=(*_NEVER, Rule(Code.SLOWER, lambda problem: slower(problem, SLACK), quiet=True)),
     about=lambda problem: f"about {estimate(problem).launches} launches",
     by_name=("xpu", "mps"),  # it has not been run there
     lower=lower_in_chunks,

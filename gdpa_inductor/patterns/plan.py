@@ -19,7 +19,7 @@ from ..options import Options
 from ..problem import Problem
 from ..rejection import Code, Rejection
 from . import profit, tables
-from .host import facts, heads, places, row_sums
+from .host import facts, heads, pages, places, row_sums
 from .host.candidates import Candidate, HostGraph, is_index
 from .host.finder import Finder, Through
 from .host.functions import REASONS
@@ -80,7 +80,7 @@ class Attempt:
         return self.rows or self.keys
 
 
-_MASKS = Through.VIEWS | Through.MASKS
+_MASKS = Through.VIEWS | Through.MASKS | Through.PAGES
 _PADDING = _MASKS | Through.PADDING
 
 # The best attempt comes first, and each later one needs less. A jagged side computes no padded rows
@@ -257,8 +257,12 @@ class Analyst:
         return self.graph.in_order(joins)[-1] if joins else node
 
     def _stored(self, candidate: Candidate, closed: Mapping[Node, Refused]) -> Iterator[Rejection]:
-        """Why biases that are looked up are operands."""
+        """Why pages are gathered, and why biases that are looked up are operands."""
+        copied = [x for x in closed.values() if x.code is Code.PAGES_COPIED]
+        yield from (rejection(candidate, refusal) for refusal in copied[:1])
         for node, refusal in closed.items():
+            if refusal in copied:
+                continue
             if self.graph.looks_up(node):
                 reason = f"{places.describe(node)}: {refusal.reason}"
                 yield rejection(candidate, Refused(Code.TABLE_STORED, reason))
@@ -314,7 +318,9 @@ class Analyst:
         recipe, result, problem = replacement(self.graph, region, understood, self.options)
         leaves = tuple(operand.leaf for operand in understood.operands)
         biases = leaves if problem.training else ()
-        looking = list(filter(self.graph.looks_up, region.makers))
+        key = understood.layout.key.leaf
+        copies = (key, understood.layout.value.leaf)
+        looking = [n for n in region.makers if self.graph.looks_up(n) and n not in copies]
         if problem.training:
             problem = replace(problem, crowded=tables.crowded(self.graph, [*biases, *looking]))
         profit.check(problem, rank, self.options.profit)
@@ -327,13 +333,19 @@ class Analyst:
             reason = "a symbolic size cannot be computed from the graph's inputs"
             raise Refused(Code.ANALYSIS, reason)
         known = self.padding.pads
+        try:
+            choice = self._choice(problem, looking, understood)
+        except Refused as refusal:
+            if problem.page is None or refusal.node is not None:
+                raise
+            raise pages.kept(key, refusal.reason) from refusal
         return RegionPlan(
             candidate=candidate,
             region=region,
             recipe=recipe,
             result=result,
             problem=problem,
-            choice=self._choice(problem, looking, understood),
+            choice=choice,
             rank=rank,
             pads=tuple(n for leaf in region.leaves if leaf in known for n in known[leaf].calls),
             biases=biases,

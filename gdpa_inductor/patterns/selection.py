@@ -141,6 +141,8 @@ def _beside(
     first, plans = earlier.plans[0], (*earlier.plans, plan)
     if first.candidate.firsts != plan.candidate.firsts or _trains(plans, writer):
         return None
+    if first.problem.page is not None:  # pools are not copied
+        return None
     if not _may_move(plan, first, writer):
         return None
     try:

@@ -221,6 +221,8 @@ def match_lines(match: Match) -> Iterator[str]:
     yield shapes(problem)
     if problem.jagged:
         yield jagged(problem)
+    if problem.page is not None:
+        yield f"K and V are read in pages of {problem.page} rows"
     if problem.score_bytes is not None:
         yield f"scores: {mebibytes(problem.score_bytes)}, never stored"
     yield from operands(match)
@@ -233,7 +235,11 @@ def match_lines(match: Match) -> Iterator[str]:
         yield f"    to change: {note.advice}"
 
 
-_STAYS = {Code.TABLE_GRADIENT: "table stays", Code.TABLE_STORED: "bias stays"}
+_STAYS = {
+    Code.TABLE_GRADIENT: "table stays",
+    Code.TABLE_STORED: "bias stays",
+    Code.PAGES_COPIED: "copy stays",
+}
 
 
 def rejection_lines(rejection: Rejection) -> Iterator[str]:

@@ -174,7 +174,7 @@ CHECKS: list[Check] = [
           mutants.names_of_factories),
     Check("of a shape only sizes are read", finder, "_is_readable", gives(True)),
     Check("masks are read in their own gradient mode", finder, "_wants_gradients", gives(False)),
-    Check("only exact upcasts are read through", finder, "_is_upcast", mutants.any_cast),
+    Check("only exact upcasts are read through", facts, "is_upcast", mutants.any_cast),
     Check("softmax and dropout are not fused, at once", finder, "NO_WEIGHTS", lambda old: {}),
     Check("unknown calls are opaque", facts, "_is_opaque_target", gives(False)),
     Check("random calls are no functions", facts, "is_random", gives(False)),

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from gdpa_inductor.patterns.host import facts, functions
-from gdpa_inductor.patterns.jagged import padding
 from gdpa_inductor.patterns.jagged.sides import JaggedSide
 from gdpa_inductor.patterns.reading import factors, views, vocabulary, weights
 from gdpa_inductor.patterns.result import Refused
@@ -36,7 +35,7 @@ def copies(make: Callable[[], Any]) -> Without:
 nothing = gives(None)
 identity = lambda check: lambda value, *rest: value
 first_argument = lambda check: lambda self, value, *rest: value
-by_type = lambda check: lambda node: facts.name(node) in padding.READ_THROUGH
+by_type = lambda check: lambda node: facts.name(node) in functions.LAYOUTS | functions.CASTS
 names_of_factories = lambda check: (
     lambda self, node, inside: facts.name(node) in functions.FACTORIES
 )

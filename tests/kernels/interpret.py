@@ -30,6 +30,7 @@ from . import (
     five_matmul_cases,
     jagged_cases,
     one_tile_cases,
+    paged_cases,
     render,
     split_cases,
     table_cases,
@@ -243,7 +244,8 @@ def main() -> None:
     _reduce_by_slices()
     _shuffle_programs()
     _addresses.watch()
-    tables = (cases, jagged_cases, five_matmul_cases, one_tile_cases, split_cases, table_cases)
+    tables = (cases, jagged_cases, five_matmul_cases, one_tile_cases)
+    tables += (split_cases, table_cases, paged_cases)
     every = [case for table in tables for case in table.CASES]
     by_name = {case.name: case for case in every}
     for line in sys.stdin:

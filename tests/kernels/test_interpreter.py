@@ -11,9 +11,25 @@ from pathlib import Path
 
 import pytest
 
-from . import cases, five_matmul_cases, jagged_cases, one_tile_cases, split_cases, table_cases
+from . import (
+    cases,
+    five_matmul_cases,
+    jagged_cases,
+    one_tile_cases,
+    paged_cases,
+    split_cases,
+    table_cases,
+)
 
-TABLES = (cases, jagged_cases, five_matmul_cases, one_tile_cases, split_cases, table_cases)
+TABLES = (
+    cases,
+    jagged_cases,
+    five_matmul_cases,
+    one_tile_cases,
+    split_cases,
+    table_cases,
+    paged_cases,
+)
 CASES = [case for table in TABLES for case in table.CASES]
 ROOT = Path(__file__).parents[2]
 QUICK = {
@@ -35,6 +51,10 @@ QUICK = {
     "split_keys_unowned", "split_both_unowned",
     "table_position", "table_both", "table_causal", "table_rows", "table_outside",
     "table_shares_heads", "table_jagged_times", "table_jagged_dynamic",
+    "paged", "paged_tail", "paged_slots", "paged_odd", "paged_shared_table", "paged_gqa",
+    "paged_as_many_pages_as_sequences", "paged_length", "paged_dynamic", "paged_missing",
+    "paged_written", "paged_negative", "paged_jagged_halves", "paged_split_last",
+    "paged_split_jagged",
 }  # fmt: skip
 
 # Every template and feature once: what the oldest Triton runs too.

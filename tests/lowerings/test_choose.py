@@ -256,6 +256,17 @@ def test_tf32_follows_torch():
     assert not lowerings.choose(case, Options())
 
 
+def test_pages_are_neither_rounded_nor_copied():
+    case = problem(F32, d=32, training=False, page=16)
+    assert lowerings.choose(case, Options(profit=False)).kernel == "triton"
+    with tf32():
+        refusal = lowerings.choose(case, Options())
+        assert not refusal and "rounded to TF32" in refusal.reason
+        assert lowerings.choose(replace(case, page=None), Options())
+    cpu = replace(case, device=torch.device("cpu"))
+    assert lowerings.choose(cpu, Options()).kernel == "cpu"
+
+
 @pytest.mark.parametrize(
     "place, value, word",
     [

@@ -182,6 +182,7 @@ LEFT = {
         "hopper", {**GAU, "value_dim": 1032}, ON, None,
         f"a head dim of 1032 for the value; {SLICES}",
     ),
+    "keys in pages": ("blackwell", {"page": 16}, ON, "triton", "values that lie in order"),
     "a wide query": (
         "hopper", {**GAU, "head_dim": 512}, ON, None,
         f"a head dim of 512 for query and key; {MULTIPLES}",

@@ -9,6 +9,8 @@ overhead: a sequence takes some 0.1 ms whatever its length. Lengths are rounded 
 So, wherever a sequence is in the batch, its scores are computed in the same lanes, and its matrices
 have the same alignment. Its bits depend on both (MKL, torch 2.13).
 
+Sequences whose keys lie in pages are computed alone too, on a copy of the keys of one at a time.
+
 Notation: as in `operands`; g is the number of sequences in a group, and 1 of a sequence alone. A
 side is "q" or "k". Aux operands are on four axes: a dim for rows of the query side ("q") is at the
 axis q_idx, and one for rows of the key side ("k") at kv_idx.
@@ -26,7 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...operands import Operands, score_shape
+from ...operands import Operands, rows_of_pages, score_shape
 from ...program.expr import AXES, INDEX, Expr, call
 from ...program.expr import aux as aux_leaf
 from ...program.score_mod import JAGGED, Aux
@@ -82,9 +84,12 @@ class Rows(NamedTuple):
     # [g, length]; of one sequence, where its first row is; None if the side is dense
     places: Tensor | int | None = None
     valid: Tensor | None = None  # [g, length], which of them exist
+    pages: Tensor | None = None  # [1, pages] that hold the rows
 
     def pad(self, values: Tensor, axis: int = 2) -> Tensor:
         """The rows [g, …, length, …] of [1, …, L, …], L at `axis`; dense ones are of [B|1, …]."""
+        if self.pages is not None:
+            return rows_of_pages(values, self.pages)
         if self.places is None:
             return values if values.shape[0] == 1 else values[self.members]
         if isinstance(self.places, int):
@@ -226,6 +231,9 @@ def _parts(o: Operands[Tensor]) -> Iterator[JaggedPart]:
         for side, first in starts.items():
             place = None if first is None else first[b]
             sides[side] = Rows(slice(b, b + 1), lengths[side][b], place)
+        if o.page_table is not None:
+            pages = o.page_table[b % o.page_table.shape[0]].unsqueeze(0)
+            sides["k"] = sides["k"]._replace(pages=pages)
         yield JaggedPart(each[b], sides, is_alone=True)
 
 
@@ -233,7 +241,10 @@ def _groups(
     o: Operands[Tensor], starts: dict[str, list[int] | None], lengths: dict[str, list[int]]
 ) -> Iterator[tuple[tuple[int, ...], list[int]]]:
     """(lengths, members) of groups of at least two short sequences."""
-    # There are none if a dense side is shared, or if its rows are not whole vectors.
+    # There are none if keys lie in pages, if a dense side is shared, or if its rows are not whole
+    # vectors.
+    if o.page_table is not None:
+        return
     for side, matrix in (("q", o.query), ("k", o.key), ("k", o.value)):
         if starts[side] is None and (matrix.shape[0] == 1 or matrix.shape[2] % _LANES):
             return

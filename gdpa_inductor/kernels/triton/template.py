@@ -89,6 +89,7 @@ class Plan:
     diagonal: bool = False  # "tiles" also sums along diagonals, to one sum for each DIAGONAL rows
     jagged: frozenset[str] = frozenset()  # the sides ("q", "k") whose lengths are read from offsets
     alike: bool = False  # both sides have the same offsets
+    paged: bool = False  # keys and values lie in pages, which the table PAGES lists
     # Each sequence has as many CTAs as the longest one, so there is no table ORDER.
     direct: bool = False
     skips: bool = False  # empty tiles are skipped, and whole tiles are computed without the mask
@@ -173,7 +174,8 @@ class Plan:
         reads = [*(a.name for a in self.reads), *(a.table for a in self.tables)]
         sums = ["SUMS"] if self.kernel == "five_matmul" else []
         sums += ["DQ"] if self.adds or self.kernel in ("five_matmul", "one_tile") else []
-        return (*self.operands, *offsets, *order, *reads, *self.outputs[1:], *sums)
+        pages = ["PAGES"] * self.paged
+        return (*self.operands, *offsets, *pages, *order, *reads, *self.outputs[1:], *sums)
 
     @property
     def fixed(self) -> Mapping[str, str]:

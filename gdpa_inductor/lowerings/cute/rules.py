@@ -276,12 +276,18 @@ def _dims(problem: Problem) -> tuple[int, int]:
     return hint(problem.head_dim), hint(problem.value_dim)
 
 
+def pages(problem: Problem) -> str:
+    """Why the kernels do not read keys in pages, or ""."""
+    return "" if problem.page is None else "the kernels load keys and values that lie in order"
+
+
 REFUSES = (
     Rule(Code.DEVICE, no_kernel, quiet=True),
     Rule(Code.DEVICE, lambda problem: unusable()),
     Rule(Code.DTYPE, unsupported_operands),
     Rule(Code.POINTWISE_OP, strange_places),
     Rule(Code.LOWERING, no_such_gradients),
+    Rule(Code.LOWERING, pages),
 )
 _TRAINING = Rule(Code.SLOWER, training_is_slower)
 PAYS = (_TRAINING, Rule(Code.SLOWER, slices_are_slower))

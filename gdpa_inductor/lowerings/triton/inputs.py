@@ -13,6 +13,7 @@ from ...operands import Operands, Size
 from ...problem import Problem
 from ...program.score_mod import ScoreMod
 from ..call import Call
+from .rules import rounds
 
 _FAST_DTYPES = (torch.float16, torch.bfloat16)
 
@@ -20,12 +21,17 @@ _FAST_DTYPES = (torch.float16, torch.bfloat16)
 class Inputs:
     """The operands of a call as realised Inductor IR, and facts about them.
 
-    Symbolic head dims become constants, as they are compiled in.
+    Symbolic head dims and pages become constants, as they are compiled in.
     """
 
     def __init__(self, call: Call) -> None:
         p = call.problem
-        self.problem = replace(p, head_dim=int(p.head_dim), value_dim=int(p.value_dim))
+        self.problem = replace(
+            p,
+            head_dim=int(p.head_dim),
+            value_dim=int(p.value_dim),
+            page=None if p.page is None else int(p.page),
+        )
         self.nodes, self.fakes, self.options = call.operands, call.fakes.operands, call.options
         o, fakes, device = self.nodes, self.fakes, p.device
         matrices = {"Q": o.query, "K": o.key, "V": o.value}
@@ -35,6 +41,7 @@ class Inputs:
             matrices = {name: lowering.rounded_to_tf32(x) for name, x in matrices.items()}
         self.matrices = {name: lowering.realized(x, device) for name, x in matrices.items()}
         self.aux = tuple(lowering.realized(x, device) for x in o.aux)
+        self.pages = None if p.page is None else lowering.realized(o.page_table, device)
         self.scalars = tuple(o.scalars)  # the integers that the program reads
         sides = {"q": o.cu_seqlens_q, "k": o.cu_seqlens_k}
         self.offsets = {  # `cu_seqlens` of the jagged sides
@@ -80,23 +87,23 @@ class Inputs:
 
 
 def _smaller(fakes: Operands[Any], problem: Problem, dim: int, size: Size) -> frozenset[str]:
-    """The matrices whose dim is not known to have this size. Jagged ones have no batch dim."""
-    sides = {
+    """The matrices whose dim is not known to have this size. Jagged ones have no batch dim. Pages
+    have none either: all batches share them, and the table has their batch.
+    """
+    sides: dict[str, tuple[Any, bool]] = {
         "Q": (fakes.query, problem.jagged_query),
         "K": (fakes.key, problem.jagged_key),
         "V": (fakes.value, problem.jagged_key),
     }
-    return frozenset(
+    pools = frozenset[str]()
+    if problem.page is not None and dim == 0:
+        pools = frozenset("KV")
+        sides = {"Q": sides["Q"], "PAGES": (fakes.page_table, False)}
+    return pools | {
         name
         for name, (tensor, jagged) in sides.items()
         if not (jagged and dim == 0) and not shapes.statically_known_true(tensor.shape[dim] == size)
-    )
-
-
-def rounds(problem: Problem) -> bool:
-    """Whether operands are rounded to TF32 before the kernel."""
-    # The tensor core truncates fp32 to TF32, which would make every product smaller.
-    return problem.dtype == torch.float32 and devices.float32_precision() == "tf32"
+    }
 
 
 def block_dim(dim: Size) -> int:

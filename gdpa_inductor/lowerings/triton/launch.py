@@ -33,8 +33,9 @@ from ...problem import Problem
 from ...program.expr import POSITIONS
 from ..backends import hint
 from . import five_matmul, one_tile
-from .inputs import Inputs, block_dim, rounds
+from .inputs import Inputs, block_dim
 from .plan import FEW, Output, few, plan_kernel
+from .rules import rounds
 
 # Makes another choice for autotuning, from the plan of a kernel and the body of its template.
 Rival = Callable[[Plan, dict[str, Any]], Any]
@@ -70,6 +71,7 @@ def run(
         "input_nodes": [
             *(o.matrices[name] for name in plan.operands),
             *(o.offsets[side] for side in plan.measured),
+            *([o.pages] if plan.paged else []),
             *([order or _order(plan.listed, o)] if plan.ordered else []),
             *([lowering.realized(begin, device)] if plan.of_share else []),
             *(o.aux[a.number] for a in plan.reads),
@@ -146,6 +148,9 @@ def _examples(plan: Plan, nodes: list[Any], o: Inputs) -> dict[int, Callable[[],
         examples["ORDER"] = functools.partial(order, plan.listed)
     elif plan.ordered:
         examples["ORDER"] = functools.partial(torch.arange, batch, dtype=torch.int32, device=device)
+    if plan.paged:
+        count = max(1, likely(o.fakes.key.shape[0]))
+        examples["PAGES"] = functools.partial(lowering.random_integers, o.pages, count)
     columns = max(1, likely(o.problem.cols))
     for a in plan.reads if plan.skips else ():
         if a.kind == "i" and not a.axes & POSITIONS:
@@ -254,8 +259,9 @@ def _constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[st
     }
     if plan.listed:
         known["WORK_TILE"] = WORK_TILE
-    if plan.kernel == "forward" and plan.jagged:
-        known |= _halves(plan, config)
+    if plan.kernel == "forward":
+        known |= _halves(plan, config) if plan.jagged else {}
+        known |= {"PAGE": problem.page} if plan.paged else {}
     if plan.diagonal:
         known["DIAGONAL"] = DIAGONAL
     if plan.tables:

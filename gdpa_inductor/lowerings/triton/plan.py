@@ -78,6 +78,7 @@ def plan_kernel(
         grouped=o.grouped,
         jagged=frozenset(o.offsets),
         alike=o.alike,
+        paged=o.pages is not None,
         **fields,
     )
     direct = bool(base.listed) and _direct(base.listed, o)

@@ -62,6 +62,18 @@ def _head_dims(problem: Problem) -> str:
     return ""
 
 
+def rounds(problem: Problem) -> bool:
+    """Whether operands are rounded to TF32 before the kernel."""
+    # The tensor core truncates fp32 to TF32, which would make every product smaller.
+    return problem.dtype == torch.float32 and devices.float32_precision() == "tf32"
+
+
+def _rounded_pages(problem: Problem) -> str:
+    if problem.page is None or not rounds(problem):
+        return ""
+    return "fp32 keys and values are rounded to TF32 before the kernel, and pages not"
+
+
 def _wide_in_full_precision(problem: Problem) -> str:
     widest = max(hint(problem.head_dim), hint(problem.value_dim))
     if (
@@ -122,6 +134,7 @@ REFUSES = (
     Rule(Code.POINTWISE_OP, strange_places),
     Rule(Code.HEAD_DIM, _head_dims),
     Rule(Code.HEAD_DIM_LARGE, _wide_in_full_precision),
+    Rule(Code.LOWERING, _rounded_pages),
 )
 # A forward of one query over a KV cache pays (docs/lab/2026-11-25-serving.md). Training of one
 # query was not measured.

@@ -260,7 +260,7 @@ class HostGraph:
         """Whether a call looks up in a smaller table of reals: at an index of integers, or by calls
         that rearrange it.
         """
-        return node in self.unrolled or _indexes(node)
+        return node in self.unrolled or _looks_up(node)
 
     def spreads(self, node: Node, stored: frozenset[Node] = frozenset()) -> bool:
         """True if a mask or bias is made pointwise from smaller tensors and never changes later.
@@ -292,7 +292,7 @@ class HostGraph:
         if is_lookup:
             return True
         rank = rank_of(node)
-        return all(rank_of(n) < rank or self.spreads(_behind_views(n), stored) for n in inputs)
+        return all(rank_of(n) < rank or self.spreads(behind_views(n), stored) for n in inputs)
 
 
 def _relate(node: Node, related: dict[int, set[int]]) -> None:
@@ -355,24 +355,31 @@ def _is_unrolled(node: Node, rearranging: Collection[Node]) -> bool:
     )
 
 
-def _indexes(node: Node) -> bool:
+def _looks_up(node: Node) -> bool:
     """Whether a call looks up in a smaller table of reals, at an index of integers."""
+    inputs = [t for n in node.all_input_nodes for t in facts.tensors(n)]
+    (result,) = facts.tensors(node) if indexes(node) else (None,)
+    return result is not None and all(
+        smaller(table, result) for table in inputs if table.is_floating_point()
+    )
+
+
+def indexes(node: Node) -> bool:
+    """Whether a call reads elements of a tensor of reals, at an index of integers."""
     if facts.name(node) not in functions.LOOKUPS or len(facts.tensors(node)) != 1:
         return False
     inputs = [t for n in node.all_input_nodes for t in facts.tensors(n)]
     tables = [t for t in inputs if t.is_floating_point()]
     indices = {t.dtype for t in inputs if not t.is_floating_point()}
-    if len(tables) != 1 or not indices or not indices.isdisjoint((torch.bool, torch.uint8)):
-        return False
-    return smaller(tables[0], facts.tensors(node)[0])
+    return len(tables) == 1 and bool(indices) and indices.isdisjoint((torch.bool, torch.uint8))
 
 
 def is_index(node: Node) -> bool:
     """Whether a tensor, or a view of it, is an index into a table."""
-    return any(_indexes(user) or (facts.is_view(user) and is_index(user)) for user in node.users)
+    return any(_looks_up(user) or (facts.is_view(user) and is_index(user)) for user in node.users)
 
 
-def _behind_views(node: Node) -> Node:
+def behind_views(node: Node) -> Node:
     while facts.is_view(node):
         node = node.all_input_nodes[0]
     return node

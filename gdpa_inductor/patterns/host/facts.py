@@ -220,6 +220,32 @@ def is_view(node: Node) -> bool:
     return same_storage and is_plain(node)
 
 
+def lays_out(node: Node) -> bool:
+    """Whether a node is a view or a copy.
+
+    A subscript is one if it has no tensor, and a repetition if its count is a number.
+    """
+    if name(node) == "getitem":
+        return not any(map(tensors, node.all_input_nodes[1:]))
+    if name(node) == "repeat_interleave":
+        return isinstance(argument(node, 1, "repeats"), int)
+    return name(node) in functions.LAYOUTS
+
+
+def is_upcast(node: Node) -> bool:
+    """Whether a node is an exact cast that kernels do on the fly: from 16 bits to 32."""
+    inputs = [t for n in node.all_input_nodes for t in tensors(n)]
+    outputs = tensors(node)
+    return (
+        name(node) in functions.CASTS
+        and len(inputs) == len(outputs) == 1
+        and inputs[0].dtype in (torch.float16, torch.bfloat16)
+        and outputs[0].dtype == torch.float32
+        and inputs[0].device == outputs[0].device
+        and is_plain(node)
+    )
+
+
 def is_random(node: Node) -> bool:
     """Whether a call may draw random numbers."""
     if _RANDOM.search(name(node)):

@@ -17,12 +17,11 @@ import enum
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch.fx import Node
 
 from ...rejection import Code
 from ..result import Refused
-from . import effects, facts, functions, heads, places, products, row_sums
+from . import effects, facts, functions, heads, pages, places, products, row_sums
 from .candidates import Candidate, HostGraph
 from .functions import NO_WEIGHTS
 from .region import Region, Sink
@@ -38,6 +37,8 @@ class Through(enum.Flag):
     MASKS = enum.auto()
     # All views of padded values, up to what pads them.
     PADDING = enum.auto()
+    # Gathers of pages, and all views of their results.
+    PAGES = enum.auto()
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,12 @@ class Finder:
         behind = facts.walk(factors, lambda n: n.all_input_nodes if n in moved else ())
         # No factor is read from a table.
         stored = frozenset(filter(self.host.looks_up, (*closed, *behind)))
-        makers, leaves = self._upstream(end, inside, leaves, through, closed, stored)
+        paged = pages.PageReads()
+        if Through.PAGES in through:
+            outer = [factor for factor in factors if factor not in inside]
+            paged = pages.page_reads(self.host, outer, closed, end)
+        closed = (*closed, *paged.ends)
+        makers, leaves = self._upstream(end, inside, leaves, through, closed, stored, paged.way)
         self._check_kinds(makers, leaves)
         region = Region(tuple(nodes), tuple(makers), tuple(leaves), sink)
         effects.check(self.host, region)
@@ -120,6 +126,7 @@ class Finder:
         through: Through,
         closed: Collection[Node],
         stored: frozenset[Node],
+        way: frozenset[Node],
     ) -> tuple[list[Node], list[Node]]:
         """Replace leaves by the pure calls that make them. Returns (makers, remaining leaves)."""
         makers: set[Node] = set()
@@ -129,7 +136,8 @@ class Finder:
             leaf = stack.pop()
             makes_sizes = isinstance(facts.value(leaf), (tuple, list)) and not facts.tensors(leaf)
             readable = makes_sizes or (
-                self._has_mode_of(end, leaf) and self._is_kind_of(through, leaf, stored)
+                self._has_mode_of(end, leaf)
+                and (leaf in way or self._is_kind_of(through, leaf, stored))
             )
             if leaf in closed or not readable or not self._is_repeatable(leaf, end):
                 remaining[leaf] = None
@@ -156,7 +164,7 @@ class Finder:
         return here.transforms == 0 and (same or not _wants_gradients(leaf))
 
     def _is_kind_of(self, through: Through, leaf: Node, stored: frozenset[Node]) -> bool:
-        viewed = facts.is_view(leaf) or _is_upcast(leaf) or heads.leads_to_a_join(leaf)
+        viewed = facts.is_view(leaf) or facts.is_upcast(leaf) or heads.leads_to_a_join(leaf)
         known = Through.VIEWS in through and viewed
         known = known or (Through.MASKS in through and self.host.spreads(leaf, stored))
         if Through.PADDING in through:
@@ -270,20 +278,6 @@ def _is_pure(node: Node) -> bool:
         return False
     silent = facts.name(node) in functions.SHAPES | functions.ASSERTIONS
     return silent or bool(facts.tensors(node))
-
-
-def _is_upcast(node: Node) -> bool:
-    """Whether a node is an exact cast that kernels do on the fly: from 16 bits to 32."""
-    inputs = [t for n in node.all_input_nodes for t in facts.tensors(n)]
-    outputs = facts.tensors(node)
-    return (
-        facts.name(node) in functions.CASTS
-        and len(inputs) == len(outputs) == 1
-        and inputs[0].dtype in (torch.float16, torch.bfloat16)
-        and outputs[0].dtype == torch.float32
-        and inputs[0].device == outputs[0].device
-        and facts.is_plain(node)
-    )
 
 
 def _is_readable(user: Node, inside: set[Node]) -> bool:

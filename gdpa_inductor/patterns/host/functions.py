@@ -24,6 +24,12 @@ VIEWS = frozenset([
     "transpose", "permute", "unsqueeze", "squeeze", "expand", "expand_as", "view", "view_as",
     "unflatten", "t", "swapaxes", "swapdims", "movedim", "moveaxis", "mT", "T", "alias",
 ])
+# Functions that may come between a pad or a gather of pages and a product, or between a product and
+# an unpad.
+LAYOUTS = VIEWS | {
+    "reshape", "flatten", "contiguous", "clone", "chunk", "split", "split_with_sizes", "unbind",
+    "getitem", "select", "narrow", "unsafe_chunk",
+}
 # Calls that may read a table at an index.
 LOOKUPS = frozenset([
     "getitem", "index", "index_select", "gather", "embedding", "take_along_dim",

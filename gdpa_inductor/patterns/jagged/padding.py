@@ -26,12 +26,6 @@ from .offsets import Offsets
 from .pads import UNPADS, Pad, is_unread_pad, pad_of, sink_of
 
 # fmt: off
-# Functions that may come between a pad and a product, or between a product and an unpad.
-LAYOUTS = functions.VIEWS | {
-    "reshape", "flatten", "contiguous", "clone", "chunk", "split", "split_with_sizes", "unbind",
-    "getitem", "select", "narrow", "unsafe_chunk",
-}
-READ_THROUGH = LAYOUTS | functions.CASTS
 _ELEMENTWISE = (functions.POINTWISE | POINTWISE.keys()) - {"max", "min", "tril", "triu"}
 # fmt: on
 
@@ -203,22 +197,15 @@ def _operands(candidate: Candidate) -> list[Node]:
 
 
 def _reads_through(node: Node) -> bool:
-    """Whether a node is a view or a copy.
-
-    A subscript is one if it has no tensor, and a repetition if its count is a number.
-    """
-    if facts.name(node) == "getitem":
-        return not any(map(facts.tensors, node.all_input_nodes[1:]))
-    if facts.name(node) == "repeat_interleave":
-        return isinstance(facts.argument(node, 1, "repeats"), int)
-    return facts.name(node) in READ_THROUGH
+    """Whether a node is a view, a copy or a cast."""
+    return facts.lays_out(node) or facts.name(node) in functions.CASTS
 
 
 def _keeps_rows(node: Node) -> bool:
     """Whether a node is a view, a copy or a cast of floats: zeros stay zeros, rows stay rows."""
     if facts.name(node) in functions.CASTS:
         return all(t.dtype.is_floating_point for t in facts.tensors(node))
-    return facts.name(node) in LAYOUTS
+    return facts.name(node) in functions.LAYOUTS
 
 
 def _reads_no_element(node: Node) -> bool:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import Node
 
 from ...rejection import Code
 from ..host import facts
+from ..host.pages import kept
 from ..result import Refused
 from .frame import Digits, Index, Space
-from .reading import Operand
+from .lookups import LOOKUPS, lookup_of
+from .reading import Operand, Pages
 from .shadow import Shadow
 from .views import tensor_of, through_view
 
@@ -68,7 +70,20 @@ class Factors:
         return Operand(operand.leaf, left, summed=summed)
 
     def operand(self, node: Node, index: Index) -> Operand:
-        """A factor of a product: views and casts of one tensor from outside."""
+        """A factor of a product: views and casts of one tensor from outside, or of rows that are
+        copied from its pages.
+        """
+        behind = facts.walk([node], lambda n: n.all_input_nodes[:1])
+        gather = next((n for n in behind if facts.name(n) in LOOKUPS), None)
+        try:
+            return self._operand(node, index)
+        except Refused as refusal:
+            source = gather and self.shadow.source(gather)
+            if source is None or refusal.code is Code.PAGES_COPIED:
+                raise
+            raise kept(source, f"it is no view of whole pages, as {refusal.reason}") from refusal
+
+    def _operand(self, node: Node, index: Index) -> Operand:
         casts: list[torch.dtype] = []
         while node.op != "placeholder":
             if facts.name(node) == "_to_copy":
@@ -80,9 +95,26 @@ class Factors:
                     casts.insert(0, tensor_of(node).dtype)
                 node = source
                 continue
+            if facts.name(node) in LOOKUPS:
+                pages = self._pages(node, self.space.resolve_index(index))
+                copy = self.shadow.source(node)
+                assert copy is not None
+                return Operand(copy, self.space.resolve_index(index), tuple(casts), pages=pages)
             viewed = through_view(self.space, node, index)
             if viewed is None:
                 reason = f"an operand of a product is made by {self.shadow.describe(node)}"
                 raise Refused(Code.LAYOUT, reason)
             node, index = viewed
         return Operand(self.shadow.leaves[node], self.space.resolve_index(index), tuple(casts))
+
+    def _pages(self, gather: Node, index: Index) -> Pages:
+        look = lookup_of(gather, index)
+        if look is None or len(look.indices) != 1:
+            raise Refused(Code.LAYOUT, "no look-up along one dim")
+        ((dim, (listed, at)),) = look.indices.items()
+        size = tensor_of(look.table).shape[dim]
+        table = self._operand(listed, at)
+        number = self.space.once(("page", table.leaf, table.index, str(size)), size, place=True)
+        own = tuple(number if digits is None else digits for digits in look.dims)
+        table = replace(table, places=size, wraps=look.wraps)
+        return Pages(self._operand(look.table, own), table, number)

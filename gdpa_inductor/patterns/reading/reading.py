@@ -25,6 +25,7 @@ class Operand:
     summed: The dims that it is first summed over. They have no digits.
     places: It is the index into a table of so many places, and stored as small integers.
     wraps: A negative one of these places counts from the end.
+    pages: The pages that its rows are copied from. The leaf is this copy.
     """
 
     leaf: Node
@@ -34,6 +35,21 @@ class Operand:
     summed: tuple[int, ...] = ()
     places: Size | None = None
     wraps: bool = False
+    pages: Pages | None = None
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Where rows of a factor are copied from.
+
+    pool:    All pages, read at the place that the table has.
+    table:   The places, as an operand of as many `places` as there are pages.
+    number:  The digits of the place.
+    """
+
+    pool: Operand
+    table: Operand
+    number: Digits
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,14 @@ from ...problem import Problem
 from ...rejection import Code, GDPAError
 from ..host import facts
 from ..host.candidates import HostGraph
+from ..host.pages import kept
 from ..host.region import Region
 from ..host.sizes import Size, alike, same
 from ..jagged.sides import Sides
 from ..jagged.unpadding import Understood
 from ..reading.frame import Index
 from ..reading.layout import Layout, aux_dims, output_dims, query_dims, shared_dims, sizes
+from ..reading.paging import Paging, paging_of
 from ..reading.reading import Operand
 from ..result import Refused
 from . import saved
@@ -43,13 +45,14 @@ def replacement(
     Raises Refused if the calls do not fit.
     """
     expected, layout = facts.tensors(region.end)[0], understood.layout
+    paging = _paging(graph, region, understood)
     recipe = _recipe(graph, region, understood)
     upcasts = _has_upcasts(layout, understood.reading.dtypes[0])
     if upcasts:  # without them, all factors have one dtype
         query, key = (replace(o, casts=()) for o in (layout.query, layout.key))
         layout = replace(layout, query=query, key=key)
     try:
-        inputs = _inputs(recipe, layout, understood)
+        inputs = _inputs(recipe, layout, understood, paging)
         # Scores that were fp32 in the model must not be stored in 16 bits.
         wide = options.fp32_scores or upcasts
         kernel_options = replace(options.kernel_options, fp32_scores=wide)
@@ -78,11 +81,28 @@ def _recipe(graph: HostGraph, region: Region, understood: Understood) -> Recipe:
     return Recipe(grad, subclasses.fake_mode_of(facts.tensors(region.end)[0]), copied)
 
 
-def _inputs(recipe: Recipe, layout: Layout, understood: Understood) -> Operands[Handle]:
-    query = _operand(recipe, layout.query, query_dims(layout))
-    key = _operand(recipe, layout.key, shared_dims(layout, layout.key, layout.inner))
-    value = _operand(recipe, layout.value, shared_dims(layout, layout.value, layout.channels))
-    query = _with_batch(recipe, layout, query, (key, value))
+def _paging(graph: HostGraph, region: Region, understood: Understood) -> Paging | None:
+    layout = understood.layout
+    paging = paging_of(layout, understood.sides.padding.offsets.one)
+    leaves = [layout.query.leaf, *(operand.leaf for operand in understood.operands)]
+    if paging is not None and graph.ambient[region.end].grad and saved.trains(graph, leaves):
+        raise kept(layout.key.leaf, "gradients are wanted (`torch.no_grad()` wants none)")
+    return paging
+
+
+def _inputs(
+    recipe: Recipe, layout: Layout, understood: Understood, paging: Paging | None
+) -> Operands[Handle]:
+    query, table = _operand(recipe, layout.query, query_dims(layout)), None
+    if paging is None:
+        key = _operand(recipe, layout.key, shared_dims(layout, layout.key, layout.inner))
+        value = _operand(recipe, layout.value, shared_dims(layout, layout.value, layout.channels))
+        query = _with_batch(recipe, layout, query, (key, value))
+    else:
+        key = _in_place(recipe, *paging.key, layout.key)
+        value = _in_place(recipe, *paging.value, layout.value)
+        table = _operand(recipe, *paging.table)
+        query = _with_batch(recipe, layout, query, (table,))
     aux = [_operand(recipe, x, aux_dims(layout, x)[0]) for x in understood.operands]
     device = query.value.device
     for number, tensor in enumerate(aux):
@@ -91,7 +111,8 @@ def _inputs(recipe: Recipe, layout: Layout, understood: Understood) -> Operands[
             aux[number] = recipe.call(aten._to_copy.default, tensor, device=device)
     lengths = _lengths(recipe, understood.sides)
     scalars, program = understood.reading.scalars, understood.program
-    return Operands(query, key, value, aux, scalars, program, *lengths)
+    operands = Operands(query, key, value, aux, scalars, program, *lengths)
+    return replace(operands, page_table=table)
 
 
 def _result(
@@ -154,6 +175,15 @@ def _operand(recipe: Recipe, operand: Operand, dims: Index) -> Handle:
     handle = recipe.arrange(handle, operand.index, dims)
     for dtype in operand.casts:
         handle = recipe.cast(handle, dtype)
+    return handle
+
+
+def _in_place(recipe: Recipe, pool: Operand, dims: Index, copy: Operand) -> Handle:
+    """A pool as it lies. Raises Refused if it would be copied, with the gather of the copy."""
+    handle = _operand(recipe, replace(pool, casts=copy.casts), dims)
+    tensors = (handle.value, facts.tensors(pool.leaf)[0])
+    if len({subclasses.storage_address(t.untyped_storage()) for t in tensors}) > 1:
+        raise kept(copy.leaf, "the pools would be copied as a whole")
     return handle
 
 

@@ -43,7 +43,7 @@ def to_copy(
     Raises Refused in two cases. The graph itself changes an operand as large as the scores, or it
     changes an operand in a way that autograd does not notice.
     """
-    if not _trains(graph, (*factors, *others)):
+    if not trains(graph, (*factors, *others)):
         return frozenset()
     offsets = [pad.offsets for pad in pads]
     saved, copies = functools.cache(lambda: _saved_by_autograd(graph, region)), set[Node]()
@@ -106,7 +106,7 @@ def _caller_storages(graph: HostGraph) -> set[int]:
     return set().union(*map(facts.storages, nodes))
 
 
-def _trains(graph: HostGraph, operands: Sequence[Node]) -> bool:
+def trains(graph: HostGraph, operands: Sequence[Node]) -> bool:
     """Whether the region may have a backward. In an exported graph its inputs decide."""
     return any(map(facts.requires_grad, operands)) or (
         bool(graph.learns) and any(map(facts.may_want_gradients, operands))
