@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,8 @@ from torch import Tensor
 
 from ._compat import operators, shapes
 from .operands import Operands, check, output_shape, row_sums_spec
-from .program.expr import compute_dtype
+from .program.expr import SCORE, compute_dtype, const, differentiate
+from .program.expr import aux as aux_leaf
 from .program.score_mod import ScoreMod
 from .reference import reference, reference_backward
 from .rejection import GDPAError
@@ -267,30 +269,46 @@ def _backward(ctx: Any, grad_out: Any, grad_sums: Any = None) -> tuple[Any, ...]
     query, key, value, cu_seqlens_q, cu_seqlens_k, *aux = ctx.saved_tensors
     offsets = (cu_seqlens_q, cu_seqlens_k)
     operands = Operands(query, key, value, aux, ctx.scalars, ctx.program, *offsets, *ctx.longest)
-    operands = _with_row_gradient(operands, grad_sums)
-    if grad_out is None:
-        grad_out = value.new_zeros(output_shape(operands))
     aux_needs = ctx.needs_input_grad[3]
     if isinstance(aux_needs, bool):
         aux_needs = [aux_needs] * len(aux)
-    unasked = [False] * (len(operands.aux) - len(aux))
-    needs = (*ctx.needs_input_grad[:3], *aux_needs, *unasked)
-    args, kwargs = BACKWARD.call(Arguments(operands, grad_out, needs, ctx.options))
+    needs = [*ctx.needs_input_grad[:3], *aux_needs]
+    if ctx.program.summed is not None:
+        operands, reached = _with_cotangents(operands, grad_out, grad_sums)
+        needs = list(map(operator.and_, needs, reached))
+    if grad_out is None:
+        grad_out = value.new_zeros(output_shape(operands))
+    asked = (*needs, *[False] * (len(operands.aux) - len(aux)))
+    args, kwargs = BACKWARD.call(Arguments(operands, grad_out, asked, ctx.options))
     results = iter(torch.ops.gdpa.attention_backward(*args, **kwargs))
     grads = [next(results) if need else None for need in needs]
     # torch asks for the structure of the inputs: a list without tensors is empty or None.
     no_scalars: list[Any] | None = None if ctx.scalars else []
     # The dispatcher leaves out trailing arguments that have their default values.
     rest = [None] * (len(ctx.needs_input_grad) - 5)
-    return (*grads[:3], grads[3 : 3 + len(aux)], no_scalars, *rest)
+    return (*grads[:3], grads[3:], no_scalars, *rest)
 
 
-def _with_row_gradient(o: Operands[Tensor], grad_sums: Tensor | None) -> Operands[Tensor]:
-    """The operands of a backward."""
+def _with_cotangents(
+    o: Operands[Tensor], grad_out: Tensor | None, grad_sums: Tensor | None
+) -> tuple[Operands[Tensor], list[bool]]:
+    """(the operands of a backward of output and row sums, which of query, key, value and aux have
+    a gradient). A gradient is None where nothing is made of that result.
+    """
+    program, out = o.program, grad_out is not None
+    terms = ([program.weight] if out else []) + list(
+        program.roots[1:] if grad_sums is not None else []
+    )
+    leaves = [SCORE, *(aux_leaf(n, spec.leaf_kind) for n, spec in enumerate(program.aux))]
+    slopes = zip(*(differentiate(term, leaves) for term in terms), strict=True)
+    score, *others = (any(x is not None for x in each) for each in slopes)
+    if not out:
+        program = replace(program, weight=const(0.0))
     if grad_sums is None:
-        return replace(o, program=replace(o.program, summed=None))
-    program = o.program.with_row_gradient(row_sums_spec(o).access)
-    return replace(o, aux=[*o.aux, grad_sums], program=program)
+        return replace(o, program=replace(program, summed=None)), [score, score, out, *others]
+    program = program.with_row_gradient(row_sums_spec(o).access)
+    o = replace(o, aux=[*o.aux, grad_sums], program=program)
+    return o, [score, score, out, *others]
 
 
 def _no_double_backward(ctx: Any, *grads: Any) -> None:

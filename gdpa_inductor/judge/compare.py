@@ -87,18 +87,23 @@ class Points:
         are in no weight. gaps: Gets the distances of numbers that are compared.
         """
         for weight, value in (sides, sides[::-1]):
-            scores = {event: self.scores(event.results[0].dtype) for event in products}
-            distances: list[Tensor] | None = None if gaps is None else []
-            ev = Evaluator(self.log, self.lanes, scores, gaps=distances)
-            ev.element(*weight)
-            if ev.touched:
+            distances: list[Tensor] = []
+            scored = self.scored(products, weight, distances)
+            if scored:
                 if gaps is not None:
-                    gaps += distances or ()
-                return weight, value, ev.touched
+                    gaps += distances
+                return weight, value, scored
         for weight, value in (sides, sides[::-1]):
             if not bool(self.value_apart(value).any()):
                 return weight, value, {}
         raise Incomplete("the weights are made from no product")
+
+    def scored(self, products: Sequence[Event], weight: Side, gaps: list[Tensor]) -> Scored:
+        """The products that give the scores of a weight. gaps: As in `split`."""
+        scores = {event: self.scores(event.results[0].dtype) for event in products}
+        ev = Evaluator(self.log, self.lanes, scores, gaps=gaps)
+        ev.element(*weight)
+        return ev.touched
 
     def scores(self, dtype: torch.dtype) -> Tensor:
         """Scores that are drawn, one for each lane."""
@@ -148,6 +153,8 @@ class SampledWeights:
     side:       The recorded weights.
     scored:     The products that give the scores.
     training:   Gradients are compared too.
+    result:     What is made of the result of the fused call by a factor for each row. None where
+                it is the result itself.
     aimed:      Scores, some of them where a function turns; None where they are drawn.
     valid:      The lanes in which eager raises no error.
     raised:     The lanes in which the program raises an error.
@@ -157,6 +164,7 @@ class SampledWeights:
     side: Side
     scored: Scored
     training: bool
+    result: Side | None = None
     aimed: Tensor | None = None
     valid: Tensor = field(default_factory=lambda: torch.ones(COUNT, dtype=torch.bool))
     raised: Tensor = field(default_factory=lambda: torch.zeros(COUNT, dtype=torch.bool))
@@ -193,7 +201,9 @@ class SampledWeights:
     @cached_property
     def scale(self) -> Tensor:
         """The size that rounding errors of a term are relative to, if its value is small."""
-        return self.scores.double().abs().nan_to_num(posinf=0.0).clamp(1.0, 1e4)
+        _, factor = self.made_of(torch.ones(COUNT, dtype=torch.float64))
+        grows = factor.abs().nan_to_num(1.0, posinf=1.0).clamp(min=1.0)
+        return self.scores.double().abs().nan_to_num(posinf=0.0).clamp(1.0, 1e4) * grows
 
     @cached_property
     def amplitude(self) -> Tensor:
@@ -208,6 +218,11 @@ class SampledWeights:
                 operand = fold([term], leaf, self.applied(torch.float64))[0].double().abs()
                 size = size * operand.nan_to_num(posinf=1.0).clamp(min=1.0)
         return size
+
+    def made_of(self, weight: Tensor, **options: Any) -> tuple[Evaluator, Tensor]:
+        """What is made of the result of the fused call, if that is `weight`. In fp64."""
+        ev = Evaluator(self.log, self.lanes, {self.call.event: weight}, wide=True, **options)
+        return ev, weight if self.result is None else ev.element(*self.result).double()
 
     @cached_property
     def scores(self) -> Tensor:
@@ -277,7 +292,7 @@ class SampledWeights:
             if dtype not in self._programmed:
                 leaf = self.leaves(self.points.exact, self.scores.to(dtype))
                 (weight,) = fold([self.call.program.weight], leaf, self._apply(dtype))
-                self._programmed[dtype] = weight.expand(COUNT).double()
+                self._programmed[dtype] = self.made_of(weight.expand(COUNT).double())[1]
         return [self._programmed[dtype] for dtype in dtypes]
 
     def _apply(self, dtype: torch.dtype) -> Callable[[Expr, list[Any]], Tensor]:
