@@ -11,9 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from . import cases, five_matmul_cases, jagged_cases, one_tile_cases, split_cases, table_cases
+from . import (
+    cases,
+    five_matmul_cases,
+    jagged_cases,
+    one_tile_cases,
+    row_sum_cases,
+    split_cases,
+    table_cases,
+)
 
-TABLES = (cases, jagged_cases, five_matmul_cases, one_tile_cases, split_cases, table_cases)
+TABLES = (
+    cases, jagged_cases, five_matmul_cases, one_tile_cases, split_cases, table_cases, row_sum_cases
+)  # fmt: skip
 CASES = [case for table in TABLES for case in table.CASES]
 ROOT = Path(__file__).parents[2]
 QUICK = {
@@ -35,6 +45,8 @@ QUICK = {
     "split_keys_unowned", "split_both_unowned",
     "table_position", "table_both", "table_causal", "table_rows", "table_outside",
     "table_shares_heads", "table_jagged_times", "table_jagged_dynamic",
+    "sums_tail", "sums_few", "sums_absolute", "sums_other_mask", "sums_of_an_operand",
+    "sums_gradient", "sums_jagged", "sums_jagged_keys", "sums_jagged_gradient",
 }  # fmt: skip
 
 # Every template and feature once: what the oldest Triton runs too.
@@ -44,7 +56,7 @@ OLDEST = {
     "mask_blocks", "no_keys", "prefix_long", "dynamic_hstu", "jagged_per_token", "jagged_mask",
     "jagged_seeds", "jagged_unowned", "jagged_many_both", "jagged_bias", "five_columns",
     "five_jagged_both", "five_jagged_batch", "few_tail", "few_shares", "split_last",
-    "split_both_unowned", "table_both",
+    "split_both_unowned", "table_both", "sums_absolute", "sums_jagged_gradient",
 }  # fmt: skip
 
 

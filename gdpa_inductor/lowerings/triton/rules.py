@@ -14,7 +14,7 @@ from ..._compat import shapes
 from ...kernels import devices
 from ...problem import Problem
 from ...rejection import Code
-from ..backends import Rule, hint, one_query, row_sums, strange_places
+from ..backends import Rule, hint, one_query, strange_places
 
 MAX_HEAD_DIM = 256
 # Triton 3.6 unrolls fp32 products on the vector units. Beyond this it compiles for many minutes.
@@ -122,7 +122,6 @@ REFUSES = (
     Rule(Code.POINTWISE_OP, strange_places),
     Rule(Code.HEAD_DIM, _head_dims),
     Rule(Code.HEAD_DIM_LARGE, _wide_in_full_precision),
-    Rule(Code.LOWERING, row_sums),
 )
 # A forward of one query over a KV cache pays (docs/lab/2026-11-25-serving.md). Training of one
 # query was not measured.
