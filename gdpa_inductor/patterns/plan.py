@@ -114,7 +114,7 @@ _OF_A_BIAS = (
     Code.SEVERAL_SCORES,
 )  # fmt: skip
 
-_BEFORE = "compute V before the weights are summed"
+_BEFORE = "compute V, masks and biases before the weights are summed or multiplied"
 _MOST_CLOSED = 8  # after so many masks and biases that cannot be read, none is read
 
 
@@ -316,10 +316,11 @@ class Analyst:
             reason = "three matrices are multiplied, one of them a row: there are no weights"
             raise Refused(Code.CONTRACTION, reason)
         recipe, results, problem = replacement(self.graph, region, understood, self.options)
-        first = self.graph.in_order(region.ends)[0]
+        first, *later = self.graph.in_order(region.ends)
         early = recipe.until(*results[1:])
-        if first is not region.end and not may_move(early, first, region.end, self.graph):
-            reason = f"{places.describe(first)} sums the weights before V is known"
+        if not all(may_move(early, first, node, self.graph) for node in later):
+            reason = f"all that {places.describe(region.end)} reads is not known at "
+            reason += f"{places.describe(first)}, or changes after it"
             raise Refused(Code.SCORES_ESCAPE, reason, change=_BEFORE)
         leaves = tuple(operand.leaf for operand in understood.operands)
         biases = leaves if problem.training else ()

@@ -153,3 +153,27 @@ def sums_of_what_is_returned_too(q, k, v):
     w = torch.sigmoid(q @ k.mT)
     large = w.abs()
     return (w @ v) / large.sum(-1, keepdim=True), large
+
+
+@fuse(**HEADS)
+def sums_after_a_write_of_both(q, k, v):
+    """As fla's Based has it: the weights are masked in place."""
+    w = 1 + q @ k.mT
+    w.masked_fill_(~torch.ones(w.shape[-2:], dtype=torch.bool).tril(), 0)
+    return (w @ v) / (w.sum(-1)[..., None] + 1e-6)
+
+
+@refuse("SCORES_ESCAPE", "MUTATED_SCORES", "MUTATED_OPERAND", **HEADS, x="b h n m")
+def sums_with_a_mask_that_is_made_later(q, k, v, x):
+    w = torch.sigmoid(q @ k.mT)
+    out = w @ v
+    return out / (w * x.square().exp2()).sum(-1, keepdim=True)
+
+
+@refuse("SCORES_ESCAPE", "MUTATED_SCORES", "MUTATED_OPERAND", **HEADS, x="b h n m")
+def sums_with_a_mask_that_changes_later(q, k, v, x):
+    x = x.clone()
+    w = torch.sigmoid(q @ k.mT)
+    out = w @ v
+    x.add_(1)
+    return out / (w * x).sum(-1, keepdim=True).clamp(min=1)

@@ -78,8 +78,8 @@ def _forward(o: Inputs, rival: Rival | None) -> Any:
         return out
     output = Output("p", o.program.weight, (count, *size), torch.float32)
     (parts,) = run("forward", [output], o, split=True)
-    summed = lambda parts, like: _added(parts).to(like.dtype)
-    return lowering.finish(summed, parts, output.size, output.dtype, o.fakes.value)
+    total = lambda parts, like: _added(parts).to(like.dtype)
+    return lowering.finish(total, parts, output.size, output.dtype, o.fakes.value)
 
 
 def _added(parts: torch.Tensor) -> torch.Tensor:

@@ -47,7 +47,11 @@ def beside(graph: HostGraph, inside: Collection[Node], candidate: Candidate) -> 
 
 
 def _is_row_sum(node: Node) -> bool:
-    return facts.name(node) == "sum" and _dim(node) is not None and not facts.is_opaque(node)
+    if facts.name(node) != "sum" or _dim(node) is None or facts.is_opaque(node):
+        return False
+    return all(
+        t.is_floating_point() for n in (node, *node.all_input_nodes) for t in facts.tensors(n)
+    )
 
 
 def _keepdim(sum_: Node) -> bool:
@@ -68,7 +72,8 @@ def between(
 ) -> tuple[Node, ...]:
     """The calls from a region to what is summed.
 
-    Raises Refused if something else uses them, or writes change what is summed.
+    Raises Refused if something else uses them, or writes change what is summed. Writes of the
+    region count, if they are before the sum.
     """
 
     def leading(node: Node) -> list[Node]:
@@ -83,7 +88,9 @@ def between(
             reason = "is made of scores, and more than summed"
             raise Refused(Code.SCORES_ESCAPE, f"{places.describe(node)} {reason}")
     place = graph.order[sums.node]
-    writes = [m for n in way for m in graph.written(facts.storages(n), graph.order[n], place)]
+    before = [m for n in way for m in graph.written(facts.storages(n), graph.order[n], place)]
+    after = graph.written(facts.storages(sums.source), place)
+    writes = [m for m in before if m not in inside] + [m for m in after if m in inside]
     writes += graph.written(facts.storages(sums.node), place)
     if writes:
         reason = f"{places.describe(writes[0])} changes row sums, or what they sum, in place"

@@ -122,7 +122,8 @@ def _keeps_zero(node: Node) -> bool:
     called = facts.name(node)
     numbers = [] if called in functions.VIEWS else [x for x in node.args if not isinstance(x, Node)]
     signs = all(_is_positive(x) for x in numbers if isinstance(x, (int, float)))
-    return called in _KEEPING and signs and len(node.all_input_nodes) == 1
+    real = all(t.is_floating_point() for t in facts.tensors(node))
+    return called in _KEEPING and signs and real and len(node.all_input_nodes) == 1
 
 
 def _is_positive(number: object) -> bool:
@@ -142,6 +143,8 @@ def _never_negative(weights: Weights, x: Expr) -> bool:
         case "div":
             divisor = set(postorder([x.args[1]]))
             return of_signs[0] and all(n.args or n.is_const or n.op == "scalar" for n in divisor)
+        case "float":
+            return x.args[0].kind == "b"
         case "pow":
             return x.args[1].value % 2 == 0
         case "clamp_min":

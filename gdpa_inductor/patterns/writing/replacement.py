@@ -22,7 +22,7 @@ from ...problem import Problem
 from ...rejection import Code, GDPAError
 from ..host import facts
 from ..host.candidates import HostGraph
-from ..host.region import Region, RowSums
+from ..host.region import Region
 from ..host.sizes import Size, alike, same
 from ..jagged.sides import Sides
 from ..jagged.unpadding import Understood
@@ -60,7 +60,7 @@ def replacement(
         sums: tuple[Handle, ...] = ()
         if region.sums is not None:
             output, rows = (recipe.call(operator.getitem, output, number) for number in range(2))
-            sums = (_row_sums(region.sums, understood, recipe, rows),)
+            sums = (_row_sums(graph, region.sums.node, understood, recipe, rows),)
         result = _result(graph, region, understood, recipe, output)
     except (GDPAError, RuntimeError, ValueError, TypeError) as error:
         raise Refused(Code.ANALYSIS, f"the replacement does not fit: {error}") from error
@@ -73,16 +73,15 @@ def replacement(
     return recipe, (result, *sums), Problem.of(fakes, training)
 
 
-def _row_sums(own: RowSums, understood: Understood, recipe: Recipe, sums: Handle) -> Handle:
-    """The sums as the model has them."""
-    expected, (reading, layout) = (
-        facts.tensors(own.node)[0],
-        (understood.reading, understood.layout),
-    )
-    assert reading.sums is not None
-    result = recipe.arrange(sums, output_dims(layout)[:-1], reading.sums.index)
+def _row_sums(
+    graph: HostGraph, node: Node, understood: Understood, recipe: Recipe, sums: Handle
+) -> Handle:
+    """The row sums as the model has them, in the place of its call `node`."""
+    expected, wanted = facts.tensors(node)[0], understood.reading.sums
+    assert wanted is not None
+    result = recipe.arrange(sums, output_dims(understood.layout)[:-1], wanted.index)
     result = recipe.with_strides(recipe.cast(result, expected.dtype), expected)
-    return result if expected.requires_grad else recipe.detached(result)
+    return result if graph.wants(node) else recipe.detached(result)
 
 
 def _recipe(graph: HostGraph, region: Region, understood: Understood) -> Recipe:
