@@ -201,7 +201,7 @@ class SampledWeights:
     @cached_property
     def scale(self) -> Tensor:
         """The size that rounding errors of a term are relative to, if its value is small."""
-        _, factor = self.made_of(torch.ones(COUNT, dtype=torch.float64))
+        _, factor = self.through_result(torch.ones(COUNT, dtype=torch.float64))
         grows = factor.abs().nan_to_num(1.0, posinf=1.0).clamp(min=1.0)
         return self.scores.double().abs().nan_to_num(posinf=0.0).clamp(1.0, 1e4) * grows
 
@@ -219,7 +219,7 @@ class SampledWeights:
                 size = size * operand.nan_to_num(posinf=1.0).clamp(min=1.0)
         return size
 
-    def made_of(self, weight: Tensor, **options: Any) -> tuple[Evaluator, Tensor]:
+    def through_result(self, weight: Tensor, **options: Any) -> tuple[Evaluator, Tensor]:
         """What is made of the result of the fused call, if that is `weight`. In fp64."""
         ev = Evaluator(self.log, self.lanes, {self.call.event: weight}, wide=True, **options)
         return ev, weight if self.result is None else ev.element(*self.result).double()
@@ -292,7 +292,7 @@ class SampledWeights:
             if dtype not in self._programmed:
                 leaf = self.leaves(self.points.exact, self.scores.to(dtype))
                 (weight,) = fold([self.call.program.weight], leaf, self._apply(dtype))
-                self._programmed[dtype] = self.made_of(weight.expand(COUNT).double())[1]
+                self._programmed[dtype] = self.through_result(weight.expand(COUNT).double())[1]
         return [self._programmed[dtype] for dtype in dtypes]
 
     def _apply(self, dtype: torch.dtype) -> Callable[[Expr, list[Any]], Tensor]:

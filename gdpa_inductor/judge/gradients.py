@@ -163,9 +163,9 @@ def _through_result(weights: SampledWeights, grad: Tensor, dtype: torch.dtype) -
     leaf = weights.leaves(weights.points.exact, weights.scores.to(dtype))
     (weight,) = fold([weights.call.program.weight], leaf, weights.applied(dtype))
     weight = weight.expand(COUNT).detach().double().requires_grad_()
-    ev, made = weights.made_of(weight, differentiate=True)
+    ev, result = weights.through_result(weight, differentiate=True)
     roots = [Root("weight", ev.zero, weight), *ev.roots.values()]
-    return _pulled([made], [grad.double()], roots)
+    return _pulled([result], [grad.double()], roots)
 
 
 def _pulled(outputs: list[Tensor], cotangents: list[Tensor], roots: Iterable[Root]) -> list[Root]:

@@ -221,10 +221,10 @@ class Proof:
         self, lanes: Lanes, index: Index, fused: _Read, elements: Tensor, valid: Tensor
     ) -> bool:
         """Whether elements that are made of a fused call's are these, by a factor for each lane."""
-        given = lanes.reals(lanes.hash("result"), torch.bfloat16, lanes.lane < 0).double()
+        drawn = lanes.reals(lanes.hash("result"), torch.bfloat16, lanes.lane < 0).double()
         one = torch.ones(COUNT, dtype=torch.float64)
         ev = Evaluator(self.log, lanes, {fused.event: one}, wide=True)
-        wanted = given * ev.element(self.after, self.log.now, index).double()
+        wanted = drawn * ev.element(self.after, self.log.now, index).double()
         far = (elements.double() - wanted).abs() > ROUGH * wanted.abs()
         return not bool((far & wanted.isfinite() & elements.isfinite() & valid).any())
 

@@ -71,7 +71,7 @@ class Finder:
         inside = self._closure(candidate.firsts, second)
         sums = row_sums.beside(self.host, inside, candidate)
         if sums is not None:
-            inside = self._closure(candidate.firsts, second, sums.made)
+            inside = self._closure(candidate.firsts, second, sums.derived)
             sums = replace(sums, between=row_sums.between(self.host, sums, inside, candidate))
         inside |= set(sink.tail if sink else ())
         nodes = self.host.in_order(inside)

@@ -25,18 +25,18 @@ class Sink:
 
 
 @dataclass(frozen=True)
-class RowSums:
+class SummedRows:
     """Sums of the weights along their rows, by which models normalise.
 
     node:     The call that sums.
     between:  The calls from the weights to what is summed. Nothing else uses them.
-    made:     The sums, and what is made of them and of no other scores before the second product.
+    derived:  The sums, and what is made of them and of no other scores before the second product.
     dim:      Where the keys are in what is summed, counted from the end.
     """
 
     node: Node
     between: tuple[Node, ...]
-    made: frozenset[Node]
+    derived: frozenset[Node]
     dim: int
     keepdim: bool
 
@@ -70,7 +70,7 @@ class Region:
     sizes: tuple[Node, ...] = ()
     factories: tuple[Node, ...] = ()
     shared: tuple[tuple[Node, Node], ...] = ()
-    sums: RowSums | None = None
+    sums: SummedRows | None = None
 
     @property
     def end(self) -> Node:

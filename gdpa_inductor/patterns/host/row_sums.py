@@ -17,7 +17,7 @@ from ..result import Refused
 from . import facts, functions, places, products
 from .candidates import Candidate, HostGraph
 from .functions import NO_WEIGHTS, REASONS
-from .region import RowSums
+from .region import SummedRows
 
 ADVICE = (
     "append a column of ones to V and divide after the product: "
@@ -32,7 +32,7 @@ _CARRIES = (
 _SUMMED = functions.POINTWISE | functions.CASTS | {"detach", "square"}
 
 
-def beside(graph: HostGraph, inside: Collection[Node], candidate: Candidate) -> RowSums | None:
+def beside(graph: HostGraph, inside: Collection[Node], candidate: Candidate) -> SummedRows | None:
     """The one call that sums what a region holds, or what is made of it element by element."""
     second, firsts = candidate.second, candidate.firsts
     starts = [n for n in inside if n is not second]
@@ -42,8 +42,12 @@ def beside(graph: HostGraph, inside: Collection[Node], candidate: Candidate) -> 
     if len(calls) != 1:
         return None
     (node,) = calls
-    made = _made_of(graph, node, inside)
-    return None if second in made else RowSums(node, (), made, _dim(node) or 0, _keepdim(node))
+    derived = _derived_from(graph, node, inside)
+    return (
+        None
+        if second in derived
+        else SummedRows(node, (), derived, _dim(node) or 0, _keepdim(node))
+    )
 
 
 def _is_row_sum(node: Node) -> bool:
@@ -58,17 +62,17 @@ def _keepdim(sum_: Node) -> bool:
     return bool(facts.argument(sum_, 2, "keepdim", "keepdims"))
 
 
-def _made_of(graph: HostGraph, node: Node, inside: Collection[Node]) -> frozenset[Node]:
-    made = {node}
+def _derived_from(graph: HostGraph, node: Node, inside: Collection[Node]) -> frozenset[Node]:
+    derived = {node}
     for other in graph.in_order(inside):
-        sources = [n for n in other.all_input_nodes if n in inside or n in made]
-        if sources and made.issuperset(sources):
-            made.add(other)
-    return frozenset(made)
+        sources = [n for n in other.all_input_nodes if n in inside or n in derived]
+        if sources and derived.issuperset(sources):
+            derived.add(other)
+    return frozenset(derived)
 
 
 def between(
-    graph: HostGraph, sums: RowSums, inside: Collection[Node], candidate: Candidate
+    graph: HostGraph, sums: SummedRows, inside: Collection[Node], candidate: Candidate
 ) -> tuple[Node, ...]:
     """The calls from a region to what is summed.
 

@@ -51,8 +51,8 @@ def read(
         raise Refused(Code.NORMALISED, reason)
     term = real(weights.read(shadow.summed, at))
     weight, factor = _without_factor(weights, weight)
-    made = {x for x in postorder([weight, term]) if _is_made_of_sums(weights, x)}
-    if made:
+    left = {x for x in postorder([weight, term]) if _is_of_sums(weights, x)}
+    if left:
         reason = f"{places.describe(shadow.sums.node)} sums weights, and more than a row is "
         raise Refused(Code.NORMALISED, reason + "divided by the result")
     if factor is not None:
@@ -80,9 +80,9 @@ def _place(weights: Weights, summed: Node) -> Element:
     raise Refused(Code.NORMALISED, "what is summed along rows is not made of the weights")
 
 
-def _is_made_of_sums(weights: Weights, x: Expr) -> bool:
+def _is_of_sums(weights: Weights, x: Expr) -> bool:
     sums = weights.shadow.sums
-    return sums is not None and x.op == "aux" and weights.operands[x.value].leaf in sums.made
+    return sums is not None and x.op == "aux" and weights.operands[x.value].leaf in sums.derived
 
 
 def _without_factor(weights: Weights, weight: Expr) -> tuple[Expr, RowFactor | None]:
@@ -93,7 +93,7 @@ def _without_factor(weights: Weights, weight: Expr) -> tuple[Expr, RowFactor | N
         return weight, None
     pairs = [weight.args] if weight.op == "div" else [weight.args, weight.args[::-1]]
     for rest, by in pairs:
-        if _is_made_of_sums(weights, by):
+        if _is_of_sums(weights, by):
             return rest, RowFactor(weight.op, weights.operands[by.value])
     return weight, None
 

@@ -17,7 +17,7 @@ from ...rejection import Code
 from ..host import facts, places
 from ..host.candidates import HostGraph
 from ..host.functions import REASONS
-from ..host.region import Region, RowSums
+from ..host.region import Region, SummedRows
 from ..result import Refused
 
 
@@ -33,7 +33,7 @@ class Shadow:
     output: Node
     origin: dict[str, Node]
     first_result: str
-    sums: RowSums | None = None
+    sums: SummedRows | None = None
     summed: Node | None = None
 
     def source(self, node: Node) -> Node | None:
