@@ -177,3 +177,26 @@ def sums_with_a_mask_that_changes_later(q, k, v, x):
     out = w @ v
     x.add_(1)
     return out / (w * x).sum(-1, keepdim=True).clamp(min=1)
+
+
+@fuse(2, **HEADS)
+def sums_beside_two_products(q, k, v):
+    other = v.square()
+    w = F.relu(q @ k.mT)
+    return (w @ v + w @ other) / (w.sum(-1, keepdim=True) + 1)
+
+
+@refuse("SCORES_ESCAPE", **HEADS)
+def sums_within_two_products(q, k, v):
+    other = v.square()
+    w = F.relu(q @ k.mT)
+    w = w / (w.sum(-1, keepdim=True) + 1)
+    return w @ v, w @ other
+
+
+@fuse(2, **SELF)
+def sums_of_two_layers(q, k, v):
+    w = F.relu(q @ k.mT)
+    v = (w @ v) / (w.sum(-1, keepdim=True) + 1)
+    w = F.relu(k @ q.mT)
+    return (w / (w.sum(-1, keepdim=True) + 1)) @ v

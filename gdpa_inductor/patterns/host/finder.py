@@ -70,6 +70,9 @@ class Finder:
         second = candidate.second
         inside = self._closure(candidate.firsts, second)
         sums = row_sums.beside(self.host, inside, candidate)
+        if sums is not None and sums.node in inside and self.siblings:
+            reason = f"{places.describe(sums.node)} sums what several products divide by the result"
+            raise Refused(Code.SCORES_ESCAPE, reason, change=_BESIDE)
         if sums is not None:
             inside = self._closure(candidate.firsts, second, sums.derived)
             sums = replace(sums, between=row_sums.between(self.host, sums, inside, candidate))
@@ -274,6 +277,7 @@ def escape(node: Node, user: Node, second: Node) -> Refused:
     return Refused(Code.SCORES_ESCAPE, reason, change=_APART if stored else None)
 
 
+_BESIDE = "put values of the same weights side by side, as `w @ torch.cat([v, u], -1)`"
 _APART = "do not store it in compiled code, or make it from a product of its own (`q @ k.mT`)"
 
 
