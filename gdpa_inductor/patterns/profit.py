@@ -56,15 +56,11 @@ def rather_stored(problem: Problem, kernel: str, learns: bool, profit: Profit) -
         return ""
     if kernel != "cute":
         return "kernels for this problem read a stored bias sooner than a table"
-    if problem.training and learns:
-        if problem.jagged:
-            return "a training step with the gradient of a table of jagged sides is not measured"
-        # Where a bias has an element for each score, storing it costs more than all sums.
-        large = any(program.axes(number) >= set(AXES) for number in program.places)
-        indices = {x.value for x in postorder(program.places.values()) if x.op == "aux"}
-        if not large and {*problem.stored_aux()} - indices:
-            form = "beside a mask or bias that is a tensor is faster with a stored bias"
-            return f"a training step with the gradient of a table {form}"
+    # Where a bias has an element for each score, storing it costs more than all sums.
+    large = any(program.axes(number) >= set(AXES) for number in program.places)
+    if problem.training and learns and not large and problem.stored_biases():
+        beside = "a table beside a mask or bias that is a tensor"
+        return f"a training step with the gradient of {beside} rather stores a small bias"
     return ""
 
 

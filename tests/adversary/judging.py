@@ -248,7 +248,7 @@ def _by_error_rule(program: Program, mine: Seen, eager: Seen, names: list[str], 
             continue
         if noise is None:
             noise = noise_of(program, eager, number=number)
-        allowed = noise[name]
+        allowed = max(noise[name], _roundings_of_uses(program, name) * largest(eager[name]))
         fault = error_of(*arguments, direction=direction, noise=allowed, relative=relative)
         if fault and allowed < (more := error_of_eager(program, name, number=number)):
             fault = error_of(*arguments, direction=direction, noise=more, relative=relative)
@@ -263,6 +263,16 @@ def _by_error_rule(program: Program, mine: Seen, eager: Seen, names: list[str], 
                 continue
             return f"{name}: {fault}"
     return ""
+
+
+def _roundings_of_uses(program: Program, name: str) -> float:
+    """A gradient of weights that are cast, and used by two products, is rounded for each use where
+    both are fused. Eager rounds the sum of both. Relative to the largest element.
+    """
+    if not (name.startswith("gradient") and "scores used twice" in program.hostilities):
+        return 0.0
+    casts = (kind for text, kind in FLOATING.items() if f".to(torch.{text})" in program.source)
+    return max((torch.finfo(kind).eps for kind in casts), default=0.0)
 
 
 def _as_in_fp32(

@@ -293,6 +293,40 @@ def test_gradients_of_tables_are_replayed_with_the_words_of_a_first_run(
     assert [len(x) for x in found] == [parts, 3 * parts + 1 + 3]
 
 
+JAGGED_TABLES = (
+    f"a0:f[h,t]; a1:i[b,q_idx,kv_idx]; a2:f[t,h]; where(ge(q_idx,kv_idx),silu(add("
+    f"add(s,lookup(a0,add(sub(q_idx,kv_idx),{LONGEST - 1}))),lookup(a2,a1))),0.0)"
+)
+
+
+@pytest.mark.parametrize("room", [1, biases.TABLE_ROOM], ids=["parts", "at once"])
+def test_gradients_of_jagged_tables_are_replayed_for_batches_of_any_rows(
+    room: int, kernels, sums, ranked, monkeypatch
+):
+    launcher = functools.cache(lambda _, count, *__: WordLauncher(sums, count))
+    monkeypatch.setattr(table_gradients, "word_launcher", launcher)
+    monkeypatch.setattr(biases, "TABLE_ROOM", room)
+    maker = partial(calls.backward_site, False)
+    site, runs = maker(), []
+    for rows in (50, 7, 300):
+        index = torch.zeros(B, LONGEST, LONGEST, dtype=torch.uint8)
+        tables = [torch.zeros(H, 2 * LONGEST - 1), index, torch.zeros(9, H)]
+        args = of_backward(jagged(rows, JAGGED_TABLES, tables))
+        args[7] = [True] * 3 + [x.is_floating_point() for x in tables]
+        if rows != 50:  # the first tensor serves both sides
+            args[9] = offsets(rows)
+        for one in (site, maker()):
+            for each in (kernels[1], sums, ranked):
+                each.launches.clear()
+            results = one(*args)
+            tensors = tensors_of(args, results)
+            found = [[named(x, tensors) for x in y.launches] for y in (kernels[1], sums)]
+            runs.append(found)
+        assert runs[-1] == runs[-2]
+        assert [x.shape for x in results[3:]] == [x.shape for x in tables[::2]]
+    assert recorded(site) == 1
+
+
 @pytest.mark.parametrize("name", LEARNED)
 def test_a_gradient_takes_the_memory_of_a_spare_operand(name: str, sums, monkeypatch):
     """Where the backward runs once, and nothing clears what a kernel still has to read."""

@@ -168,9 +168,24 @@ class Record:
         )
         self._steps.append(_kernel_step(launcher, form, places, scalars, words[-2]))
 
-    def add_sum(self, launcher: WordLauncher, addresses: Sequence[int], *numbers: int) -> None:
-        if not self.fails:
-            self._steps.append(_word_step(launcher, tuple(map(self._own, addresses)), numbers))
+    def add_sum(
+        self,
+        launcher: WordLauncher,
+        addresses: Sequence[int],
+        *numbers: int,
+        jagged: Sequence[int] = (),
+    ) -> None:
+        """jagged: The words between addresses and numbers: the addresses of the offsets, and the
+        total rows of queries and keys.
+        """
+        if self.fails:
+            return
+        places = (
+            *map(self._own, addresses),
+            *self._of(self.offsets, jagged, len(self.matrices) + len(self.aux)),
+            *map(self._rows, (0, 1), jagged[-TOTALS:]),
+        )
+        self._steps.append(_word_step(launcher, places, numbers))
 
     def add_table(
         self, launcher: WordLauncher, operand: tuple[int, Tensor], room: Tensor, *numbers: int

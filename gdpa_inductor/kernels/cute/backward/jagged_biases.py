@@ -157,8 +157,8 @@ class JaggedDivision:
     ) -> Iterator[StoredScores]:
         """The memory for each launch. Between launches its content is summed into `rooms`."""
         dtype, arch, stream = part.read.query.dtype, part.plan.config.arch, part.stream
-        scores = empty(self.scores, dtype, order.device)
-        hulls = empty(self.hulls, torch.int32, order.device)
+        scores = part.record.add_buffer(empty(self.scores, dtype, order.device))
+        hulls = part.record.add_buffer(empty(self.hulls, torch.int32, order.device))
         for first in range(0, self.most, self.slots):
             count = min(self.slots, self.most - first)
             stored = StoredScores(scores, hulls, order[first:], count, self.tiling)
@@ -168,6 +168,7 @@ class JaggedDivision:
                     own = scores[:count, ..., : self.cols]
                     each.add_scores(own, room[:, first // self.slots], part, stored)
                 else:
+                    part.record.fails = True
                     each.add(stored, room, first > 0, arch, stream)
 
     def rooms(self, o: Operands[Tensor], record: Record) -> list[Tensor]:

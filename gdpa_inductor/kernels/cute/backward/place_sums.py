@@ -57,7 +57,7 @@ class StoredSequences(Fixed):
     """The sequences of a launch. A slot is the place of one among the scores.
 
     jagged: None if no side is jagged. Else (hulls, the number of the sequence in each slot,
-    `cu_seqlens` of both sides or None), and how many heads and tiles have hulls, and total rows.
+    `cu_seqlens` of the jagged sides, total rows of both), and how many heads and tiles have hulls.
     """
 
     def __init__(self, config: KernelConfig, jagged, sizes) -> None:
@@ -65,11 +65,11 @@ class StoredSequences(Fixed):
         self.slots, self.heads, self.rows, self.cols = sizes[:4]
         self.jagged = jagged is not None
         if self.jagged:
-            (self.hulls, self.order, *offsets), (self.hull_heads, self.tiles, *totals) = jagged
+            (self.hulls, self.order, *offsets, q, k), (self.hull_heads, self.tiles) = jagged
             most = (self.rows, self.cols)
             sides = iter(offsets)
             own = [next(sides) if x else None for x in (config.jagged_q, config.jagged_k)]
-            self.sides = list(zip(own, most, totals, strict=True))
+            self.sides = list(zip(own, most, (q, k), strict=True))
 
     def tile(self, slot, head) -> SequenceTile:
         if not self.jagged:
@@ -523,8 +523,8 @@ def _compiled_sums(kernel: Any, config: KernelConfig, dtype: str):
     jagged = jagged_sizes = None
     if config.jagged:
         sides = [pointer(config.offsets)] * (config.jagged_q + config.jagged_k)
-        jagged = (pointer("int32"), pointer("int64"), *sides)
-        jagged_sizes = tuple(Int32(1) for _ in range(4))
+        jagged = (pointer("int32"), pointer("int64"), *sides, Int32(1), Int32(1))
+        jagged_sizes = (Int32(1), Int32(1))
     arguments = (
         pointer(dtype, ALIGNMENT),
         pointer("float32", ALIGNMENT),

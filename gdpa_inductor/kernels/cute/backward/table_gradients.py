@@ -216,16 +216,17 @@ class TableSum:
         strides = part.plan.aux_strides + tuple(step for x in bounds for step in x.strides)
         numbers = (*strides, *o.scalars[: part.plan.scalars], *sizes)
         operands = [*o.aux, *[x.room for x in bounds]]
-        jagged: Sequence[Tensor] = ()
-        last: Sequence[int] = ()
+        hulls: Sequence[Tensor] = ()
+        jagged: Sequence[int] = ()
         if stored is not None:
-            offsets = [x for x in o.lengths[:2] if x is not None]
-            jagged = (stored.hulls, stored.order, *offsets)
-            last = (*stored.hulls.shape[1:3], *totals(o.query, o.key))
+            hulls = (stored.hulls, stored.order)
+            offsets = [x.data_ptr() for x in o.lengths[:2] if x is not None]
+            jagged = (*offsets, *totals(o.query, o.key))
         for piece in range(self.pieces):
-            addresses = [x.data_ptr() for x in (scores, room[piece], *operands, *jagged)]
+            addresses = [x.data_ptr() for x in (scores, room[piece], *operands, *hulls)]
             kernel, more = self._kernel(config, skips, piece, cols, dtype_name(scores.dtype))
-            _launch(kernel, addresses, (*numbers, *more, *last), part.stream, part.record)
+            own = (*numbers, *more, *(stored.hulls.shape[1:3] if stored else ()))
+            _launch(kernel, addresses, own, part.stream, part.record, jagged)
 
     def _kernel(
         self, config: KernelConfig, skips: bool, piece: int, cols: int, dtype: str
@@ -261,11 +262,18 @@ class TableSum:
 
 
 def _launch(
-    kernel: Any, addresses: Sequence[int], numbers: Sequence[int], stream: int, record: Record
+    kernel: Any,
+    addresses: Sequence[int],
+    numbers: Sequence[int],
+    stream: int,
+    record: Record,
+    jagged: Sequence[int] = (),
 ) -> None:
-    launcher = word_launcher("backward.place_sums", len(addresses) + len(numbers) + 1, *kernel)
-    launcher(*addresses, *numbers, stream)
-    record.add_sum(launcher, addresses, *numbers)
+    """jagged: As in `Record.add_sum`."""
+    words = (*addresses, *jagged, *numbers, stream)
+    launcher = word_launcher("backward.place_sums", len(words), *kernel)
+    launcher(*words)
+    record.add_sum(launcher, addresses, *numbers, jagged=jagged)
 
 
 def _kernel(plan: LaunchPlan, stored: int) -> KernelConfig:
