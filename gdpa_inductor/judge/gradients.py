@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ..program.expr import fold
-from .compare import SLACK, Recorded, SampledWeights, Side, outside
+from .compare import Recorded, SampledWeights, Side
 from .elements import Root
+from .ranges import SLACK, outside
 from .samples import CASES, COUNT, bytes_of
 from .verdict import Incomplete
 

@@ -316,12 +316,7 @@ class Analyst:
             reason = "three matrices are multiplied, one of them a row: there are no weights"
             raise Refused(Code.CONTRACTION, reason)
         recipe, results, problem = replacement(self.graph, region, understood, self.options)
-        first, *later = self.graph.in_order(region.ends)
-        early = recipe.until(*results[1:])
-        if not all(may_move(early, first, node, self.graph) for node in later):
-            reason = f"all that {places.describe(region.end)} reads is not known at "
-            reason += f"{places.describe(first)}, or changes after it"
-            raise Refused(Code.SCORES_ESCAPE, reason, change=_BEFORE)
+        first = self._first_end(region, recipe.until(*results[1:]))
         leaves = tuple(operand.leaf for operand in understood.operands)
         biases = leaves if problem.training else ()
         looking = list(filter(self.graph.looks_up, region.makers))
@@ -351,6 +346,15 @@ class Analyst:
             biases=biases,
             origins=tuple(places.origin(leaf, candidate.second) for leaf in leaves),
         )
+
+    def _first_end(self, region: Region, calls: Sequence[Handle]) -> Node:
+        """The first node to replace. Raises Refused if `calls` cannot be made there."""
+        first, *later = self.graph.in_order(region.ends)
+        if not all(may_move(calls, first, node, self.graph) for node in later):
+            reason = f"all that {places.describe(region.end)} reads is not known at "
+            reason += f"{places.describe(first)}, or changes after it"
+            raise Refused(Code.SCORES_ESCAPE, reason, change=_BEFORE)
+        return first
 
     def _choice(self, problem: Problem, looking: Sequence[Node], understood: Understood) -> object:
         """The backend. Raises Refused with a look-up, if its result is rather an operand."""

@@ -25,7 +25,7 @@ from ..result import Refused
 from . import effects, facts, functions, heads, places, products, row_sums
 from .candidates import Candidate, HostGraph
 from .functions import NO_WEIGHTS
-from .region import Region, Sink
+from .region import Region, Sink, SummedRows
 
 
 class Through(enum.Flag):
@@ -68,14 +68,7 @@ class Finder:
             closed: Nodes that stay leaves all the same.
         """
         second = candidate.second
-        inside = self._closure(candidate.firsts, second)
-        sums = row_sums.beside(self.host, inside, candidate)
-        if sums is not None and sums.node in inside and self.siblings:
-            reason = f"{places.describe(sums.node)} sums what several products divide by the result"
-            raise Refused(Code.SCORES_ESCAPE, reason, change=_BESIDE)
-        if sums is not None:
-            inside = self._closure(candidate.firsts, second, sums.derived)
-            sums = replace(sums, between=row_sums.between(self.host, sums, inside, candidate))
+        inside, sums = self._with_sums(candidate)
         inside |= set(sink.tail if sink else ())
         nodes = self.host.in_order(inside)
         summed = () if sums is None else sums.between
@@ -101,6 +94,20 @@ class Finder:
         region = Region(tuple(nodes), tuple(makers), tuple(leaves), sink, sums=sums)
         effects.check(self.host, region)
         return self._with_users(region, candidate)
+
+    def _with_sums(self, candidate: Candidate) -> tuple[set[Node], SummedRows | None]:
+        """The nodes between products, without row sums and what is made of these."""
+        firsts, second = candidate.firsts, candidate.second
+        inside = self._closure(firsts, second)
+        sums = row_sums.beside(self.host, inside, candidate)
+        if sums is None:
+            return inside, None
+        if sums.node in inside and self.siblings:
+            reason = f"{places.describe(sums.node)} sums what several products divide by the result"
+            raise Refused(Code.SCORES_ESCAPE, reason, change=_BESIDE)
+        inside = self._closure(firsts, second, sums.derived)
+        between = row_sums.between(self.host, sums, inside, candidate)
+        return inside, replace(sums, between=between)
 
     def _closure(
         self, firsts: Sequence[Node], second: Node, without: Collection[Node] = ()

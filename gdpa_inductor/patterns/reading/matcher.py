@@ -62,11 +62,9 @@ class Matcher:
         weight = real(weights.read(weights_side, Element(weights_at)))
         if SCORE not in set(postorder([weight])) or weights.score is None:
             raise Refused(Code.CONTRACTION, "the weights do not depend on the first product")
-        weight, sums, factor = row_sums.read(weights, weight, keys)
+        weight, sums, factor = row_sums.read(weights, weight, keys, dtypes[0])
         terms = [weight] if sums is None else [weight, sums.term]
-        for term in terms:
-            weights.precision.check_conditions(term)
-        terms = list(map(weights.precision.doubtful_divisors, terms))
+        terms = list(map(weights.precision.checked, terms))
         value = factors.operand(*value_side)
         product, at = weights.score
         inner = factors.contracted(product)
@@ -74,10 +72,6 @@ class Matcher:
         dtype = tensor_of(factors.of(product)[0]).dtype
         for term in terms:
             weights.precision.check_dtypes(dtype, term)
-        if factor is not None and dtypes[0] == torch.float16:
-            reason = "in fp16 the product may overflow before it is divided by the row sums"
-            advice = "use bf16, or divide after the second product"
-            raise Refused(Code.NORMALISED, reason, change=advice)
         resolve = self.space.resolve_index
         reading = Reading(
             weight=weight,

@@ -11,6 +11,7 @@ division stays where it is unless weights vanish with their divisor, or a clamp 
 
 from __future__ import annotations
 
+import torch
 from torch.fx import Node
 
 from ...program.expr import Expr, call, postorder
@@ -39,9 +40,12 @@ _CALLS_OF_POSITIVE = frozenset(["relu", "sigmoid", "exp", "softplus", "softmax",
 
 
 def read(
-    weights: Weights, weight: Expr, keys: Digits
+    weights: Weights, weight: Expr, keys: Digits, dtype: torch.dtype
 ) -> tuple[Expr, RowSum | None, RowFactor | None]:
-    """(the weights without a factor that is made of row sums, these sums, the factor)"""
+    """(the weights without a factor that is made of row sums, these sums, the factor)
+
+    dtype: Of the second product.
+    """
     shadow = weights.shadow
     if shadow.sums is None or shadow.summed is None:
         return weight, None, None
@@ -57,6 +61,10 @@ def read(
         raise Refused(Code.NORMALISED, reason + "divided by the result")
     if factor is not None:
         _check_zero(weights, weight, term, factor)
+    if factor is not None and dtype == torch.float16:
+        reason = "in fp16 the product may overflow before it is divided by the row sums"
+        advice = "use bf16, or divide after the second product"
+        raise Refused(Code.NORMALISED, reason, change=advice)
     index = list(at.index)
     index[dim:] = [*([()] if shadow.sums.keepdim else []), *index[dim:][1:]]
     return weight, RowSum(term, tuple(index)), factor
