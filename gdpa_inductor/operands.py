@@ -145,6 +145,11 @@ def output_shape(operands: Operands[Tensor]) -> tuple[Any, ...]:
     return batch, heads, rows, width
 
 
+def row_sums_spec(operands: Operands[Tensor]) -> Aux:
+    """How the row sums lie, in the terms of an aux operand: [Lq,H] or [B,H,M]."""
+    return Aux("f", ("b", "h", "q_idx") if operands.cu_seqlens_q is None else ("q", "h"))
+
+
 def check(operands: Operands[Tensor]) -> None:
     """Raise GDPAError if operands do not fit each other or the program."""
     o = operands

@@ -1,10 +1,14 @@
-"""gdpa::attention, gdpa::attention_backward and gdpa::kept: schemas, shapes and gradients.
+"""gdpa::attention, gdpa::attention_sums, gdpa::attention_backward and gdpa::kept: schemas, shapes
+and gradients.
 
 Layout: query [B,H,M,D], key [Bk,Hk,N,D], value [Bv,Hv,N,Dv], output [B,H,M,Dv] contiguous in
 value's dtype. The batch of each operand is B or 1. H is a multiple of Hk and of Hv, and query head
 h reads key head h // (H/Hk). A side whose cu_seqlens is given is jagged instead (`operands`): query
 and output [Lq,H,·], key and value [Lk,·,·]. With a page_table key and value are pools of pages, and
 there is no backward. Lengths are read on the device only. Saved for the backward: the operands.
+
+gdpa::attention_sums is for programs with row sums, which are its second output: [B,H,M] or [Lq,H],
+fp32 (fp64 for fp64). In its backward the gradient of these is the last aux operand.
 
 The eager implementation is the `reference`: any device and float dtype, and it holds the scores.
 Forms for single backends, such as gdpa::attention_cpu, take the same operands, and differ in their
@@ -15,16 +19,19 @@ from __future__ import annotations
 
 import functools
 import importlib
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from ._compat import operators, shapes
-from .operands import Operands, check, output_shape
+from .operands import Operands, check, output_shape, row_sums_spec
+from .program.expr import SCORE, compute_dtype, const, differentiate
+from .program.expr import aux as aux_leaf
 from .program.score_mod import ScoreMod
 from .reference import reference, reference_backward
 from .rejection import GDPAError
@@ -81,12 +88,21 @@ class Signature:
     backward: bool = False
     keywords: tuple[str, ...] = ()  # its options; without any they are a string, `kernel_options`
     pages: bool = False  # keys and values may lie in pages
+    sums: bool = False  # it returns row sums too
 
     @property
     def trailing(self) -> dict[str, Any]:
         """The last arguments, with their defaults."""
         lengths = dict(zip(LENGTHS, DENSE, strict=True))
         return lengths | ({"page_table": None} if self.pages else {})
+
+    def of(self, program: ScoreMod) -> Signature:
+        """The operator for a program: of a forward with row sums its own."""
+        return self if self.backward or program.summed is None else self.with_sums
+
+    @functools.cached_property
+    def with_sums(self) -> Signature:
+        return replace(self, name=f"{self.name}_sums", sums=True)
 
     @functools.cached_property
     def positional(self) -> tuple[str, ...]:
@@ -98,7 +114,7 @@ class Signature:
     def schema(self) -> str:
         arguments = ", ".join(TYPES[name] for name in self.positional)
         keywords = ", ".join(TYPES[name] for name in self.keywords)
-        returns = "Tensor[]" if self.backward else "Tensor"
+        returns = "Tensor[]" if self.backward else "(Tensor, Tensor)" if self.sums else "Tensor"
         return f"{self.name}({arguments}{', *, ' + keywords if keywords else ''}) -> {returns}"
 
     @property
@@ -195,7 +211,7 @@ def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, enabled=False) if known else nullcontext()
 
 
-def _attention(arguments: Arguments[Tensor]) -> Tensor:
+def _attention(arguments: Arguments[Tensor]) -> Any:
     check(arguments.operands)
     with no_autocast(arguments.operands.query.device):
         return reference(arguments.operands)
@@ -212,10 +228,15 @@ def _attention_backward(arguments: Arguments[Tensor]) -> list[Tensor]:
     ]
 
 
-def fake_output(arguments: Arguments[Tensor]) -> Tensor:
-    """The output of a forward operator on fake tensors, of whatever device."""
-    check(arguments.operands)
-    return arguments.operands.value.new_empty(output_shape(arguments.operands))
+def fake_output(arguments: Arguments[Tensor]) -> Any:
+    """The result of a forward operator on fake tensors, of whatever device."""
+    o = arguments.operands
+    check(o)
+    size = output_shape(o)
+    out = o.value.new_empty(size)
+    if o.program.summed is None:
+        return out
+    return out, o.value.new_empty(size[:-1], dtype=compute_dtype(o.query.dtype))
 
 
 def fake_gradients(arguments: Arguments[Tensor]) -> list[Tensor]:
@@ -243,7 +264,8 @@ def _strides(o: Operands[Tensor]) -> list[tuple[Any, ...]]:
     return own + [shapes.contiguous_strides(t.shape) for t in o.aux]
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.set_materialize_grads(False)
     arguments = ATTENTION.bind(*inputs)
     o = arguments.operands
     if o.page_table is not None:
@@ -253,15 +275,21 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.options = arguments.options
 
 
-def _backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad_out: Any, grad_sums: Any = None) -> tuple[Any, ...]:
     query, key, value, cu_seqlens_q, cu_seqlens_k, *aux = ctx.saved_tensors
     offsets = (cu_seqlens_q, cu_seqlens_k)
     operands = Operands(query, key, value, aux, ctx.scalars, ctx.program, *offsets, *ctx.longest)
     aux_needs = ctx.needs_input_grad[3]
     if isinstance(aux_needs, bool):
         aux_needs = [aux_needs] * len(aux)
-    needs = (*ctx.needs_input_grad[:3], *aux_needs)
-    args, kwargs = BACKWARD.call(Arguments(operands, grad_out, needs, ctx.options))
+    needs = [*ctx.needs_input_grad[:3], *aux_needs]
+    if ctx.program.summed is not None:
+        operands, reached = _with_cotangents(operands, grad_out, grad_sums)
+        needs = list(map(operator.and_, needs, reached))
+    if grad_out is None:
+        grad_out = value.new_zeros(output_shape(operands))
+    asked = (*needs, *[False] * (len(operands.aux) - len(aux)))
+    args, kwargs = BACKWARD.call(Arguments(operands, grad_out, asked, ctx.options))
     results = iter(torch.ops.gdpa.attention_backward(*args, **kwargs))
     grads = [next(results) if need else None for need in needs]
     # torch asks for the structure of the inputs: a list without tensors is empty or None.
@@ -271,6 +299,28 @@ def _backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
     return (*grads[:3], grads[3:], no_scalars, *rest)
 
 
+def _with_cotangents(
+    o: Operands[Tensor], grad_out: Tensor | None, grad_sums: Tensor | None
+) -> tuple[Operands[Tensor], list[bool]]:
+    """(the operands of a backward of output and row sums, which of query, key, value and aux have
+    a gradient). A gradient is None where nothing is made of that result.
+    """
+    program, out = o.program, grad_out is not None
+    terms = ([program.weight] if out else []) + list(
+        program.roots[1:] if grad_sums is not None else []
+    )
+    leaves = [SCORE, *(aux_leaf(n, spec.leaf_kind) for n, spec in enumerate(program.aux))]
+    slopes = zip(*(differentiate(term, leaves) for term in terms), strict=True)
+    score, *others = (any(x is not None for x in each) for each in slopes)
+    if not out:
+        program = replace(program, weight=const(0.0))
+    if grad_sums is None:
+        return replace(o, program=replace(program, summed=None)), [score, score, out, *others]
+    program = program.with_row_gradient(row_sums_spec(o).access)
+    o = replace(o, aux=[*o.aux, grad_sums], program=program)
+    return o, [score, score, out, *others]
+
+
 def _no_double_backward(ctx: Any, *grads: Any) -> None:
     raise GDPAError(
         "gdpa::attention has no second derivative: wrap the part of the model that needs one in "
@@ -278,11 +328,13 @@ def _no_double_backward(ctx: Any, *grads: Any) -> None:
     )
 
 
-ATTENTION.register(_LIBRARY, "CompositeExplicitAutograd", _attention, fake_output)
+FORWARDS = (ATTENTION, ATTENTION.with_sums)
 BACKWARD.register(_LIBRARY, "CompositeExplicitAutograd", _attention_backward, laid_gradients)
-torch.library.register_autograd(
-    "gdpa::attention", _backward, setup_context=_setup_context, lib=_LIBRARY
-)
+for forward in FORWARDS:
+    forward.register(_LIBRARY, "CompositeExplicitAutograd", _attention, fake_output)
+    torch.library.register_autograd(
+        f"gdpa::{forward.name}", _backward, setup_context=_setup_context, lib=_LIBRARY
+    )
 torch.library.register_autograd("gdpa::attention_backward", _no_double_backward, lib=_LIBRARY)
 
 
@@ -296,7 +348,8 @@ def _blocked() -> Any:
 # skip: leave out blocks where all scores are masked
 CPU_FORWARD = Signature("attention_cpu", keywords=("skip",), pages=True)
 CPU_BACKWARD = Signature("attention_cpu_backward", backward=True, keywords=("skip",))
-CPU_FORWARD.register(_LIBRARY, "CPU", lambda call: _blocked().forward_on_cpu(call), fake_output)
+for forward in (CPU_FORWARD, CPU_FORWARD.with_sums):
+    forward.register(_LIBRARY, "CPU", lambda call: _blocked().forward_on_cpu(call), fake_output)
 CPU_BACKWARD.register(
     _LIBRARY, "CPU", lambda call: _blocked().backward_on_cpu(call), fake_gradients
 )

@@ -3,10 +3,12 @@
     O[b,h,i,:] = sum_j P[b,h,i,j] V[b,h,j,:]        P = program(s, b, h, i, j, aux)        s = q·k
     in fp32 (fp64 for fp64)
 
-With dP = dO Vᵀ and `ScoreMod.gradients` the program's own derivative,
+Of a program with a term R that is summed, the sums over j are an output too. With dP = dO Vᵀ and
+`ScoreMod.gradients` the program's own derivative,
 
     dV = Pᵀ dO,   dS = dP · ∂P/∂s,   dQ = dS K,   dK = dSᵀ Q,   da = dP · ∂P/∂a,   each summed over
-    broadcast dims.
+    broadcast dims. In a backward ∂R/∂s and ∂R/∂a are added to dS and da: R has the gradient of its
+    sums as a factor.
 
 It holds the M×N scores. Keys and values in pages are copied first. Jagged sides are padded, and
 their results unpadded (`sequences`). A score that does not exist has no weight and no gradient,
@@ -16,6 +18,7 @@ whatever the program makes of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,22 +81,31 @@ def program_leaves(
     return leaf
 
 
-def reference(operands: Operands[Tensor]) -> Tensor:
-    """The output, [B,H,M,Dv] or, for a jagged query, [Lq,H,Dv]; contiguous, in value's dtype."""
+def reference(operands: Operands[Tensor]) -> Any:
+    """The output, [B,H,M,Dv] or, for a jagged query, [Lq,H,Dv]; contiguous, in value's dtype.
+
+    Of a program with row sums, (output, row sums): these in fp32 or fp64, [B,H,M] or [Lq,H].
+    """
     operands = gathered(operands)
     if not operands.jagged:
-        return _dense(operands, None)
-    padding = Padding.of(operands)
-    return padding.unpad_heads(_dense(padding.pad(operands), padding.mask), "q")
+        out, *sums = _dense(operands, None)
+    else:
+        padding = Padding.of(operands)
+        padded = _dense(padding.pad(operands), padding.mask)
+        out, *sums = (padding.unpad_heads(x, "q") for x in padded)
+    return (out, *(x.squeeze(-1) for x in sums)) if sums else out
 
 
-def _dense(o: Operands[Tensor], mask: Tensor | None) -> Tensor:
-    """mask: which scores there are, as [B,H,M,N]; None is all."""
+def _dense(o: Operands[Tensor], mask: Tensor | None) -> list[Tensor]:
+    """The output, and the row sums as [B,H,M,1]. mask: which scores there are, as [B,H,M,N]; None
+    is all.
+    """
     score = _scores(o)
     leaf = program_leaves(score, o.aux, o.scalars, o.program)
-    (weight,) = fold([o.program.weight], leaf, torch_apply(score.dtype))
-    weight = _masked(weight.expand_as(score), mask)
-    return (weight @ expand_heads(o.value, o.query.shape[1]).to(score.dtype)).to(o.value.dtype)
+    terms = fold(o.program.roots, leaf, torch_apply(score.dtype))
+    weight, *summed = (_masked(x.expand_as(score), mask) for x in terms)
+    out = weight @ expand_heads(o.value, o.query.shape[1]).to(score.dtype)
+    return [out.to(o.value.dtype), *(x.sum(-1, keepdim=True) for x in summed)]
 
 
 def _masked(term: Tensor, mask: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -152,7 +152,7 @@ def _jagged_dims(spec: Aux) -> list[tuple[int, str]]:
 @functools.lru_cache(maxsize=256)
 def padded_program(program: ScoreMod) -> ScoreMod:
     """The program over operands that `Padding.pad` made."""
-    return ScoreMod(program.weight, tuple(_padded_spec(spec) for spec in program.aux))
+    return replace(program, aux=tuple(_padded_spec(spec) for spec in program.aux))
 
 
 def _padded_spec(spec: Aux) -> Aux:

@@ -10,6 +10,7 @@ score programs. It never sees what the matcher has read, so it does not share th
     interpret   Runs both graphs side by side. Common nodes are run once.
     elements    Evaluates elements of logged tensors backwards. Rules: `operations`, `jagged`.
     samples     The coordinates and values that are tried.
+    ranges      Whether a value lies in the range of those that are expected.
     fused       Reads a call of gdpa::attention.
     proof       Decides whether a fused result equals what it replaces, by `compare`, `gradients`.
                 It has the verdict on a pair of graphs.

@@ -20,15 +20,14 @@ from ..program.expr import AXES, Expr, dtype_of, fold, postorder, torch_apply
 from .elements import CASTS, Evaluator
 from .fused import Fused
 from .pointwise import Index
+from .ranges import SLACK, outside
 from .record import Event, Log, Ref
 from .samples import CASES, COUNT, Lanes
 from .verdict import Incomplete
 
 Side = tuple[Ref, int, Index]  # a factor of a product: its place, when, and which elements
 Scored = dict[Event, tuple[Index, Tensor]]  # products: at which index, and in which lanes
-SLACK = 32  # roundings of the narrowest type
 _DECIDE = ("eq", "ne", "lt", "le", "gt", "ge", "sign")  # where derivatives choose
-EDGE = torch.finfo(torch.float64).max / 64
 
 
 def apart(left: Tensor, right: Tensor, where: Tensor) -> Tensor:
@@ -97,18 +96,23 @@ class Points:
         are in no weight. gaps: Gets the distances of numbers that are compared.
         """
         for weight, value in (sides, sides[::-1]):
-            scores = {event: self.scores(event.results[0].dtype) for event in products}
-            distances: list[Tensor] | None = None if gaps is None else []
-            ev = Evaluator(self.log, self.lanes, scores, gaps=distances)
-            ev.element(*weight)
-            if ev.touched:
+            distances: list[Tensor] = []
+            scored = self.scored(products, weight, distances)
+            if scored:
                 if gaps is not None:
-                    gaps += distances or ()
-                return weight, value, ev.touched
+                    gaps += distances
+                return weight, value, scored
         for weight, value in (sides, sides[::-1]):
             if not bool(self.value_apart(value).any()):
                 return weight, value, {}
         raise Incomplete("the weights are made from no product")
+
+    def scored(self, products: Sequence[Event], weight: Side, gaps: list[Tensor]) -> Scored:
+        """The products that give the scores of a weight. gaps: As in `split`."""
+        scores = {event: self.scores(event.results[0].dtype) for event in products}
+        ev = Evaluator(self.log, self.lanes, scores, gaps=gaps)
+        ev.element(*weight)
+        return ev.touched
 
     def scores(self, dtype: torch.dtype) -> Tensor:
         """Scores that are drawn, one for each lane."""
@@ -158,6 +162,8 @@ class SampledWeights:
     side:       The recorded weights.
     scored:     The products that give the scores.
     training:   Gradients are compared too.
+    result:     What is made of the result of the fused call by a factor for each row. None where
+                it is the result itself.
     aimed:      Scores, some of them where a function turns; None where they are drawn.
     valid:      The lanes in which eager raises no error.
     raised:     The lanes in which the program raises an error.
@@ -167,6 +173,7 @@ class SampledWeights:
     side: Side
     scored: Scored
     training: bool
+    result: Side | None = None
     aimed: Tensor | None = None
     valid: Tensor = field(default_factory=lambda: torch.ones(COUNT, dtype=torch.bool))
     raised: Tensor = field(default_factory=lambda: torch.zeros(COUNT, dtype=torch.bool))
@@ -203,7 +210,9 @@ class SampledWeights:
     @cached_property
     def scale(self) -> Tensor:
         """The size that rounding errors of a term are relative to, if its value is small."""
-        return self.scores.double().abs().nan_to_num(posinf=0.0).clamp(1.0, 1e4)
+        _, factor = self.through_result(torch.ones(COUNT, dtype=torch.float64))
+        grows = factor.abs().nan_to_num(1.0, posinf=1.0).clamp(min=1.0)
+        return self.scores.double().abs().nan_to_num(posinf=0.0).clamp(1.0, 1e4) * grows
 
     @cached_property
     def amplitude(self) -> Tensor:
@@ -218,6 +227,11 @@ class SampledWeights:
                 operand = fold([term], leaf, self.applied(torch.float64))[0].double().abs()
                 size = size * operand.nan_to_num(posinf=1.0).clamp(min=1.0)
         return size
+
+    def through_result(self, weight: Tensor, **options: Any) -> tuple[Evaluator, Tensor]:
+        """What is made of the result of the fused call, if that is `weight`. In fp64."""
+        ev = Evaluator(self.log, self.lanes, {self.call.event: weight}, wide=True, **options)
+        return ev, weight if self.result is None else ev.element(*self.result).double()
 
     @cached_property
     def scores(self) -> Tensor:
@@ -287,7 +301,7 @@ class SampledWeights:
             if dtype not in self._programmed:
                 leaf = self.leaves(self.points.exact, self.scores.to(dtype))
                 (weight,) = fold([self.call.program.weight], leaf, self._apply(dtype))
-                self._programmed[dtype] = weight.expand(COUNT).double()
+                self._programmed[dtype] = self.through_result(weight.expand(COUNT).double())[1]
         return [self._programmed[dtype] for dtype in dtypes]
 
     def _apply(self, dtype: torch.dtype) -> Callable[[Expr, list[Any]], Tensor]:
@@ -376,30 +390,3 @@ class SampledWeights:
         after = self.programmed(wide=False)[0][lane]
         values = f"{float(after):.9g} for {float(before):.9g}"
         return f"{values} at {place}, s={float(self.scores[lane]):.6g}"
-
-
-def outside(
-    expected: Sequence[Tensor], actual: Sequence[Tensor], eps: float, least: Tensor
-) -> Tensor:
-    """Lanes in which no actual value matches the expected ones.
-
-    A value matches if it is in the range of the expected values of all variants of the case. It
-    also matches if it is NaN or infinite, and one of these is too.
-    """
-    wrong = torch.ones(CASES, dtype=torch.bool)
-    known = torch.stack(list(expected)).view(-1, CASES)
-    finite = known.isfinite()
-    low = torch.where(finite, known, torch.inf).amin(0)
-    high = torch.where(finite, known, -torch.inf).amax(0)
-    spread = torch.where(low <= high, high - low, 0.0)
-    size = torch.where(finite, known.abs(), 0.0).amax(0)
-    slack = SLACK * eps * size + 4 * spread + least[:CASES]
-    for value in (x[:CASES] for x in actual):
-        close = (value >= low - slack) & (value <= high + slack)
-        same = (known == value).any(0) | (known.isnan().any(0) & value.isnan())
-        # A number is 0 in one precision and not in another, and is multiplied by infinity.
-        same |= known.isnan().any(0) & finite.any(0) & value.isinf()
-        # Near the end of the range the order of factors decides whether a product overflows.
-        same |= (high > EDGE) & (value == torch.inf) | (low < -EDGE) & (value == -torch.inf)
-        wrong = wrong & ~(close | same)
-    return wrong.repeat(COUNT // CASES)

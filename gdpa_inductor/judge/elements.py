@@ -295,6 +295,8 @@ class Evaluator:
 
     def _touch(self, event: Event, index: Index) -> None:
         known, lanes = self.touched.get(event, (index, self.live))
+        if len(known) != len(index):
+            raise Incomplete("both results of a fused call are read")
         if known is not index and any(
             bool(((a != b) & lanes & self.live).any()) for a, b in zip(known, index)
         ):

@@ -17,22 +17,26 @@ from .samples import Lanes
 
 
 class Fused:
-    """The call.
+    """One result of the call: the output, or the row sums of a term.
 
+    sums: The result is the row sums. program: Its weight is the term that this result sums.
     batch, heads, rows, keys, width: B, H, M, N, D.
     jagged: Whether a side is. total: All rows of a jagged side. pages: The page table.
     """
 
-    def __init__(self, event: Event) -> None:
+    def __init__(self, event: Event, index: Index) -> None:
+        """index: That at which the result is read."""
         self.event, arguments = event, event.arguments
         operands: list[Ref] = [arguments[name] for name in ("query", "key", "value")]
         for operand in operands:
             operand.require_known()
         self.query, self.key, self.value = operands
         self.scalars: list[Any] = list(arguments["scalars"] or [])
-        self.program = ScoreMod.parse(arguments["score_mod"])
+        program = ScoreMod.parse(arguments["score_mod"])
         self.cu_query: Ref | None = arguments["cu_seqlens_q"]
         self.cu_key: Ref | None = arguments["cu_seqlens_k"]
+        self.sums = len(index) < len(self.query.sizes)
+        self.program = ScoreMod(program.roots[self.sums], program.aux)
         self.rows = self.query.sizes[2] if self.cu_query is None else int(arguments["max_seqlen_q"])
         self.keys = self.key.sizes[2] if self.cu_key is None else int(arguments["max_seqlen_k"])
         self.pages: Ref | None = arguments["page_table"]

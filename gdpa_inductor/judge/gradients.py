@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from ..program.expr import fold
-from .compare import SLACK, Recorded, SampledWeights, Side, outside
+from .compare import Recorded, SampledWeights, Side
 from .elements import Root
+from .ranges import SLACK, outside
 from .samples import CASES, COUNT, bytes_of
 from .verdict import Incomplete
 
 SCORE = "score"  # as the name of a root, beside those of the operands
-_ROUGH = 2.0**-6  # a few roundings of bf16
+ROUGH = 2.0**-6  # a few roundings of bf16
 _TURN_SLACK = 16  # roundings: in bf16, slopes that are half of each other are told apart
 
 
@@ -99,7 +100,7 @@ def factors_apart(
         both.append(_pulled([term], [torch.ones_like(term)], roots))
     for _, (before, after) in _sums(both):
         size = torch.maximum(torch.maximum(before.abs(), after.abs()), grad.abs())
-        wrong |= (size < torch.inf) & ((before - after).abs() > _ROUGH * size)
+        wrong |= (size < torch.inf) & ((before - after).abs() > ROUGH * size)
     return wrong & ~lanes.special_operands
 
 
@@ -132,7 +133,8 @@ def _programmed(weights: SampledWeights, grad: Tensor, dtype: torch.dtype) -> li
     """The program's own derivative, and from the operands back to the roots."""
     program = weights.call.program
     ev = weights.evaluator(differentiate=True)
-    leaf = weights.leaves(ev, weights.scores.to(dtype), grad.to(dtype))
+    outer = _through_result(weights, grad, dtype)
+    leaf = weights.leaves(ev, weights.scores.to(dtype), outer.pop(0).elements.to(dtype))
     apply, reads = weights.applied(dtype), weights.call.reads
     # Read with gradients, and known from then on. Of a table it is the element that is looked up:
     # its gradient, at its address, is what is summed by place.
@@ -149,9 +151,22 @@ def _programmed(weights: SampledWeights, grad: Tensor, dtype: torch.dtype) -> li
             outputs.append(operands[number])
             cotangents.append(term.to(operands[number].dtype))
     gradients = _pulled(outputs, cotangents, ev.roots.values()) if outputs else []
+    gradients += outer
     if by_score is not None and (weights.call.query.grad or weights.call.key.grad):
         gradients.append(Root(SCORE, ev.zero, by_score.double()))
     return gradients
+
+
+def _through_result(weights: SampledWeights, grad: Tensor, dtype: torch.dtype) -> list[Root]:
+    """The gradients of the program's weight, and of what it is multiplied with after the call."""
+    if weights.result is None:
+        return [Root("weight", weights.points.exact.zero, grad)]
+    leaf = weights.leaves(weights.points.exact, weights.scores.to(dtype))
+    (weight,) = fold([weights.call.program.weight], leaf, weights.applied(dtype))
+    weight = weight.expand(COUNT).detach().double().requires_grad_()
+    ev, result = weights.through_result(weight, differentiate=True)
+    roots = [Root("weight", ev.zero, weight), *ev.roots.values()]
+    return _pulled([result], [grad.double()], roots)
 
 
 def _pulled(outputs: list[Tensor], cotangents: list[Tensor], roots: Iterable[Root]) -> list[Root]:

@@ -29,11 +29,15 @@ from .verdict import Fault, Incomplete
 
 @dataclass(frozen=True)
 class Claim:
-    """The claim that tensor `after` equals tensor `before`, by the names of their nodes."""
+    """The claim that tensor `after` equals tensor `before`, by the names of their nodes.
+
+    of_sums: A fused call with row sums gives `after`.
+    """
 
     before: Tensor
     after: Tensor
     after_node: str
+    of_sums: bool = False
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,10 @@ from .autograd import (
     check_views,
     note_view,
 )
-from .compare import Points, SampledWeights, Side, apart
+from .compare import Points, SampledWeights, Scored, Side, apart
 from .elements import Evaluator
 from .fused import Fused
-from .gradients import factors_apart, gradients_apart, slopes
+from .gradients import ROUGH, factors_apart, gradients_apart, slopes
 from .interpret import Claim, Claims, SideBySide
 from .pointwise import Index
 from .record import SIZE_OF_ELEMENTS, Event, Log, Ref
@@ -70,7 +70,8 @@ def _agree(whole: SideBySide, claim: Claim) -> bool:
         check_tangent(claim)
     if result is False:
         return False
-    check_reach(whole, claim)
+    of_sums = isinstance(result, Agreement) and _has_sums(result.weights.call.event)
+    check_reach(whole, replace(claim, of_sums=of_sums))
     whole.proved.append(claim)
     note_view(whole, claim)
     if isinstance(result, Agreement):
@@ -89,10 +90,13 @@ class _Read:
 
 @dataclass(frozen=True)
 class Agreement:
-    """A sum that both graphs compute: its weights, its values, and lanes in which it has a term."""
+    """A sum that both graphs compute: its weights, its values, and lanes in which it has a term.
+
+    value: None where the weights alone are summed.
+    """
 
     weights: SampledWeights
-    value: Side
+    value: Side | None
     valid: Tensor
 
 
@@ -114,14 +118,15 @@ class Proof:
         traced = self._traced(Lanes(self.seed), self._output_index())
         if isinstance(traced, bool):
             return traced
-        call = Fused(traced[1].event)
+        call = Fused(traced[1].event, traced[1].index)
         lanes, output, row, key, owned = self._sampled(call, traced[1])
         if call.jagged:  # now the lanes know whose row is read
             traced = self._traced(lanes, output, owned)
             assert not isinstance(traced, bool)
         second, fused, valid = traced
         at = {**call.coordinates(lanes, fused.index, row), "kv_idx": key}
-        agreement = self._compared(second, Points(self.log, lanes, call, at), valid)
+        points = Points(self.log, lanes, call, at)
+        agreement = self._compared(second, points, valid, (self.after, self.log.now, output))
         # From now on these are results like any other. But other weights may be made of the same
         # scores, and one call may have the results of several second products.
         scored = agreement.weights.scored
@@ -139,10 +144,12 @@ class Proof:
             return
         weighed, slope = slopes(weights)
         points = weights.points
-        wrong = factors_apart(weights, [agreement.value], [points.value_side])
+        wrong: Tensor | None = torch.zeros(COUNT, dtype=torch.bool)
+        if agreement.value is not None:
+            wrong = factors_apart(weights, [agreement.value], [points.value_side])
         if wrong is None:  # the same writes come before both
             return
-        wrong &= weighed != 0
+        wrong = wrong & (weighed != 0)
         if len(weights.scored) == 1:  # of several, some may be detached
             ((event, (index, read)),) = weights.scored.items()
             rows, channel = self._rows(event, index)
@@ -168,6 +175,11 @@ class Proof:
         space = "aten" if side == "before" else "gdpa"
         return [e for e in self.log.products if e.space == space and side in (e.side, e.again)]
 
+    def _sums(self) -> list[Event]:
+        """Sums over one dimension that the graph before the rewrite alone has."""
+        own = [e for e in self.log.events if e.name == "sum" and e.side == "before"]
+        return [e for e in own if len(e.arguments.get("dim") or ()) == 1]
+
     def _traced(
         self, lanes: Lanes, index: Index, owned: Tensor | None = None
     ) -> tuple[_Read, _Read, Tensor] | bool:
@@ -181,8 +193,10 @@ class Proof:
         sums: dict[str, _Read] = {}
         values: list[Tensor] = []
         valid = torch.ones(COUNT, dtype=torch.bool) if owned is None else owned
-        for side, place in (("before", self.before), ("after", self.after)):
-            ev = Evaluator(self.log, lanes, dict.fromkeys(self._products(side), elements))
+        for side, place in (("after", self.after), ("before", self.before)):
+            of_rows = "after" in sums and _is_of_rows(sums["after"])
+            products = self._sums() if of_rows else self._products(side)
+            ev = Evaluator(self.log, lanes, dict.fromkeys(products, elements))
             values.append(ev.element(place, self.log.now, index))
             missing = None if owned is None or ev.owned is None else ev.owned & ev.valid & ~owned
             if missing is not None and bool(missing.any()):
@@ -192,14 +206,27 @@ class Proof:
                 raise Incomplete("the output is made from several products")
             for event, (read, _) in ev.touched.items():
                 sums[side] = _Read(event, read)
-        left, right = values
+        right, left = values
         agree = not bool(apart(left, right, valid).any())
         if "after" not in sums:
             return agree and "before" not in sums
-        unknown = Fused(sums["after"].event).jagged and lanes.sequence is None  # whose row it is
-        if "before" not in sums or not (agree or unknown):
+        fused = sums["after"]
+        unknown = Fused(fused.event, fused.index).jagged and lanes.sequence is None  # whose row
+        scaled = _has_sums(fused.event) and self._is_scaled(lanes, index, fused, right, valid)
+        if "before" not in sums or not (agree or unknown or scaled):
             raise self._fault("the result of the fused call is used as something else")
         return sums["before"], sums["after"], valid
+
+    def _is_scaled(
+        self, lanes: Lanes, index: Index, fused: _Read, elements: Tensor, valid: Tensor
+    ) -> bool:
+        """Whether elements that are made of a fused call's are these, by a factor for each lane."""
+        drawn = lanes.reals(lanes.hash("result"), torch.bfloat16, lanes.lane < 0).double()
+        one = torch.ones(COUNT, dtype=torch.float64)
+        ev = Evaluator(self.log, lanes, {fused.event: one}, wide=True)
+        wanted = drawn * ev.element(self.after, self.log.now, index).double()
+        far = (elements.double() - wanted).abs() > ROUGH * wanted.abs()
+        return not bool((far & wanted.isfinite() & elements.isfinite() & valid).any())
 
     def _sampled(self, call: Fused, fused: _Read) -> tuple[Lanes, Index, Tensor, Tensor, Tensor]:
         """Lanes, the output's index in them, row and key of a score, and whether the row is one of
@@ -243,9 +270,11 @@ class Proof:
 
     # The factors
 
-    def _compared(self, second: _Read, points: Points, valid: Tensor) -> Agreement:
+    def _compared(self, second: _Read, points: Points, valid: Tensor, result: Side) -> Agreement:
         """Raise Fault unless the factors are equal."""
         call = points.call
+        if call.sums:
+            return self._compared_sums(second, points, valid, result)
         left, right = _factors(second.event)
         *batch, j, k = second.index
         if left.sizes[-1] != call.keys:
@@ -257,17 +286,45 @@ class Proof:
         if gaps:
             points = aimed(points, gaps, settled)
             side, value, scored = points.split(products, sides(points.at["kv_idx"]))
-        weights = SampledWeights(points, side, scored, self.claim.before.requires_grad)
+        valid = self._check_values(points, value, valid)
+        weights = self._agreed(points, side, scored, valid, result)
+        return Agreement(weights, value, valid)
+
+    def _compared_sums(
+        self, second: _Read, points: Points, valid: Tensor, result: Side
+    ) -> Agreement:
+        """The same of sums of weights alone."""
+        event, call = second.event, points.call
+        (dim,), place = event.arguments["dim"], event.args[0]
+        dim %= len(place.sizes)
+        if place.sizes[dim] != call.keys or call.jagged:
+            raise self._fault(f"rows of {call.keys} keys are summed, not of {place.sizes[dim]}")
+        rest = second.index[dim + 1 :] if event.arguments["keepdim"] else second.index[dim:]
+        side = lambda m: (place, event.number, (*second.index[:dim], m, *rest))
+        settled, gaps, products = points.lanes.drawn, list[Tensor](), self._products("before")
+        scored = points.scored(products, side(points.at["kv_idx"]), gaps)
+        if gaps:
+            points = aimed(points, gaps, settled)
+            scored = points.scored(products, side(points.at["kv_idx"]), [])
+        weights = self._agreed(points, side(points.at["kv_idx"]), scored, valid, result)
+        return Agreement(weights, None, valid)
+
+    def _agreed(
+        self, points: Points, side: Side, scored: Scored, valid: Tensor, result: Side
+    ) -> SampledWeights:
+        """The weights of both sides. Raises Fault unless they are equal."""
+        training = self.claim.before.requires_grad
+        own = result if _has_sums(points.call.event) else None
+        weights = SampledWeights(points, side, scored, training, own)
         if weights.training and not self.log.nested:
             scores = scores_at_turns(weights)
             weights = weights if scores is None else replace(weights, aimed=scores)
-        valid = self._check_values(points, value, valid)
         for product, (index, read) in scored.items():
             self._check_scores(points, product, index, valid & read)
         self._check_weights(weights, valid)
         for missed in points.unsampled:
             raise Incomplete(f"no sample lies where `{missed.name}` writes")
-        return Agreement(weights, value, valid)
+        return weights
 
     def _check_values(self, points: Points, value: Side, valid: Tensor) -> Tensor:
         """Both sums read the same values. Returns the lanes in which there is a score."""
@@ -310,6 +367,15 @@ class Proof:
         channel = positions([left.sizes[-1]], self.seed, "channel", ())[0]
         sides = [(left, (*batch, i, channel)), (right, (*batch, channel, j))]
         return [(place, product.number, at) for place, at in sides], channel
+
+
+def _has_sums(event: Event) -> bool:
+    return event.name == "attention_sums"
+
+
+def _is_of_rows(read: _Read) -> bool:
+    """Whether row sums are read of a fused call, and not its output."""
+    return _has_sums(read.event) and Fused(read.event, read.index).sums
 
 
 def _factors(event: Event) -> tuple[Ref, Ref]:

@@ -123,7 +123,7 @@ class Event:
 
 _KNOWN_SPACES = ("aten", "prims", "fbgemm", "gdpa")
 _LIFTS = ("lift_fresh", "lift_fresh_copy")
-_SUMS = ("bmm", "mm", "addmm", "baddbmm", "attention")
+_SUMS = ("bmm", "mm", "addmm", "baddbmm", "attention", "attention_sums")
 Write = tuple[Event, Ref, "int | None"]
 
 

@@ -33,6 +33,7 @@ from ..operands import (
     gathered,
     in_order,
     output_shape,
+    row_sums_spec,
     score_shape,
 )
 from ..ops import (
@@ -65,9 +66,12 @@ _DEPTH = 64  # channels in a step, if there are more than `fused.WHOLE`
 
 
 def lower_on_cpu(call: Call) -> Any:
-    """The output, or the wanted gradients of (query, key, value, *aux), contiguous: Inductor IR."""
+    """The output (and row sums), or the wanted gradients of (query, key, value, *aux), contiguous:
+    Inductor IR.
+    """
     arguments = replace(call.nodes, options={"skip": call.options.skip})
-    return extern_call(CPU_BACKWARD if call.backward else CPU_FORWARD, arguments)
+    signature = CPU_BACKWARD if call.backward else CPU_FORWARD
+    return extern_call(signature.of(call.problem.program), arguments)
 
 
 def lower_in_chunks(call: Call) -> Any:
@@ -77,7 +81,8 @@ def lower_in_chunks(call: Call) -> Any:
         fp32_scores=call.options.fp32_scores, lengths_vary=not call.static
     )
     callee = (__name__, "chunked_call", repr(call.backward))
-    return extern_call(BACKWARD if call.backward else FORWARD, arguments, callee)
+    signature = (BACKWARD if call.backward else FORWARD).of(call.problem.program)
+    return extern_call(signature, arguments, callee)
 
 
 def chunked_call(backward: bool) -> Callable[..., Any]:
@@ -93,7 +98,7 @@ def _count(call: Call) -> None:
     if not call.static or call.problem.jagged or 0 in score_shape(call.fakes.operands):
         return
     o = _chunked(gathered(call.fakes.operands), {"fp32_scores": call.options.fp32_scores})
-    sums = any(call.needs[3:])
+    sums = any(call.needs[3:]) if call.backward else o.program.summed is not None
     names = _wanted(call.needs) if call.backward else ["out"]
     planned = loop.call_of(o, names, call.fakes.grad_out if call.backward else None, sums)
     count = chunks.launches(planned, (2 if call.backward else 1) - o.fused(sums))
@@ -157,15 +162,23 @@ def register_product() -> None:
     lowering.register_lowering(fused.PRODUCT, lower_product)
 
 
-def _attention(arguments: Arguments[Tensor]) -> Tensor:
+def _attention(arguments: Arguments[Tensor]) -> Any:
     o = gathered(arguments.operands)
     register_product()  # a kernel may be compiled
     with torch.no_grad(), no_autocast(o.query.device):
         padding = Padding.of(o)
         batch, heads, rows, _ = score_shape(o)
         out = o.value.new_empty(batch, heads, rows, o.value.shape[-1])
-        loop.run(_chunked(o, arguments.options, padding), Results({"out": out}))
-        return padding.unpad_heads(out, "q")
+        size = (batch, heads, rows, 1)
+        sums = [_row_sums(o, size)] if o.program.summed is not None else []
+        loop.run(_chunked(o, arguments.options, padding), Results({"out": out}, sums))
+        out, *sums = (padding.unpad_heads(x, "q") for x in (out, *sums))
+        return (out, *(x.squeeze(-1) for x in sums)) if sums else out
+
+
+def _row_sums(o: Operands[Tensor], size: Sequence[Any]) -> Tensor:
+    """Zeros, to which the row sums are added."""
+    return o.value.new_zeros(size, dtype=compute_dtype(o.query.dtype))
 
 
 def _attention_backward(arguments: Arguments[Tensor]) -> list[Tensor]:
@@ -229,7 +242,7 @@ def _gradients(
     ]
 
 
-def forward_on_cpu(arguments: Arguments[Tensor]) -> Tensor:
+def forward_on_cpu(arguments: Arguments[Tensor]) -> Any:
     o = arguments.operands
     check(o)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
@@ -239,8 +252,11 @@ def forward_on_cpu(arguments: Arguments[Tensor]) -> Tensor:
         size = output_shape(o)
         # Rows that no sequence owns stay zero.
         out = o.value.new_zeros(size) if _one_by_one(o) else o.value.new_empty(size)
-        _run_on_cpu(arguments, _on_axes(o, jagged.standing(o.program.aux)), Results({"out": out}))
-    return out
+        sums = [] if o.program.summed is None else [_row_sums(o, size[:-1])]
+        totals = [aux_on_axes(x, *jagged.standing([row_sums_spec(o)])) for x in sums]
+        aux = _on_axes(o, jagged.standing(o.program.aux))
+        _run_on_cpu(arguments, aux, Results({"out": out}, totals))
+    return (out, *sums) if sums else out
 
 
 def backward_on_cpu(arguments: Arguments[Tensor]) -> list[Tensor]:
@@ -280,10 +296,11 @@ def _run_on_cpu(arguments: Arguments[Tensor], aux: list[Tensor], results: Result
         loop.run(operands, results, grad_out, skip)
 
 
-def _checked_attention(arguments: Arguments[Tensor]) -> Tensor:
+def _checked_attention(arguments: Arguments[Tensor]) -> Any:
     check(arguments.operands)
     return _attention(arguments)
 
 
-FORWARD.register(_LIBRARY, "CompositeExplicitAutograd", _checked_attention, fake_output)
+for forward in (FORWARD, FORWARD.with_sums):
+    forward.register(_LIBRARY, "CompositeExplicitAutograd", _checked_attention, fake_output)
 BACKWARD.register(_LIBRARY, "CompositeExplicitAutograd", _attention_backward, fake_gradients)

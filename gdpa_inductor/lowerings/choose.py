@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
-from ..ops import ATTENTION, BACKWARD
+from ..ops import ATTENTION, BACKWARD, FORWARDS
 from ..options import LADDER, REFERENCE, Options, Profit
 from ..problem import Problem
 from ..rejection import Code, Rejection
@@ -113,7 +113,7 @@ def begin(gm: GraphModule) -> None:
     """
     for body in gm.modules():
         for node in body.graph.nodes if isinstance(body, GraphModule) else ():
-            if node.target is not ATTENTION.op:
+            if all(node.target is not forward.op for forward in FORWARDS):
                 continue
             try:
                 for call in _calls(node):
@@ -130,7 +130,7 @@ def _calls(node: Node) -> list[Call]:
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), example)
     arguments = ATTENTION.bind(*args, **kwargs)
     operands, options = arguments.operands, arguments.options["kernel_options"]
-    calls = [Call.of_fakes(ATTENTION, operands, options)]
+    calls = [Call.of_fakes(ATTENTION.of(operands.program), operands, options)]
     needs = tuple(x.requires_grad for x in operands.differentiable)
     if any(needs) and torch.is_grad_enabled():
         calls.append(Call.of_fakes(BACKWARD, operands, options, needs))

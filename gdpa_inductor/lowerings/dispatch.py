@@ -17,7 +17,7 @@ import torch
 
 from .._compat import dynamo, lowering, shapes
 from ..operands import score_shape
-from ..ops import ATTENTION, BACKWARD, Signature
+from ..ops import BACKWARD, FORWARDS, Signature
 from ..options import CHUNKED, REFERENCE
 from ..reference import reference, reference_backward
 from ..rejection import GDPAError
@@ -30,7 +30,7 @@ log = logging.getLogger("gdpa_inductor")
 
 
 def register() -> None:
-    for signature in (ATTENTION, BACKWARD):
+    for signature in _LOWERINGS:
         lowering.register_lowering(signature.op, _LOWERINGS[signature])
     lowering.register_lowering(torch.ops.gdpa.kept.default, lowering.copied)
     lowering.register_lowering(torch.ops.gdpa.look_up.default, tables.lower)
@@ -61,7 +61,7 @@ def _lower(signature: Signature, *args: Any, **kwargs: Any) -> Any:
 
 # One object for each op, so that a second registration is recognised as the same.
 _LOWERINGS = {
-    signature: functools.partial(_lower, signature) for signature in (ATTENTION, BACKWARD)
+    signature: functools.partial(_lower, signature) for signature in (*FORWARDS, BACKWARD)
 }
 
 

@@ -34,7 +34,7 @@ from .reading.reading import Reading
 from .result import Origin, Refused, internal_error
 from .writing.recipe import Handle, Recipe
 from .writing.replacement import replacement
-from .writing.writer import Writer
+from .writing.writer import Writer, may_move
 
 log = logging.getLogger("gdpa_inductor")
 Supports = Callable[[Problem], object]
@@ -44,6 +44,7 @@ Supports = Callable[[Problem], object]
 class RegionPlan:
     """A region that can be replaced, and its replacement.
 
+    sums:     The row sums, if they are a result too.
     pads:     The calls that pad its operands.
     biases:   The operands of the score program, if the region trains.
     origins:  Where each of these operands comes from.
@@ -56,6 +57,7 @@ class RegionPlan:
     problem: Problem
     choice: object
     rank: int
+    sums: Handle | None = None
     pads: tuple[Node, ...] = ()
     biases: tuple[Node, ...] = ()
     notes: tuple[Rejection, ...] = ()
@@ -112,6 +114,7 @@ _OF_A_BIAS = (
     Code.SEVERAL_SCORES,
 )  # fmt: skip
 
+_BEFORE = "compute V, masks and biases before the weights are summed or multiplied"
 _MOST_CLOSED = 8  # after so many masks and biases that cannot be read, none is read
 
 
@@ -287,6 +290,8 @@ class Analyst:
         tensors = [t for n in (*region.nodes, *region.leaves) for t in facts.tensors(n)]
         if any(is_zero(size) for t in tensors for size in t.shape):
             raise Refused(Code.TOO_SMALL, "a dimension has size 0", change="")
+        if region.sums is not None and attempt.is_jagged:
+            raise Refused(Code.JAGGED_LAYOUT, "rows of padded weights are summed")
         reading = self._reading(region, candidate.firsts[0])
         understood = without_padding(self.padding, reading, region.sink, attempt.keys, region.end)
         try:
@@ -296,11 +301,10 @@ class Analyst:
 
     def _reading(self, region: Region, first: Node) -> Reading:
         # Attempts and siblings often come to the same nodes, and a trace is the dear part.
-        key = first, region.makers, region.nodes, region.leaves
+        key = first, region.makers, region.all_nodes, region.leaves
         if key not in self.readings:
-            nodes = self.graph.in_order((*region.makers, *region.nodes))
             try:
-                traced = shadow.trace(nodes, first, region.leaves, self.graph.ambient)
+                traced = shadow.trace(self.graph, region, first)
                 self.readings[key] = with_gradients(read(traced))
             except Refused as refusal:
                 self.readings[key] = refusal
@@ -315,7 +319,8 @@ class Analyst:
         if rank == profit.SCALE and not understood.layout.rows:
             reason = "three matrices are multiplied, one of them a row: there are no weights"
             raise Refused(Code.CONTRACTION, reason)
-        recipe, result, problem = replacement(self.graph, region, understood, self.options)
+        recipe, results, problem = replacement(self.graph, region, understood, self.options)
+        first = self._first_end(region, recipe.until(*results[1:]))
         leaves = tuple(operand.leaf for operand in understood.operands)
         biases = leaves if problem.training else ()
         key = understood.layout.key.leaf
@@ -329,7 +334,8 @@ class Analyst:
             sizes += values if isinstance(values, (tuple, list)) else [values]
         # Asked before anything is written: a half-written graph could not be taken back.
         known_sizes = [size for size in sizes if isinstance(size, (int, torch.SymInt))]
-        if not all(map(self.writer.can_write, known_sizes)):
+        before = None if first is region.end else first
+        if not all(self.writer.can_write(size, before) for size in known_sizes):
             reason = "a symbolic size cannot be computed from the graph's inputs"
             raise Refused(Code.ANALYSIS, reason)
         known = self.padding.pads
@@ -343,7 +349,8 @@ class Analyst:
             candidate=candidate,
             region=region,
             recipe=recipe,
-            result=result,
+            result=results[0],
+            sums=results[1] if len(results) > 1 else None,
             problem=problem,
             choice=choice,
             rank=rank,
@@ -351,6 +358,15 @@ class Analyst:
             biases=biases,
             origins=tuple(places.origin(leaf, candidate.second) for leaf in leaves),
         )
+
+    def _first_end(self, region: Region, calls: Sequence[Handle]) -> Node:
+        """The first node to replace. Raises Refused if `calls` cannot be made there."""
+        first, *later = self.graph.in_order(region.ends)
+        if not all(may_move(calls, first, node, self.graph) for node in later):
+            reason = f"all that {places.describe(region.end)} reads is not known at "
+            reason += f"{places.describe(first)}, or changes after it"
+            raise Refused(Code.SCORES_ESCAPE, reason, change=_BEFORE)
+        return first
 
     def _choice(self, problem: Problem, looking: Sequence[Node], understood: Understood) -> object:
         """The backend. Raises Refused with a look-up, if its result is rather an operand."""

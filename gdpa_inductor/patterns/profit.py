@@ -32,7 +32,7 @@ def rank(program: ScoreMod, reading: Reading) -> int:
         x.op in AXES for x in postorder([program.weight])
     ):
         return MASK
-    if reading.swapped:
+    if reading.swapped and reading.sums is None:
         raise Refused(Code.CONTRACTION, LINEAR_ATTENTION)
     left, right = reading.left, reading.right
     inner = set(reading.inner)  # what the first product sums over

@@ -41,6 +41,7 @@ class Match:
     replaced:    The names of the nodes that the op replaces, in program order.
     stands_for:  The node that returns the result now, and the one that returned it before.
     also:        The same of other second products, whose values stand beside the first one's.
+    sums:        The same of row sums.
     choice:      The answer of the caller's `supports`, such as the chosen kernel.
     origins:     Where each operand of the score program comes from.
     notes:       Why a padded side stays padded, or why a learned table keeps its gradient.
@@ -57,6 +58,7 @@ class Match:
     origins: tuple[Origin, ...] = ()
     body: str = ""
     also: tuple[tuple[str, str], ...] = ()
+    sums: tuple[tuple[str, str], ...] = ()
 
     @property
     def score_mod(self) -> ScoreMod:

@@ -24,6 +24,7 @@ from .jagged.padding import GraphPadding
 from .plan import Analyst, RegionPlan, Supports, rejection
 from .result import Match, Result, internal_error
 from .selection import Replacement, compatible, replacements
+from .writing.recipe import Handle
 from .writing.writer import Writer
 
 log = logging.getLogger("gdpa_inductor")
@@ -242,8 +243,9 @@ def _write(rewrites: Sequence[Replacement], writer: Writer) -> list[Match]:
 
 def _commit(rewrite: Replacement, writer: Writer, left: list[RegionPlan]) -> Match:
     """Write the replacement of the first plans that are `left`, and drop these from the list."""
-    first, pairs = rewrite.plans[0], []
-    nodes = writer.write(rewrite.recipe, first.region.end, first.candidate.second)
+    first = rewrite.plans[0]
+    nodes, sums = _written(rewrite, writer)
+    pairs: list[tuple[str, str]] = []
     for plan, handle in zip(rewrite.plans, rewrite.results, strict=True):
         end, result = plan.region.end, nodes[handle]
         end.replace_all_uses_with(result)
@@ -266,7 +268,24 @@ def _commit(rewrite: Replacement, writer: Writer, left: list[RegionPlan]) -> Mat
         module=places.module(*first.candidate.firsts, *seconds),
         origins=first.origins,
         also=tuple(pairs[1:]),
+        sums=sums,
     )
+
+
+def _written(
+    rewrite: Replacement, writer: Writer
+) -> tuple[dict[Handle, Node], tuple[tuple[str, str], ...]]:
+    """Write the calls: their nodes, and what row sums stand for."""
+    plan, calls = rewrite.plans[0], rewrite.recipe.calls
+    region, like, early = plan.region, plan.candidate.second, rewrite.recipe.until(plan.sums)
+    nodes = writer.write(early, writer.host.in_order(region.ends)[0], like)
+    stands_for: tuple[tuple[str, str], ...] = ()
+    if plan.sums is not None and region.sums is not None:
+        old, new = region.sums.node, nodes[plan.sums]
+        old.replace_all_uses_with(new)
+        writer.replaced[old] = new
+        stands_for = ((new.name, old.name),)
+    return writer.write(calls[len(early) :], region.end, like, nodes), stands_for
 
 
 def _erase(plan: RegionPlan, writer: Writer, left: Sequence[RegionPlan]) -> None:

@@ -11,18 +11,16 @@ from dataclasses import dataclass, replace
 
 from torch.fx import Node
 
-from .._compat import fx
 from ..options import Profit
 from ..problem import Problem
 from ..rejection import Code
-from .host import facts
 from .host.candidates import HostGraph
 from .host.finder import escape
 from .plan import RegionPlan, Supports
 from .result import Refused
 from .writing.concatenation import concatenate
 from .writing.recipe import Handle, Recipe
-from .writing.writer import Writer
+from .writing.writer import Writer, may_move
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,10 @@ def _beside(
         return None
     if first.problem.page is not None:  # pools are not copied
         return None
-    if not _may_move(plan, first, writer):
+    if any(p.sums is not None for p in plans):
+        return None
+    here, there = first.region.end, plan.region.end
+    if not may_move(plan.recipe.calls, here, there, writer.host):
         return None
     try:
         merged = concatenate([(p.recipe, p.result) for p in plans])
@@ -165,21 +166,3 @@ def _beside(
 
 def _trains(plans: Sequence[RegionPlan], writer: Writer) -> bool:
     return plans[-1].recipe.grad and any(writer.host.wants(p.region.end) for p in plans)
-
-
-def _may_move(plan: RegionPlan, first: RegionPlan, writer: Writer) -> bool:
-    """Whether all that a region reads is at the end of an earlier one, and does not change."""
-    graph, here, there = writer.host, first.region.end, plan.region.end
-    start, end = graph.order[here], graph.order[there]
-    arguments = (x for call in plan.recipe.calls for x in fx.tree_leaves(list(call.args)))
-    nodes = {x.node for x in arguments if isinstance(x, Handle) and x.node is not None}
-    # The later call moves up to the end of the earlier one. So a write on the way would come after
-    # it.
-    between = (m for m in graph.mutators if start < graph.order[m] < end)
-    changed = set[int]().union(*(graph.mutators[m] for m in between))
-    own = set[int]().union(*map(facts.storages, nodes))
-    return (
-        graph.ambient[here] == graph.ambient[there]
-        and all(graph.order[node] < start for node in nodes)
-        and changed.isdisjoint(own)
-    )

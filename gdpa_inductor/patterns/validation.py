@@ -71,7 +71,7 @@ def claims(gm: GraphModule, matches: Iterable[Match]) -> judge.Claims:
     for path, body in gm.named_modules(remove_duplicate=False):
         if isinstance(body, GraphModule):
             own = [match for match in matches if match.body == path]
-            pairs = [pair for match in own for pair in (match.stands_for, *match.also)]
+            pairs = [pair for match in own for pair in (match.stands_for, *match.also, *match.sums)]
             results.setdefault(body, {}).update(pairs)
     return results
 

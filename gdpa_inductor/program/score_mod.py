@@ -12,6 +12,10 @@ a program. The place, an integer term, is the index into this dim:
 
     a0:f[h,t]; silu(add(s,lookup(a0,add(sub(q_idx,kv_idx),i0))))
 
+A term that is named r is summed over the keys: the row sums are one more output of the op.
+
+    t0=relu(s); r=abs(t0); t0
+
 The text is an argument of the op, so every cache sees it. It is never executed: its terms are
 expressions of Python, of which names, numbers and calls of operations are read.
 
@@ -109,7 +113,7 @@ class Aux:
 class Gradients:
     """The gradients of the score and of each aux operand, as terms. None stands for zero.
 
-    They are terms in s, g (the gradient of P) and the aux operands.
+    They are terms in s, g (the gradient of P) and the aux operands. That of a row sum is 1.
     """
 
     score: Expr | None
@@ -121,14 +125,15 @@ class ScoreMod:
     """A score program.
 
     weight: A term over the score, indices, scalars and aux operands. aux: The declarations of the
-    aux operands.
+    aux operands. summed: A term whose sum over the keys is asked for too.
     """
 
     weight: Expr
     aux: tuple[Aux, ...] = ()
+    summed: Expr | None = None
 
     def __post_init__(self) -> None:
-        if self.weight.kind != "f":
+        if any(root.kind != "f" for root in self.roots):
             raise ScoreModError("the weight must be a real number")
         for spec in self.aux:
             if not set(spec.access) <= set(_VARIES):
@@ -138,7 +143,7 @@ class ScoreMod:
                 or spec.access.count("t") > 1
             ):
                 raise ScoreModError(f"access map {spec} reads an index twice")
-        for node in postorder([self.weight]):
+        for node in postorder(self.roots):
             if node.op == "aux" and (
                 not 0 <= node.value < len(self.aux) or self.aux[node.value].leaf_kind != node.kind
             ):
@@ -153,15 +158,26 @@ class ScoreMod:
         for spec in self.aux:
             if spec.is_table and spec.kind != "f":
                 raise ScoreModError(f"table {spec} is not of real numbers")
-        tables = Counter(x.args[0] for x in postorder([self.weight]) if x.op == "lookup")
+        tables = Counter(x.args[0] for x in postorder(self.roots) if x.op == "lookup")
         for table, count in tables.items():
             if table.op != "aux" or count > 1:
                 raise ScoreModError(f"{leaf_text(table)} is looked up at several places")
 
+    @property
+    def roots(self) -> tuple[Expr, ...]:
+        """The terms that a forward sums."""
+        return (self.weight,) if self.summed is None else (self.weight, self.summed)
+
+    def with_row_gradient(self, access: tuple[str, ...]) -> ScoreMod:
+        """The program of a backward: the gradient of the row sums is one more aux operand."""
+        assert self.summed is not None
+        grad = aux(len(self.aux), "f")
+        return ScoreMod(self.weight, (*self.aux, Aux("f", access)), call("mul", grad, self.summed))
+
     @functools.cached_property
     def places(self) -> Mapping[int, Expr]:
         """The term by which each table is looked up, by the table's number."""
-        lookups = (x for x in postorder([self.weight]) if x.op == "lookup")
+        lookups = (x for x in postorder(self.roots) if x.op == "lookup")
         return {x.args[0].value: x.args[1] for x in lookups}
 
     def axes(self, number: int) -> frozenset[str]:
@@ -186,18 +202,28 @@ class ScoreMod:
     @functools.cached_property
     def _text(self) -> str:
         declarations = [f"a{number}:{spec}" for number, spec in enumerate(self.aux)]
-        return "; ".join([*declarations, terms_text([self.weight])])
+        *statements, last = terms_text(self.roots[::-1]).split("; ")
+        if self.summed is not None:
+            statements[-1] = f"r={statements[-1]}"
+        return "; ".join([*declarations, *statements, last])
 
     @functools.cached_property
     def num_scalars(self) -> int:
-        used = (x.value for x in postorder([self.weight]) if x.op == "scalar")
+        used = (x.value for x in postorder(self.roots) if x.op == "scalar")
         return max(used, default=-1) + 1
 
     @functools.cached_property
     def gradients(self) -> Gradients:
-        """d/ds and d/da_i of the weight, times g."""
-        leaves = [aux(i, a.leaf_kind) for i, a in enumerate(self.aux)]
-        score, *others = differentiate(self.weight, [SCORE, *leaves])
+        """d/ds and d/da_i of the weight, times g, and of the term that is summed."""
+        leaves = [SCORE, *(aux(i, a.leaf_kind) for i, a in enumerate(self.aux))]
+        terms = differentiate(self.weight, leaves)
+        if self.summed is not None:
+            of_sums = differentiate(self.summed, leaves, const(1.0))
+            terms = [
+                x + y if x is not None and y is not None else y if x is None else x
+                for x, y in zip(terms, of_sums, strict=True)
+            ]
+        score, *others = terms
         return Gradients(score, tuple(others))
 
     @property
@@ -213,7 +239,7 @@ class ScoreMod:
 
 def terms_text(roots: Sequence[Expr]) -> str:
     """Statements for terms used more than once or nested deeply, then the roots; by "; "."""
-    uses: Counter[Expr] = Counter()
+    uses = Counter(roots)
     order = list(postorder(roots))
     for node in order:
         uses.update(node.args)
@@ -285,6 +311,7 @@ def _parse(text: str) -> ScoreMod:
         raise ScoreModError(f"a score program has at most {_MAX_TEXT} characters")
     names = dict(_NAMES)
     declared: list[Aux] = []
+    summed: Expr | None = None
     *statements, weight = text.split(";")
     for statement in statements:
         match = _STATEMENT.fullmatch(statement)
@@ -301,9 +328,11 @@ def _parse(text: str) -> ScoreMod:
             declared.append(spec)
         elif re.fullmatch(r"t\d+", name):
             names[name] = _parse_term(term, names)
+        elif name == "r" and summed is None:
+            summed = _parse_term(term, names)
         else:
             raise ScoreModError(f"{name!r} is no name for a statement; use t0, t1, ...")
-    return ScoreMod(_parse_term(weight, names), tuple(declared))
+    return ScoreMod(_parse_term(weight, names), tuple(declared), summed)
 
 
 def _parse_term(text: str, names: Mapping[str, Expr]) -> Expr:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ..operands import Size, dtype_name
 from ..patterns import Match
 from ..problem import Problem
+from ..program.score_mod import formula
 from ..rejection import Category, Code, Rejection
 
 if TYPE_CHECKING:
@@ -218,6 +219,8 @@ def match_lines(match: Match) -> Iterator[str]:
     """Formula, shapes, operands between the products, kernel."""
     problem = match.problem
     yield f"O = ({problem.program.formula}) V, s = Q Kᵀ"
+    if problem.program.summed is not None:
+        yield f"row sums of {formula(problem.program.summed)}, by which the model may divide"
     yield shapes(problem)
     if problem.jagged:
         yield jagged(problem)

@@ -25,6 +25,15 @@ GRADIENTS = {
     "attention": (
         attention, [rows(1, 2, 3, 4) for _ in range(3)], lambda q, k, v: F.silu(q @ k.mT) @ v
     ),
+    "attention_sums": (
+        lambda q, k, v: torch.cat([
+            x.flatten() for x in gdpa.attention_sums(q, k, v, [], [], "t0=silu(s); r=t0; t0", "")
+        ]),
+        [rows(1, 2, 3, 4) for _ in range(3)],
+        lambda q, k, v: torch.cat([
+            (F.silu(q @ k.mT) @ v).flatten(), F.silu(q @ k.mT).sum(-1).flatten()
+        ]),
+    ),
     "jagged attention": (
         lambda q, k, v: attention(q, k, v, OFFSETS, OFFSETS, 3, 3),
         [rows(5, 2, 4) for _ in range(3)],

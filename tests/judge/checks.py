@@ -166,7 +166,7 @@ CHECKS: list[Check] = [
     Check("plans share the nodes of the same scores only", selection, "_may_meet", gives(True)),
     Check("plans of the same scores are all written", selection, "_outer_users", copies(list)),
     Check("in training values have calls of their own", selection, "_trains", gives(False)),
-    Check("values of one call are there, and stay", selection, "_may_move", gives(True)),
+    Check("values of one call are there, and stay", selection, "may_move", gives(True)),
     Check("what is dead is pure", finder, "_is_pure", gives(True)),
     Check("what is dead reaches no write", finder.Finder, "_is_dead", mutants.dead_or_not,
           lambda result, *_: not result),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gdpa_inductor.judge.compare import outside
+from gdpa_inductor.judge.ranges import outside
 from gdpa_inductor.judge.samples import CASES, COUNT
 from tests.judge.rewritten import program, verdicts
 

@@ -32,6 +32,7 @@ from . import (
     one_tile_cases,
     paged_cases,
     render,
+    row_sum_cases,
     split_cases,
     table_cases,
 )
@@ -245,7 +246,7 @@ def main() -> None:
     _shuffle_programs()
     _addresses.watch()
     tables = (cases, jagged_cases, five_matmul_cases, one_tile_cases)
-    tables += (split_cases, table_cases, paged_cases)
+    tables += (split_cases, table_cases, paged_cases, row_sum_cases)
     every = [case for table in tables for case in table.CASES]
     by_name = {case.name: case for case in every}
     for line in sys.stdin:

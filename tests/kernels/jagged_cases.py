@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from gdpa_inductor.ops import operands_of
+from gdpa_inductor.ops import ATTENTION, operands_of
 from gdpa_inductor.reference import reference, reference_backward
 
-from .cases import ADDED, CAUSAL, HSTU, SILU, Case, in_dtype
+from .cases import ADDED, CAUSAL, HSTU, SILU, Case, as_tuple, in_dtype
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,13 @@ class JaggedCase(Case):
         def run(grad_out, query, key, value, *rest):
             lengths = self.lengths(list(rest[count:]))
             leading = (query, key, value, list(rest[:count]), list(self.scalars), self.program)
-            out = torch.ops.gdpa.attention(*leading, self.options, *lengths)
+            results = [*as_tuple(ATTENTION.of(self.mod).op(*leading, self.options, *lengths))]
             if not self.needs:
-                return [out]
+                return results
             grads = torch.ops.gdpa.attention_backward(
                 grad_out, *leading, self.needed, self.options, *lengths
             )
-            return [out, *grads]
+            return [*results, *grads]
 
         return run
 
@@ -130,7 +130,7 @@ class JaggedCase(Case):
         count = self.count
         leading = (query, key, value, rest[:count], self.scalars, self.program)
         operands = operands_of(*leading, *self.lengths(rest[count:]))
-        results = [reference(operands)]
+        results = [*as_tuple(reference(operands))]
         return results + (reference_backward(grad_out, operands, self.needed) if self.needs else [])
 
 

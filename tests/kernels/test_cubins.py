@@ -2,6 +2,7 @@
 cores, without spills, and in the shared memory that there is."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -98,6 +99,18 @@ def local_bytes(cubin: bytes, tmp_path) -> int:
 )
 def test_cubins(case: Case, capability: int, tmp_path):
     assert check(case, capability, tmp_path) == (3 if case is PLAIN else 4)
+
+
+SUMS = "a0:f[b,h,q_idx]; t0=where(ge(q_idx,kv_idx),sigmoid(s),0.0); r=mul(a0,abs(t0)); t0"
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_row_sums_beside_the_output(capability: int, tmp_path):
+    """With two terms of a masked tile the forward spills: without sums it does by 48 bytes."""
+    case = Case("sums", SUMS, m=1000, n=1000, d=128, dv=128, h=4)
+    jagged = replace(CAUSAL, name="sums", program=SUMS.replace("b,h,q_idx", "q,h"))
+    spills = lambda text: max(SPILLS[capability], 32) if "arg_DO" in text else 512
+    assert [check(x, capability, tmp_path, spills) for x in (case, jagged)] == [3, 3]
 
 
 def check(case: Case, capability: int, tmp_path, spills=lambda text: None) -> int:

@@ -17,6 +17,7 @@ from . import (
     jagged_cases,
     one_tile_cases,
     paged_cases,
+    row_sum_cases,
     split_cases,
     table_cases,
 )
@@ -29,6 +30,7 @@ TABLES = (
     split_cases,
     table_cases,
     paged_cases,
+    row_sum_cases,
 )
 CASES = [case for table in TABLES for case in table.CASES]
 ROOT = Path(__file__).parents[2]
@@ -55,6 +57,8 @@ QUICK = {
     "paged_as_many_pages_as_sequences", "paged_length", "paged_dynamic", "paged_missing",
     "paged_written", "paged_negative", "paged_jagged_halves", "paged_split_last",
     "paged_split_jagged",
+    "sums_tail", "sums_few", "sums_absolute", "sums_other_mask", "sums_of_an_operand",
+    "sums_gradient", "sums_jagged", "sums_jagged_keys", "sums_jagged_gradient",
 }  # fmt: skip
 
 # Every template and feature once: what the oldest Triton runs too.
@@ -64,7 +68,7 @@ OLDEST = {
     "mask_blocks", "no_keys", "prefix_long", "dynamic_hstu", "jagged_per_token", "jagged_mask",
     "jagged_seeds", "jagged_unowned", "jagged_many_both", "jagged_bias", "five_columns",
     "five_jagged_both", "five_jagged_batch", "few_tail", "few_shares", "split_last",
-    "split_both_unowned", "table_both",
+    "split_both_unowned", "table_both", "sums_absolute", "sums_jagged_gradient",
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from tests.patterns import (  # noqa: F401
     product_biases_table,
     products_table,
     refused_table,
+    row_sums_table,
     sums_table,
     values_table,
 )
@@ -74,7 +75,7 @@ def check_verdict(row: Row, recorder: Recorder) -> None:
         assert not graph.guards_added
         if not graph.matches:
             assert graph.untouched
-        matched = graph.calls_after["attention"]
+        matched = graph.calls_after["attention"] + graph.calls_after["attention_sums"]
         assert matched == len(graph.matches)
         codes = [refusal.code.name for refusal in graph.rejections]
         if row.verdict == "fuse":

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...operands import Operands, rows_of_pages, score_shape
+from ...operands import Operands, row_sums_spec, rows_of_pages, score_shape
 from ...program.expr import AXES, INDEX, Expr, call
 from ...program.expr import aux as aux_leaf
 from ...program.score_mod import JAGGED, Aux
@@ -58,11 +58,12 @@ def run(o: Operands[Tensor], results: Results, grad_out: Tensor | None, skip: bo
     inputs["value"] = place("value", o.value)
     wholes = {name: place(name, total) for name, total in results.matrices.items()}
     cotangent = None if grad_out is None else place("out", grad_out)
+    specs = [row_sums_spec(o)] if grad_out is None else o.program.aux
     for part in _parts(o):
         matrices = {name: part.memory(name, whole) for name, whole in wholes.items()}
         totals = [
             None if total is None else part.aux_memory(total, spec)
-            for total, spec in zip(results.totals, o.program.aux, strict=False)
+            for total, spec in zip(results.totals, specs, strict=False)
         ]
         rows = None if cotangent is None else part.matrix("out", cotangent)
         # So few scores as those of a group are one block, and no mask skips it.
@@ -71,7 +72,7 @@ def run(o: Operands[Tensor], results: Results, grad_out: Tensor | None, skip: bo
         for name, whole in wholes.items():
             part.store(name, whole, matrices[name])
         if not part.is_alone:
-            for total, own, spec in zip(results.totals, totals, o.program.aux, strict=False):
+            for total, own, spec in zip(results.totals, totals, specs, strict=False):
                 if total is not None and own is not None:
                     part.store_aux(total, own, spec)
 

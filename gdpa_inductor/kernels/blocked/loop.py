@@ -55,7 +55,8 @@ class Results:
     """
 
     matrices: Mapping[str, Tensor]
-    # zeros on four axes for each aux operand, to which its gradient is added; None: not wanted
+    # Zeros on four axes, to which parts are added: in a forward the row sums, if there are some; in
+    # a backward the gradient of each aux operand, None if it is not wanted.
     totals: Sequence[Tensor | None] = ()
 
     @property
@@ -155,7 +156,8 @@ def call_of(
 ) -> ChunkedCall:
     """The facts that decide on the chunks.
 
-    names: The results, in the order of their passes. sums: Gradients of aux operands are wanted.
+    names: The results, in the order of their passes. sums: Gradients of aux operands, or row sums,
+    are wanted.
     """
     batch, heads, *_ = o.sizes
     tensors = [o.query, o.key, o.value]
@@ -202,7 +204,9 @@ def _cached_terms(
         weight = masked(program.weight)
     if ("query" in names or "key" in names) and program.gradients.score is not None:
         score_grad = masked(program.gradients.score)
-    if any(wanted):
+    if any(wanted) and program.summed is not None and "out" in names:
+        sums.append(Sum(masked(program.summed), frozenset(AXES[:-1])))
+    elif any(wanted):
         terms = zip(program.gradients.aux, wanted, strict=True)
         for number, (term, need) in enumerate(terms):
             if need and term is not None:
@@ -233,7 +237,8 @@ class BlockLoop:
         self._o, self._work, self._pass, self._steps = o, work, block_pass, steps
         self._inputs, self._leaves = inputs, leaves
         self._fused = o.pool is None and o.fused(any(total is not None for total in totals))
-        terms = zip(o.program.gradients.aux, totals, strict=True) if work.sums else ()
+        summed = o.program.gradients.aux if "out" in inputs else (o.program.summed,)
+        terms = zip(summed, totals, strict=True) if work.sums else ()
         self._totals = [t for term, t in terms if term is not None and t is not None]
         self._buffers: dict[str, Tensor] = {}
         self._programs: dict[tuple[int, ...], BlockProgram] = {}

@@ -67,11 +67,12 @@ class AuxRead:
 class Plan:
     """What one kernel reads, computes and stores.
 
-    In the names of terms "p" is the weight, "ds" its derivative by the score, and "g<i>" its
-    derivative by aux operand i. A mask makes a tile empty, whole (nothing is masked) or mixed.
+    In the names of terms "p" is the weight, "r" the term whose rows are summed, "ds" the derivative
+    by the score, and "g<i>" that by aux operand i. A mask makes a tile empty, whole (nothing is
+    masked) or mixed.
     """
 
-    # "forward"      computes O.
+    # "forward"      computes O, and row sums.
     # "rows"         computes dQ.
     # "keys"         computes dK and dV.
     # "five_matmul"  computes dQ, dK and dV. A CTA owns a (sequence, head).

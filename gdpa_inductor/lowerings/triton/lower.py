@@ -52,28 +52,34 @@ Kernel = Callable[[Terms, Inputs], Gradients]
 
 
 def lower(call: Call, rival: Rival | None = None) -> Any:
-    """O, or the wanted gradients of (query, key, value, *aux) in the shapes of their operands;
-    contiguous. Inductor IR in and out. rival: as in `launch.run`, of a forward.
+    """O, with row sums [O, sums], or the wanted gradients of (query, key, value, *aux) in the
+    shapes of their operands; contiguous. Inductor IR in and out. rival: as in `launch.run`, of a
+    forward.
     """
     return _backward(call) if call.backward else _forward(Inputs(call), rival)
 
 
 def _forward(o: Inputs, rival: Rival | None) -> Any:
     p = o.problem
-    size = _size(o, "q", p.heads, p.value_dim)
+    size, summed = _size(o, "q", p.heads, p.value_dim), o.program.summed
+    outputs = [Output("p", o.program.weight, size, p.value_dtype)]
+    if summed is not None:
+        outputs.append(Output("r", summed, _size(o, "q", p.heads), torch.float32))
     if empty(p):
-        return lowering.zeros(size, p.value_dtype, p.device)
+        results = [lowering.zeros(x.size, x.dtype, p.device) for x in outputs]
+        return results if summed is not None else results[0]
+    if summed is not None:
+        return run("forward", outputs, o)
     rows, count = shapes.size_hint(p.rows), 1
     if rows is not None and rows <= splits.MOST_ROWS and not rival:
         count = one_tile.shares(p, p.value_dim)
     if count == 1:
-        output = Output("p", o.program.weight, size, p.value_dtype)
-        (out,) = run("forward", [output], o, rival=rival)
+        (out,) = run("forward", outputs, o, rival=rival)
         return out
     output = Output("p", o.program.weight, (count, *size), torch.float32)
     (parts,) = run("forward", [output], o, split=True)
-    summed = lambda parts, like: _added(parts).to(like.dtype)
-    return lowering.finish(summed, parts, output.size, output.dtype, o.fakes.value)
+    total = lambda parts, like: _added(parts).to(like.dtype)
+    return lowering.finish(total, parts, output.size, output.dtype, o.fakes.value)
 
 
 def _added(parts: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ..._compat import fx
-from . import facts, functions, products, row_sums, writes
+from . import facts, functions, products, writes
 from .ambient import Ambient
 from .functions import NO_WEIGHTS
 from .sizes import same_shape, smaller
@@ -139,11 +139,11 @@ class HostGraph:
 
         Sums of rows by a product with ones are none: a column of ones beside V is better.
         """
-        if row_sums.multiplies_ones(candidate.second):
+        if products.multiplies_ones(candidate.second):
             return []
         firsts = set(candidate.firsts)
         seconds = [c.second for c in self.candidates if firsts <= set(c.firsts)]
-        return [n for n in seconds if n is not candidate.second and not row_sums.multiplies_ones(n)]
+        return [n for n in seconds if n is not candidate.second and not products.multiplies_ones(n)]
 
     def flat(self) -> list[Node]:
         """Products that would be second products if 2-D inputs of the graph were no weights.

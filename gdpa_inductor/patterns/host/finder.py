@@ -24,7 +24,7 @@ from ..result import Refused
 from . import effects, facts, functions, heads, pages, places, products, row_sums
 from .candidates import Candidate, HostGraph
 from .functions import NO_WEIGHTS
-from .region import Region, Sink
+from .region import Region, Sink, SummedRows
 
 
 class Through(enum.Flag):
@@ -69,18 +69,21 @@ class Finder:
             closed: Nodes that stay leaves all the same.
         """
         second = candidate.second
-        inside = self._closure(candidate.firsts, second) | set(sink.tail if sink else ())
+        inside, sums = self._with_sums(candidate)
+        inside |= set(sink.tail if sink else ())
         nodes = self.host.in_order(inside)
-        for node in nodes:
+        summed = () if sums is None else sums.between
+        for node in (*nodes, *summed):
             if facts.is_opaque(node):
                 reason = f"{places.describe(node)} acts on the scores and cannot be analysed"
                 raise Refused(Code.OPAQUE_CALL, reason)
             if facts.name(node) in NO_WEIGHTS:
                 raise row_sums.within(node, second)
-        sources = (source for node in nodes for source in node.all_input_nodes)
-        leaves = list(dict.fromkeys(source for source in sources if source not in inside))
+        known = inside.union(summed)
+        sources = (source for node in (*nodes, *summed) for source in node.all_input_nodes)
+        leaves = list(dict.fromkeys(source for source in sources if source not in known))
         end = nodes[-1] if sink is None else sink.result
-        self._check_ambient([*nodes, end])
+        self._check_ambient([*nodes, *summed, *([] if sums is None else [sums.node]), end])
         self._check_kinds(nodes, leaves)
         factors = [x for n in (*candidate.firsts, second) for x in products.operands(n)]
         moved = self.host.rearranging
@@ -92,13 +95,29 @@ class Finder:
             outer = [factor for factor in factors if factor not in inside]
             paged = pages.page_reads(self.host, outer, closed, end)
         closed = (*closed, *paged.ends)
-        makers, leaves = self._upstream(end, inside, leaves, through, closed, stored, paged.way)
+        makers, leaves = self._upstream(end, known, leaves, through, closed, stored, paged.way)
         self._check_kinds(makers, leaves)
-        region = Region(tuple(nodes), tuple(makers), tuple(leaves), sink)
+        region = Region(tuple(nodes), tuple(makers), tuple(leaves), sink, sums=sums)
         effects.check(self.host, region)
         return self._with_users(region, candidate)
 
-    def _closure(self, firsts: Sequence[Node], second: Node) -> set[Node]:
+    def _with_sums(self, candidate: Candidate) -> tuple[set[Node], SummedRows | None]:
+        """The nodes between products, without row sums and what is made of these."""
+        firsts, second = candidate.firsts, candidate.second
+        inside = self._closure(firsts, second)
+        sums = row_sums.beside(self.host, inside, candidate)
+        if sums is None:
+            return inside, None
+        if sums.node in inside and self.siblings:
+            reason = f"{places.describe(sums.node)} sums what several products divide by the result"
+            raise Refused(Code.SCORES_ESCAPE, reason, change=_BESIDE)
+        inside = self._closure(firsts, second, sums.derived)
+        between = row_sums.between(self.host, sums, inside, candidate)
+        return inside, replace(sums, between=between)
+
+    def _closure(
+        self, firsts: Sequence[Node], second: Node, without: Collection[Node] = ()
+    ) -> set[Node]:
         """The nodes between products. firsts: One product, or several that compute the same."""
         inside, stack = {*firsts, second}, [second]
         order, mutators = self.host.order, self.host.mutators
@@ -110,6 +129,8 @@ class Finder:
                 for source in stack.pop().all_input_nodes:
                     between_products = not self.host.reach[source].isdisjoint(firsts)
                     if source in inside or not between_products or products.of_activations(source):
+                        continue
+                    if source in without:
                         continue
                     inside.add(source)
                     stack.append(source)
@@ -201,12 +222,13 @@ class Finder:
         inside, unpad = set(region.nodes), () if region.sink is None else region.sink.unpad
         others = [self._closure(candidate.firsts, second) for second in self.siblings]
         also = set[Node]().union(*others)
+        own = set(region.all_nodes) - inside
         escaping = [n for n in region.nodes if n.users.keys() - inside]
         factories = dict.fromkeys(n for n in escaping if self._is_factory(n, inside))
         sizes, dead, shared = dict[Node, None](), dict[Node, None](), dict[Node, Node]()
         values = [n for n in region.nodes if n not in factories and (unpad or n is not region.end)]
         for node, user in ((n, user) for n in values for user in n.users):
-            if user in inside or user in dead or user in unpad:
+            if user in inside or user in dead or user in own:
                 continue
             reads_size = facts.name(user) in functions.SHAPES and not facts.tensors(user)
             if reads_size and _is_readable(user, inside):
@@ -270,6 +292,7 @@ def escape(node: Node, user: Node, second: Node) -> Refused:
     return Refused(Code.SCORES_ESCAPE, reason, change=_APART if stored else None)
 
 
+_BESIDE = "put values of the same weights side by side, as `w @ torch.cat([v, u], -1)`"
 _APART = "do not store it in compiled code, or make it from a product of its own (`q @ k.mT`)"
 
 

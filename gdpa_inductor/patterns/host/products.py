@@ -12,6 +12,7 @@ from ..._compat import dynamo
 from . import facts, functions
 
 _SAME_ELEMENTS = functions.VIEWS | functions.CASTS
+_ONES = frozenset(["ones", "ones_like", "new_ones"])
 
 
 def is_product(node: Node) -> bool:
@@ -83,6 +84,19 @@ def is_flat_input(node: Node) -> bool:
     name = dynamo.source_name(source)
     owned = re.search(r"\._(modules|parameters|buffers)\b", name)
     return bool(name) and not owned and not _is_parameter(source)
+
+
+def multiplies_ones(node: Node) -> bool:
+    """Whether a node is a product with a tensor of ones, which sums rows."""
+    return is_product(node) and any(map(_is_ones, operands(node)))
+
+
+def _is_ones(node: Node) -> bool:
+    source = origin(node)
+    filled = {"full": 1, "full_like": 1, "new_full": 2}.get(facts.name(source))
+    if filled is None:
+        return facts.name(source) in _ONES
+    return bool(facts.argument(source, filled, "fill_value") in (1, 1.0))
 
 
 _FAR = 16  # how many nodes before a 2-D tensor are looked at; beyond, it counts as a weight

@@ -25,6 +25,28 @@ class Sink:
 
 
 @dataclass(frozen=True)
+class SummedRows:
+    """Sums of the weights along their rows, by which models normalise.
+
+    node:     The call that sums.
+    between:  The calls from the weights to what is summed. Nothing else uses them.
+    derived:  The sums, and what is made of them and of no other scores before the second product.
+    dim:      Where the keys are in what is summed, counted from the end.
+    """
+
+    node: Node
+    between: tuple[Node, ...]
+    derived: frozenset[Node]
+    dim: int
+    keepdim: bool
+
+    @property
+    def source(self) -> Node:
+        """What is summed."""
+        return self.node.all_input_nodes[0]
+
+
+@dataclass(frozen=True)
 class Region:
     """The nodes to replace.
 
@@ -37,6 +59,7 @@ class Region:
     factories:  Calls on the region's tensors that read only a dtype and a device, and whose results
                 are used outside.
     shared:     Users that other candidates of the same scores replace, each with what it uses.
+    sums:       Row sums of the weights that are a result too.
     """
 
     nodes: tuple[Node, ...]
@@ -47,6 +70,7 @@ class Region:
     sizes: tuple[Node, ...] = ()
     factories: tuple[Node, ...] = ()
     shared: tuple[tuple[Node, Node], ...] = ()
+    sums: SummedRows | None = None
 
     @property
     def end(self) -> Node:
@@ -54,6 +78,13 @@ class Region:
         return self.nodes[-1] if self.sink is None else self.sink.result
 
     @property
+    def ends(self) -> tuple[Node, ...]:
+        """The nodes to replace: `end`, and row sums."""
+        return (self.end,) if self.sums is None else (self.end, self.sums.node)
+
+    @property
     def all_nodes(self) -> tuple[Node, ...]:
         """Every node that the replacement stands for."""
-        return self.nodes if self.sink is None else (*self.nodes, *self.sink.unpad)
+        unpad = () if self.sink is None else self.sink.unpad
+        sums = () if self.sums is None else (*self.sums.between, self.sums.node)
+        return (*self.nodes, *unpad, *sums)

@@ -1,29 +1,105 @@
 """Sums of the weights along a row, by which models normalise: by `sum`, or by a product with ones.
 
-Attention that is divided by its row sums is another operator. But a column of ones beside V gives
-these sums with the same product, and that is fused: `ADVICE` says so where it applies.
+One call of `sum` is read beside a region (`beside`). Its result becomes a result of the op, and
+what the model makes of it stays in the graph.
+
+Other sums are refused. Where a column of ones beside V gives them, `ADVICE` says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from torch.fx import Node
 
 from ...rejection import Code
 from ..result import Refused
 from . import facts, functions, places, products
+from .candidates import Candidate, HostGraph
 from .functions import NO_WEIGHTS, REASONS
+from .region import SummedRows
 
 ADVICE = (
     "append a column of ones to V and divide after the product: "
     "`o = w @ torch.cat([v, torch.ones_like(v[..., :1])], -1)`, then `o[..., :-1] / o[..., -1:]`"
 )
 _QUOTIENTS = frozenset(["truediv", "div", "divide", "true_divide", "mul", "multiply"])
-_ONES = frozenset(["ones", "ones_like", "new_ones"])
 _CARRIES = (
     functions.VIEWS | functions.CASTS | functions.MAY_ALIAS | functions.POINTWISE | _QUOTIENTS
 ) | {"repeat", "reciprocal", "getitem"}  # fmt: skip
+
+
+_SUMMED = functions.POINTWISE | functions.CASTS | {"detach", "square"}
+
+
+def beside(graph: HostGraph, inside: Collection[Node], candidate: Candidate) -> SummedRows | None:
+    """The one call that sums what a region holds, or what is made of it element by element."""
+    second, firsts = candidate.second, candidate.firsts
+    starts = [n for n in inside if n is not second]
+    ways = facts.walk(starts, lambda n: (u for u in n.users if facts.name(u) in _SUMMED))
+    behind = {n for n in ways if n in inside or not graph.reach[n].isdisjoint(firsts)}
+    calls = {u for n in behind for u in n.users if _is_row_sum(u)}
+    if len(calls) != 1:
+        return None
+    (node,) = calls
+    derived = _derived_from(graph, node, inside)
+    return (
+        None
+        if second in derived
+        else SummedRows(node, (), derived, _dim(node) or 0, _keepdim(node))
+    )
+
+
+def _is_row_sum(node: Node) -> bool:
+    if facts.name(node) != "sum" or _dim(node) is None or facts.is_opaque(node):
+        return False
+    return all(
+        t.is_floating_point() for n in (node, *node.all_input_nodes) for t in facts.tensors(n)
+    )
+
+
+def _keepdim(sum_: Node) -> bool:
+    return bool(facts.argument(sum_, 2, "keepdim", "keepdims"))
+
+
+def _derived_from(graph: HostGraph, node: Node, inside: Collection[Node]) -> frozenset[Node]:
+    derived = {node}
+    for other in graph.in_order(inside):
+        sources = [n for n in other.all_input_nodes if n in inside or n in derived]
+        if sources and derived.issuperset(sources):
+            derived.add(other)
+    return frozenset(derived)
+
+
+def between(
+    graph: HostGraph, sums: SummedRows, inside: Collection[Node], candidate: Candidate
+) -> tuple[Node, ...]:
+    """The calls from a region to what is summed.
+
+    Raises Refused if something else uses them, or writes change what is summed. Writes of the
+    region count, if they are before the sum.
+    """
+
+    def leading(node: Node) -> list[Node]:
+        sources = node.all_input_nodes if node not in inside else ()
+        return [n for n in sources if not graph.reach[n].isdisjoint(candidate.firsts)]
+
+    way = list(facts.walk([sums.source], leading))
+    own = [n for n in way if n not in inside]
+    for node in own:
+        other = next((u for u in node.users if u not in own and u is not sums.node), None)
+        if other is not None or facts.name(node) not in _SUMMED or node in graph.mutators:
+            reason = "is made of scores, and more than summed"
+            raise Refused(Code.SCORES_ESCAPE, f"{places.describe(node)} {reason}")
+    place = graph.order[sums.node]
+    before = [m for n in way for m in graph.written(facts.storages(n), graph.order[n], place)]
+    after = graph.written(facts.storages(sums.source), place)
+    writes = [m for m in before if m not in inside] + [m for m in after if m in inside]
+    writes += graph.written(facts.storages(sums.node), place)
+    if writes:
+        reason = f"{places.describe(writes[0])} changes row sums, or what they sum, in place"
+        raise Refused(Code.MUTATED_SCORES, reason)
+    return tuple(graph.in_order(own))
 
 
 def within(sum_: Node, second: Node) -> Refused:
@@ -36,7 +112,7 @@ def within(sum_: Node, second: Node) -> Refused:
 
 def outside(weights: Node, user: Node, second: Node) -> Refused | None:
     """The refusal of weights whose row sums are used beside the region; None if they are not."""
-    by_ones = next((n for n in (user, second) if multiplies_ones(n)), None)
+    by_ones = next((n for n in (user, second) if products.multiplies_ones(n)), None)
     if by_ones is None and not (facts.name(user) in ("sum", "mean") and _dim(user) is not None):
         return None
     sum_ = by_ones or user
@@ -50,19 +126,6 @@ def outside(weights: Node, user: Node, second: Node) -> Refused | None:
     code = Code.NORMALISED if divides else Code.SCORES_ESCAPE
     reason = f"{places.describe(sum_)} sums the weights along a dimension, {how}"
     return Refused(code, reason, change=ADVICE if fits else None)
-
-
-def multiplies_ones(node: Node) -> bool:
-    """Whether a node is a product with a tensor of ones, which sums rows."""
-    return products.is_product(node) and any(map(_is_ones, products.operands(node)))
-
-
-def _is_ones(node: Node) -> bool:
-    source = products.origin(node)
-    filled = {"full": 1, "full_like": 1, "new_full": 2}.get(facts.name(source))
-    if filled is None:
-        return facts.name(source) in _ONES
-    return bool(facts.argument(source, filled, "fill_value") in (1, 1.0))
 
 
 def _carriers(node: Node) -> Iterator[Node]:

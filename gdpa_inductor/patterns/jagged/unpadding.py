@@ -65,7 +65,7 @@ def without_padding(
 
 def _without_implied(padding: GraphPadding, reading: Reading, sides: Sides) -> Reading:
     known: dict[Expr, Expr] = {}
-    for node in postorder([reading.weight]):
+    for node in postorder(reading.terms):
         if node.op in _IMPLIED:
             truth, mirrored = _IMPLIED[node.op]
             place, length = reversed(node.args) if mirrored else node.args
@@ -76,11 +76,11 @@ def _without_implied(padding: GraphPadding, reading: Reading, sides: Sides) -> R
                 known[node] = truth
     if not known:
         return reading
-    (weight,) = substitute([reading.weight], known)
+    terms = substitute(reading.terms, known)
     # The branch that such a condition never chooses still has a gradient of zeros.
-    if reached(weight) != reached(reading.weight):
+    if [*map(reached, terms)] != [*map(reached, reading.terms)]:
         return reading
-    return replace(reading, weight=weight)
+    return reading.with_terms(terms)
 
 
 def _is_position(reading: Reading, node: Expr, side: JaggedSide) -> bool:

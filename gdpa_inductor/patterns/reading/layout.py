@@ -278,7 +278,7 @@ def program_of(reading: Reading, layout: Layout) -> tuple[ScoreMod, list[Operand
 
     Raises Refused where it depends on no score, or on other indices.
     """
-    used = [node for node in postorder([reading.weight]) if node.op == "aux"]
+    used = [node for node in postorder(reading.terms) if node.op == "aux"]
     numbers = {leaf.value: position for position, leaf in enumerate(used)}
     axes = {layout.axes[axis]: index for axis, index in INDEX.items() if layout.axes[axis]}
 
@@ -292,10 +292,10 @@ def program_of(reading: Reading, layout: Layout) -> tuple[ScoreMod, list[Operand
             return axes[digits]
         return node
 
-    weight = with_leaves(reading.weight, leaf)
+    terms = [canonical(with_leaves(term, leaf)) for term in reading.terms]
     operands = [reading.aux[number] for number in numbers]
     declared = [Aux(element_kind(x.kind), aux_dims(layout, y)[1]) for x, y in zip(used, operands)]
-    weight = canonical(weight)
-    if SCORE not in set(postorder([weight])):
+    if any(SCORE not in set(postorder([term])) for term in terms):
         raise Refused(Code.CONTRACTION, "the weights do not depend on the first product")
-    return ScoreMod(weight, tuple(declared)), operands
+    weight, *summed = terms
+    return ScoreMod(weight, tuple(declared), *summed), operands

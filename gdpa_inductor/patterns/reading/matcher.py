@@ -15,6 +15,7 @@ from ...program.expr import SCORE, postorder
 from ...rejection import Code
 from ..host import facts
 from ..result import Refused
+from . import row_sums
 from .factors import ADDED_PRODUCTS, PRODUCTS
 from .frame import Index, Space, flat
 from .kinds import real
@@ -61,17 +62,19 @@ class Matcher:
         weight = real(weights.read(weights_side, Element(weights_at)))
         if SCORE not in set(postorder([weight])) or weights.score is None:
             raise Refused(Code.CONTRACTION, "the weights do not depend on the first product")
-        weights.precision.check_conditions(weight)
-        weight = weights.precision.doubtful_divisors(weight)
+        weight, sums, factor = row_sums.read(weights, weight, keys, dtypes[0])
+        terms = [weight] if sums is None else [weight, sums.term]
+        terms = list(map(weights.precision.checked, terms))
         value = factors.operand(*value_side)
         product, at = weights.score
         inner = factors.contracted(product)
         left, right = factors.operands(product, at, inner)
         dtype = tensor_of(factors.of(product)[0]).dtype
-        weights.precision.check_dtypes(dtype, weight)
+        for term in terms:
+            weights.precision.check_dtypes(dtype, term)
         resolve = self.space.resolve_index
-        return Reading(
-            weight=weight if dtype == torch.float64 else in_fp32(weight),
+        reading = Reading(
+            weight=weight,
             aux=tuple(weights.operands),
             scalars=tuple(weights.scalars),
             positions=tuple(weights.positions),
@@ -87,7 +90,10 @@ class Matcher:
             space=self.space,
             swapped=swapped,
             dtypes=dtypes,
+            sums=sums,
+            factor=factor,
         )
+        return reading.with_terms(terms if dtype == torch.float64 else list(map(in_fp32, terms)))
 
     def _is_swapped(self, second: Node) -> bool:
         depends = _depends_on_product(self.shadow)

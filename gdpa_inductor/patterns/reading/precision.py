@@ -112,6 +112,11 @@ class Precision:
         if dtype == torch.float32:
             self.singles[real(x)] = node
 
+    def checked(self, weight: Expr) -> Expr:
+        """The weight with safe divisors. Raises Refused where a rounding would change its mask."""
+        self.check_conditions(weight)
+        return self.doubtful_divisors(weight)
+
     def check_conditions(self, weight: Expr) -> None:
         """Refuse a mask that another rounding would change."""
         fragile = fragile_condition(weight, self.rounded)

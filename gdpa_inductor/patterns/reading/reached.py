@@ -54,7 +54,7 @@ def wants_gradients(node: Node, shadow: Shadow) -> bool:
 
 def with_gradients(reading: Reading) -> Reading:
     """The reading, detached what has no gradient: one tensor may be several operands."""
-    leaves = reached(reading.weight)
+    leaves = set[Expr]().union(*map(reached, reading.terms))
     numbers = {leaf.value for leaf in leaves if leaf.op == "aux"}
     aux = tuple(_detached(o, number in numbers) for number, o in enumerate(reading.aux))
     left, right = (_detached(o, SCORE in leaves) for o in (reading.left, reading.right))

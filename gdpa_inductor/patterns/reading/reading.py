@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import Node
@@ -53,6 +54,22 @@ class Pages:
 
 
 @dataclass(frozen=True)
+class RowSum:
+    """Sums over the keys. term: As `Reading.weight`. index: Of an element of the model's result."""
+
+    term: Expr
+    index: Index
+
+
+@dataclass(frozen=True)
+class RowFactor:
+    """What each row is multiplied with, or divided by. function: "mul" or "div"."""
+
+    function: str
+    operand: Operand
+
+
+@dataclass(frozen=True)
 class Reading:
     """What a region computes: output[output] = sum over `keys` of weight(score, …) · value.
 
@@ -63,6 +80,8 @@ class Reading:
     keys:         The digits that the second product contracts.
     swapped:      The second product has the value on the left.
     dtypes:       The dtype of the second product's result, then the dtypes of casts after it.
+    sums:         Row sums that are a result too.
+    factor:       A factor of the weights that is made of these, and is no part of `weight`.
 
     Indices of one and the same element:
     score:        In the first product, as ATen has it.
@@ -87,6 +106,18 @@ class Reading:
     space: Space
     swapped: bool
     dtypes: tuple[torch.dtype, ...]
+    sums: RowSum | None = None
+    factor: RowFactor | None = None
+
+    @property
+    def terms(self) -> tuple[Expr, ...]:
+        """The weight, and what else is summed over the keys."""
+        return (self.weight,) if self.sums is None else (self.weight, self.sums.term)
+
+    def with_terms(self, terms: Sequence[Expr]) -> Reading:
+        weight, *summed = terms
+        sums = None if self.sums is None else replace(self.sums, term=summed[0])
+        return replace(self, weight=weight, sums=sums)
 
 
 def kind_of(dtype: torch.dtype) -> str:

@@ -6,7 +6,6 @@ autocast's casts are nodes. `Shadow.origin` maps its nodes to the user's nodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +15,9 @@ from torch.fx import Node
 from ..._compat import fx, operators, subclasses
 from ...rejection import Code
 from ..host import facts, places
-from ..host.ambient import Ambient
+from ..host.candidates import HostGraph
 from ..host.functions import REASONS
+from ..host.region import Region, SummedRows
 from ..result import Refused
 
 
@@ -25,13 +25,16 @@ from ..result import Refused
 class Shadow:
     """`leaves`: user's node of each placeholder. `output`: the ATen node of the region's result.
 
-    `first_result`: name of the ATen node that is the result of the user's first product.
+    `first_result`: name of the ATen node that is the result of the user's first product. `sums`:
+    the user's row sums beside the region. `summed`: the ATen node that they sum.
     """
 
     leaves: dict[Node, Node]
     output: Node
     origin: dict[str, Node]
     first_result: str
+    sums: SummedRows | None = None
+    summed: Node | None = None
 
     def source(self, node: Node) -> Node | None:
         """The user's node that an ATen node was traced from."""
@@ -51,11 +54,15 @@ class Shadow:
         return Refused(code, f"{self.describe(node)} {reason}", source)
 
 
-def trace(nodes: Sequence[Node], first: Node, leaves: Sequence[Node], ambient: Ambient) -> Shadow:
-    """Trace `nodes`, in program order, the last of which is the result, as a function of `leaves`.
+def trace(graph: HostGraph, region: Region, first: Node) -> Shadow:
+    """Trace a region as a function of its leaves. first: Its first product.
 
     Raises Refused where that fails, and where random numbers are drawn, be they used or not.
     """
+    sums, leaves = region.sums, region.leaves
+    ends = [region.nodes[-1], *([] if sums is None else [sums.source])]
+    summed = () if sums is None else sums.between
+    nodes = graph.in_order((*region.makers, *region.nodes, *summed))
     values = [_leaf_value(leaf) for leaf in leaves]
     origin: dict[str, Node] = {}
 
@@ -66,7 +73,7 @@ def trace(nodes: Sequence[Node], first: Node, leaves: Sequence[Node], ambient: A
             if facts.drops_at_times(node):
                 more = "unless its rate, which varies from call to call, is 0"
                 raise _random(node, more)
-            with ambient[node].entered():
+            with graph.ambient[node].entered():
                 environment[node] = execute(node, environment)
             written = fx.traced_so_far()
             new = written.keys() - known.keys()
@@ -74,7 +81,7 @@ def trace(nodes: Sequence[Node], first: Node, leaves: Sequence[Node], ambient: A
                 raise _random(node)
             origin.update(dict.fromkeys(new, node))
             known = written
-        return environment[nodes[-1]]
+        return [environment[end] for end in ends]
 
     sample = next(v for v in values if isinstance(v, torch.Tensor))
     try:
@@ -87,12 +94,13 @@ def trace(nodes: Sequence[Node], first: Node, leaves: Sequence[Node], ambient: A
         raise Refused(Code.ANALYSIS, reason) from error
     placeholders = traced.graph.find_nodes(op="placeholder")
     (output,) = traced.graph.find_nodes(op="output")
-    result = output.args[0]
-    if not isinstance(result, Node):
+    result, *others = output.args[0]  # type: ignore[misc]
+    if not all(isinstance(n, Node) for n in (result, *others)):
         raise Refused(Code.ANALYSIS, "the region's result is not a tensor of its own")
     own = [n.name for n in traced.graph.nodes if origin.get(n.name) is first and facts.is_call(n)]
     first_result = own[-1] if own else ""
-    return Shadow(dict(zip(placeholders, leaves, strict=True)), result, origin, first_result)
+    known = dict(zip(placeholders, leaves, strict=True))
+    return Shadow(known, result, origin, first_result, sums, *others)
 
 
 def _random(node: Node, more: str = "") -> Refused:

@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 
 from ... import look_up
 from ..._compat import operators, shapes
-from ...ops import ATTENTION
+from ...ops import ATTENTION, FORWARDS
 from ...rejection import Code
 from ..host import facts, products
 from ..host.candidates import HostGraph
@@ -88,7 +88,7 @@ def bias_sources(gm: GraphModule) -> list[Node]:
 def _bias_inputs(body: GraphModule) -> set[Node]:
     biases = bias_sources(body)
     for node in body.graph.nodes:
-        if node.target is ATTENTION.op:
+        if any(node.target is forward.op for forward in FORWARDS):
             biases += facts.flat_nodes(ATTENTION.bind(*node.args, **node.kwargs).operands.aux)
     behind = facts.walk(biases, lambda n: n.all_input_nodes if _is_followed(n) else ())
     return {node for node in behind if node.op == "placeholder"}

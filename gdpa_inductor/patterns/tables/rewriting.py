@@ -74,7 +74,7 @@ def _write(graph: HostGraph, lookup: Lookup, writer: Writer) -> None:
     layouts = [(*x.shape, *x.stride()) for x in (old, result.value)]
     if old.dim() != result.value.dim() or not all(map(same, *layouts)):
         raise refused("looked up on its own, its result would lie in another order", node)
-    new = writer.write(recipe, node, node)[result]
+    new = writer.write(recipe.calls, node, node)[result]
     node.replace_all_uses_with(new)
     writer.replaced[node] = new
     graph.graph.erase_node(node)

@@ -15,7 +15,7 @@ from torch.fx import Node
 from torch.fx.node import map_aggregate
 
 from ..._compat import fx, shapes
-from ...ops import ATTENTION
+from ...ops import FORWARDS
 from ...rejection import Code
 from ..host import facts
 from ..host.sizes import Size, is_one, same
@@ -39,6 +39,10 @@ class Handle:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+def _is_attention(call: Handle) -> bool:
+    return any(call.target is forward.op for forward in FORWARDS)
+
+
 @dataclass
 class Recipe:
     """The calls of one replacement, in order.
@@ -55,8 +59,12 @@ class Recipe:
     @property
     def attention(self) -> Handle:
         """The one call of the operator."""
-        (attention,) = (call for call in self.calls if call.target is ATTENTION.op)
+        (attention,) = filter(_is_attention, self.calls)
         return attention
+
+    def until(self, last: Handle | None = None) -> list[Handle]:
+        """The calls up to one of them, or all."""
+        return self.calls if last is None else self.calls[: self.calls.index(last) + 1]
 
     def leaf(self, node: Node, dtype: torch.dtype | None = None, *, part: str = "values") -> Handle:
         """A tensor of the user; for a nested tensor, one of its parts.
@@ -152,7 +160,7 @@ class Recipe:
 
         A view that was made under `no_grad` must not be written into while gradients flow.
         """
-        may_be_view = source.node is None and source.target is not ATTENTION.op
+        may_be_view = source.node is None and not _is_attention(source)
         return self.call(aten.detach.default, source) if may_be_view else source
 
     def detached(self, source: Handle) -> Handle:

@@ -6,6 +6,7 @@ that the model's result had.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,7 +30,7 @@ from ..jagged.unpadding import Understood
 from ..reading.frame import Index
 from ..reading.layout import Layout, aux_dims, output_dims, query_dims, shared_dims, sizes
 from ..reading.paging import Paging, paging_of
-from ..reading.reading import Operand
+from ..reading.reading import Operand, RowFactor
 from ..result import Refused
 from . import saved
 from .recipe import Handle, Recipe
@@ -39,8 +40,8 @@ aten = torch.ops.aten
 
 def replacement(
     graph: HostGraph, region: Region, understood: Understood, options: Options
-) -> tuple[Recipe, Handle, Problem]:
-    """(the calls that replace a region, their result, the problem for a kernel).
+) -> tuple[Recipe, tuple[Handle, ...], Problem]:
+    """(the calls that replace a region, its result and row sums, the problem for a kernel).
 
     Raises Refused if the calls do not fit.
     """
@@ -58,7 +59,11 @@ def replacement(
         kernel_options = replace(options.kernel_options, fp32_scores=wide)
         call = Arguments(inputs, options={"kernel_options": str(kernel_options)})
         args, _ = ATTENTION.call(call)
-        output = recipe.call(ATTENTION.op, *args)
+        output = recipe.call(ATTENTION.of(inputs.program).op, *args)
+        sums: tuple[Handle, ...] = ()
+        if region.sums is not None:
+            output, rows = (recipe.call(operator.getitem, output, number) for number in range(2))
+            sums = (_row_sums(graph, region.sums.node, understood, recipe, rows),)
         result = _result(graph, region, understood, recipe, output)
     except (GDPAError, RuntimeError, ValueError, TypeError) as error:
         raise Refused(Code.ANALYSIS, f"the replacement does not fit: {error}") from error
@@ -68,7 +73,18 @@ def replacement(
         raise Refused(Code.DTYPE, reason)
     fakes = inputs.filled([getattr(item, "value", item) for item in inputs.flat()])
     training = recipe.grad and any(t.requires_grad for t in fakes.differentiable)
-    return recipe, result, Problem.of(fakes, training)
+    return recipe, (result, *sums), Problem.of(fakes, training)
+
+
+def _row_sums(
+    graph: HostGraph, node: Node, understood: Understood, recipe: Recipe, sums: Handle
+) -> Handle:
+    """The row sums as the model has them, in the place of its call `node`."""
+    expected, wanted = facts.tensors(node)[0], understood.reading.sums
+    assert wanted is not None
+    result = recipe.arrange(sums, output_dims(understood.layout)[:-1], wanted.index)
+    result = recipe.with_strides(recipe.cast(result, expected.dtype), expected)
+    return result if graph.wants(node) else recipe.detached(result)
 
 
 def _recipe(graph: HostGraph, region: Region, understood: Understood) -> Recipe:
@@ -122,8 +138,10 @@ def _result(
     wanted = understood.reading.output
     if layout.query_tokens is not None:
         wanted = (layout.query_tokens, *wanted[2:])
+    if understood.reading.factor is not None:
+        output = _scaled(recipe, output, understood.reading.factor, layout)
     result = recipe.arrange(output, output_dims(layout), wanted)
-    for dtype in understood.reading.dtypes[1:]:
+    for dtype in understood.reading.dtypes:
         result = recipe.cast(result, dtype)
     if region.sink is not None and not all(map(same, result.value.shape, expected.shape)):
         # Other symbols for its sizes: the call checks at run time.
@@ -136,6 +154,14 @@ def _result(
         result = recipe.own(result)
     copies = _meets_foreach(graph, region.end)
     return recipe.call(aten.clone.default, result) if copies else result
+
+
+def _scaled(recipe: Recipe, output: Handle, factor: RowFactor, layout: Layout) -> Handle:
+    """The output of the op times, or divided by, a number for each row."""
+    *axes, _ = output_dims(layout)
+    by = _operand(recipe, factor.operand, (*axes, ()))
+    function = {"mul": aten.mul.Tensor, "div": aten.div.Tensor}[factor.function]
+    return recipe.call(function, output, by)
 
 
 def _meets_foreach(graph: HostGraph, result: Node) -> bool:

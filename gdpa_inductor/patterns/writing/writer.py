@@ -6,7 +6,8 @@ Symbolic sizes become nodes that compute them from sizes in the graph.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from ..._compat import fx, shapes, subclasses
 from ..host import facts, functions
 from ..host.candidates import HostGraph
 from ..host.sizes import Size
-from .recipe import Handle, Recipe
+from .recipe import Handle
 
 aten = torch.ops.aten
 
@@ -34,12 +35,20 @@ class Writer:
         self.replaced: dict[Node, Node] = {}
         self.erased: set[Node] = set()
 
-    def write(self, recipe: Recipe, before: Node, like: Node) -> dict[Handle, Node]:
-        """Insert all calls before a node. They get the source location of `like`."""
-        written: dict[Handle, Node] = {}
-        graph = self.host.graph
+    def write(
+        self,
+        calls: Sequence[Handle],
+        before: Node,
+        like: Node,
+        known: Mapping[Handle, Node] = MappingProxyType({}),
+    ) -> dict[Handle, Node]:
+        """Insert calls before a node. They get the source location of `like`.
+
+        known: The nodes of earlier calls. Returns these and the new ones.
+        """
+        written, graph = dict(known), self.host.graph
         with graph.inserting_before(before):
-            for call in recipe.calls:
+            for call in calls:
                 assert call.target is not None
                 given = call.args, call.options
                 args, kwargs = map_aggregate(given, lambda x: self._argument(x, written, like))
@@ -135,6 +144,22 @@ class Writer:
             if isinstance(size, torch.SymInt) and shapes.expression_of(size).is_Symbol:
                 symbols.setdefault(shapes.expression_of(size), (node, dim))
         return symbols
+
+
+def may_move(calls: Sequence[Handle], here: Node, there: Node, graph: HostGraph) -> bool:
+    """Whether all that calls at one node read is known at an earlier one, and does not change."""
+    start, end = graph.order[here], graph.order[there]
+    arguments = (x for call in calls for x in fx.tree_leaves(list(call.args)))
+    nodes = {x.node for x in arguments if isinstance(x, Handle) and x.node is not None}
+    # The later call moves up to the earlier node. So a write on the way would come after it.
+    between = (m for m in graph.mutators if start < graph.order[m] < end)
+    changed = set[int]().union(*(graph.mutators[m] for m in between))
+    own = set[int]().union(*map(facts.storages, nodes))
+    return (
+        graph.ambient[here] == graph.ambient[there]
+        and all(graph.order[node] < start for node in nodes)
+        and changed.isdisjoint(own)
+    )
 
 
 def _is_number(size: Size) -> bool:

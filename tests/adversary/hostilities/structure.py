@@ -80,6 +80,20 @@ def _(draft: Draft, stage: str) -> None:
         draft.outputs.append(name)
 
 
+@hostility("divided by sums", exact=False, at=MIDDLE)
+def _(draft: Draft, stage: str) -> None:
+    """Of rows, which may be fused, or of columns."""
+    x = draft.subject(stage)
+    text = draft.pick(
+        "{s} / ({s}.abs().sum({x}, keepdim=True) + 1e-3)",
+        "{s} / {s}.abs().sum({x}, keepdim=True).clamp(min=0.1)",
+        "{s} / {s}.detach().abs().sum({x}, keepdim=True).clamp(min=1)",
+        "F.relu({s}) / (F.relu({s}).sum(dim={x}, keepdim=True) + 0.1)",
+        "{s} / {s}.exp().sum({x}, True).clamp(min=1)",
+    )
+    draft.assign(stage, text.format(s=x, x=draft.pick("-1", "-1", "-2")))
+
+
 WHOLE = {"exact": False, "alone": True, "family": "whole"}
 fact("scores depend on each other", exact=False, decoy=True, alone=True, mixes="middle")
 fact("weights depend on each other", exact=False, decoy=True, alone=True, mixes="weights")
