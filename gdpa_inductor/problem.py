@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ._compat.shapes import size_hint, statically_known_true
 from .operands import JaggedRows, Operands, Size, places_of, score_shape
-from .program.expr import AXES, POSITIONS
+from .program.expr import AXES, POSITIONS, postorder
 from .program.score_mod import ScoreMod
 
 
@@ -94,6 +94,11 @@ class Problem:
     def stored_aux(self) -> list[int]:
         """The aux operands with an element for each query and key: biases, masks."""
         return [i for i, spec in enumerate(self.program.aux) if spec.axes >= POSITIONS]
+
+    def stored_biases(self) -> list[int]:
+        """Those of them that are no place in a table."""
+        places = {x.value for x in postorder(self.program.places.values()) if x.op == "aux"}
+        return [number for number in self.stored_aux() if number not in places]
 
     @staticmethod
     def of(operands: Operands[Tensor], training: bool, needs: tuple[bool, ...] = ()) -> Problem:

@@ -58,8 +58,7 @@ def rather_stored(problem: Problem, kernel: str, learns: bool, profit: Profit) -
         return "kernels for this problem read a stored bias sooner than a table"
     # Where a bias has an element for each score, storing it costs more than all sums.
     large = any(program.axes(number) >= set(AXES) for number in program.places)
-    indices = {x.value for x in postorder(program.places.values()) if x.op == "aux"}
-    if problem.training and learns and not large and {*problem.stored_aux()} - indices:
+    if problem.training and learns and not large and problem.stored_biases():
         beside = "a table beside a mask or bias that is a tensor"
         return f"a training step with the gradient of {beside} rather stores a small bias"
     return ""

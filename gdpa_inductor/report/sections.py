@@ -196,7 +196,7 @@ def _match(match: Match, number: int) -> Entry:
     place, nameless = shorten(match.location), replace(match, origins=())
     lines, same = tuple(match_lines(match)), tuple(match_lines(nameless))
     large = _LARGE * stored_bytes(match.problem) >= (match.problem.score_bytes or 1)
-    advice = STORED if match.problem.stored_aux() and large else ""
+    advice = STORED if match.problem.stored_biases() and large else ""
     return Entry(place, lines, advice, "match", (number,), (match.module,), same)
 
 

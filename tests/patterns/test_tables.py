@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import gdpa_inductor
 from gdpa_inductor.patterns import profit
 from gdpa_inductor.problem import Problem
 from gdpa_inductor.report.sections import match_lines
@@ -217,6 +218,16 @@ def test_the_report_says_where_a_bias_is():
     assert "float64 [q_idx, kv_idx, h], stored" in places[2]
     (note,) = (line for line in lines if line.startswith("bias stays"))
     assert "TABLE_STORED" in note and "embedding" in note
+
+
+def test_nobody_is_told_to_store_an_index_in_16_bits():
+    def model(q, k, v, table, times):
+        far = (times[:, None] - times).abs().clamp(1).log().long().clamp(0, 40)
+        return F.silu(q @ k.mT + table[:, far]) @ v
+
+    args = (*operands(torch.float64), torch.arange(N) * 60)
+    said = str(gdpa_inductor.explain(model, profit=False)(*args))
+    assert "uint8 [q_idx, kv_idx], stored" in said and "16 bits" not in said
 
 
 def program_of(*sides: str) -> Problem:
