@@ -300,8 +300,8 @@ def _with_cotangents(
         program.roots[1:] if grad_sums is not None else []
     )
     leaves = [SCORE, *(aux_leaf(n, spec.leaf_kind) for n, spec in enumerate(program.aux))]
-    slopes = zip(*(differentiate(term, leaves) for term in terms), strict=True)
-    score, *others = (any(x is not None for x in each) for each in slopes)
+    slopes = [differentiate(term, leaves) for term in terms]
+    score, *others = (any(x[n] is not None for x in slopes) for n in range(len(leaves)))
     if not out:
         program = replace(program, weight=const(0.0))
     if grad_sums is None:
