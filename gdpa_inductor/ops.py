@@ -311,7 +311,7 @@ def _with_cotangents(
     )
     leaves = [SCORE, *(aux_leaf(n, spec.leaf_kind) for n, spec in enumerate(program.aux))]
     slopes = [differentiate(term, leaves) for term in terms]
-    score, *others = (any(own[n] is not None for own in slopes) for n in range(len(leaves)))
+    score, *others = (any(x[n] is not None for x in slopes) for n in range(len(leaves)))
     if not out:
         program = replace(program, weight=const(0.0))
     if grad_sums is None:
