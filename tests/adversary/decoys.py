@@ -94,7 +94,6 @@ MIXERS = (
     "F.softmax({s}, dim={x})",
     "torch.softmax({s}, {x})",
     "{s}.float().softmax(dim={x}).to({s}.dtype)",
-    "{s}.exp() / {s}.exp().sum({x}, keepdim=True)",
     "({s} - torch.logsumexp({s}, {x}, keepdim=True)).exp()",
     "F.log_softmax({s}, dim={x})",
     "F.softmin({s}, dim={x})",

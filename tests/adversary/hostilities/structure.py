@@ -90,6 +90,7 @@ def _(draft: Draft, stage: str) -> None:
         "{s} / {s}.detach().abs().sum({x}, keepdim=True).clamp(min=1)",
         "F.relu({s}) / (F.relu({s}).sum(dim={x}, keepdim=True) + 0.1)",
         "{s} / {s}.exp().sum({x}, True).clamp(min=1)",
+        "{s}.exp() / {s}.exp().sum({x}, keepdim=True)",
     )
     draft.assign(stage, text.format(s=x, x=draft.pick("-1", "-1", "-2")))
 
