@@ -9,9 +9,9 @@ import json
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.models import fbgemm
+from docs.lab.tables_in_kernels import costs
 from gdpa_inductor import gdpa_backend
 from gdpa_inductor.patterns import profit
 
@@ -79,23 +79,10 @@ def measure(shape: tuple[int, ...], by_head: bool, form: str) -> dict:
     found["norms"] = norms
     if not CUDA:
         return found
-    from triton.testing import do_bench
-
-    leaves = [*inputs, *layer.parameters()]
-    whole = do_bench(step, return_mode="median", grad_to_none=leaves)
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    step()
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - before
-    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
-        step()
-        torch.cuda.synchronize()
-    rows = [(e.device_time_total / 1e3, e.count, e.key) for e in recorded.key_averages()]
-    longest = [(round(ms, 4), n, key[-60:]) for ms, n, key in sorted(rows, reverse=True)[:8]]
+    whole, peak, rows = costs(step, [*inputs, *layer.parameters()])
+    longest = [(round(ms, 4), n, key[-60:]) for ms, n, key in rows[:8]]
     kernels = round(sum(ms for ms, *_ in rows), 3)
-    measured = {"step ms": round(whole, 3), "kernels ms": kernels, "peak MiB": peak >> 20}
+    measured = {"step ms": round(whole, 3), "kernels ms": kernels, "peak MiB": peak}
     return found | measured | {"longest": longest}
 
 

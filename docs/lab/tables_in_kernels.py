@@ -4,6 +4,7 @@ Forward, step and peak memory of a step; the longest kernels; whether ten steps 
 """
 
 import json
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +37,22 @@ class Layer(torch.nn.Module):
         return (F.silu(s) / n * (i[:, None] >= i)).to(v.dtype) @ v
 
 
+def costs(step: Callable[[], None], leaves: list[torch.Tensor]) -> tuple[float, int, list]:
+    """Of a step: its milliseconds, MiB at the peak, and (ms, count, name) of each kernel."""
+    whole = do_bench(step, return_mode="median", grad_to_none=leaves)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        step()
+        torch.cuda.synchronize()
+    rows = [(e.device_time_total / 1e3, e.count, e.key) for e in recorded.key_averages()]
+    return whole, peak >> 20, sorted(rows, reverse=True)
+
+
 def measure(shape: tuple[int, ...], tables: bool) -> dict:
     b, h, n, _ = shape
     torch._dynamo.reset()
@@ -54,17 +71,7 @@ def measure(shape: tuple[int, ...], tables: bool) -> dict:
     with torch.no_grad():
         forward = do_bench(lambda: compiled(q, k, v, times), return_mode="median")
     step()
-    whole = do_bench(step, return_mode="median", grad_to_none=leaves)
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    step()
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - before
-    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
-        step()
-        torch.cuda.synchronize()
-    rows = ((e.device_time_total / 1e3, e.count, e.key[:80]) for e in recorded.key_averages())
+    whole, peak, rows = costs(step, leaves)
     bits = []
     for _ in range(10):
         for x in leaves:
@@ -76,9 +83,9 @@ def measure(shape: tuple[int, ...], tables: bool) -> dict:
         "tables": tables,
         "forward ms": round(forward, 4),
         "step ms": round(whole, 4),
-        "peak MiB": peak >> 20,
+        "peak MiB": peak,
         "equal bits": all(all(map(torch.equal, bits[0], other)) for other in bits),
-        "kernels": sorted(rows, reverse=True)[:8],
+        "kernels": [(ms, count, name[:80]) for ms, count, name in rows[:8]],
     }
 
 
