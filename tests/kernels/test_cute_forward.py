@@ -48,7 +48,7 @@ def forward(case: Any, o, schedules=("lazy",), kind=None, out=None) -> torch.Ten
         launch.forward(o, stream=0, out=out, **options)
 
     with recording(), tables() as room:
-        memory = [*o.differentiable, o.cu_seqlens_q, o.cu_seqlens_k, order, out, room.bytes]
+        memory = [*o.differentiable, *o.indices, order, out, room.bytes]
         run(start, memory, schedules=schedules)
     return out
 

@@ -118,6 +118,8 @@ TAKEN = [
     BACKWARD,
     {**BACKWARD, **NARROW},
     {**JAGGED, **NARROW},
+    {"page": 16},
+    {"page": 128, "jagged_query": True, "total_rows": TOTAL},
     {**JAGGED, "rows": 512},
     BIAS,
     {**BIAS, "rows": 1024},
@@ -183,6 +185,10 @@ LEFT = {
         f"a head dim of 1032 for the value; {SLICES}",
     ),
     "keys in pages": ("blackwell", {"page": 16}, ON, "triton", "values that lie in order"),
+    "odd pages": ("hopper", {**LARGE, "page": 24}, ON, "triton", "pages of 24 rows"),
+    "wide heads in large pages": (
+        "hopper", {**LARGE, "page": 128, "head_dim": 192}, OFF, "triton", "key blocks of 80",
+    ),
     "a wide query": (
         "hopper", {**GAU, "head_dim": 512}, ON, None,
         f"a head dim of 512 for query and key; {MULTIPLES}",

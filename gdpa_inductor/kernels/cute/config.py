@@ -83,6 +83,8 @@ class KernelConfig:
     # (forward/work.py).
     in_rounds: ClassVar[bool] = False
 
+    paged: ClassVar[bool] = False  # the forward reads keys and values in pages
+
     dtype: str  # "bfloat16" or "float16", for query, key and value
     head_dim: int  # D, the head dim of query and key; tiles are padded with zeros
     value_dim: int  # Dv, the head dim of the value, or the width of a slice (`slice_of`)
@@ -91,7 +93,10 @@ class KernelConfig:
     jagged_q: bool = False  # the query is jagged; then `q_idx` counts within the sequence
     jagged_k: bool = False  # key and value are jagged; then `kv_idx` counts within the sequence
     # Which of "q", "k", "v" have a batch of 1 that all sequences read.
+    # In pages "t" says that they read the same table.
     shared: frozenset[str] = frozenset()
+    page: int = 0  # the rows of a page of key and value; 0 if their rows lie in order
+    page_dtype: str = "int32"  # of the page table, or "int64"
     fast: bool = True  # the kernel uses approximate functions (emit.py)
     skip: bool = True  # the kernel skips tiles where the program is zero
     offsets: str = "int32"  # the dtype name of `cu_seqlens`
@@ -116,6 +121,11 @@ class KernelConfig:
     def matrices(self) -> list[str]:
         """The dtypes of the matrices that the kernel takes beside query, key and value."""
         return [self.dtype]
+
+    @property
+    def box(self) -> int:
+        """The keys that one TMA copy brings: those of a page, or of a block if it is shorter."""
+        return min(self.page, self.cols) if self.page else self.cols
 
     def gradient_dtypes(self, letters: str) -> list[str]:
         return ["float32" if letter in self.shared else self.dtype for letter in letters]
@@ -216,6 +226,18 @@ def unsupported(
         return f"a head dim of {dims[1]} for the value; {takes}{sliced}"
     strange = [dtype for dtype in aux if dtype not in AUX_DTYPES]
     return f"an operand between the products is {strange[0]}" if strange else ""
+
+
+def strange_page(kind: type[KernelConfig], page: int, block: int) -> str:
+    """Why a forward with key blocks of so many rows does not read pages of `page` rows, or ""."""
+    if not kind.paged:
+        return f"the kernel for {kind.gpu} loads keys and values that lie in order"
+    if page % VECTOR == 0 and (page % block == 0 or block % page == 0):
+        return ""
+    return (
+        f"pages of {page} rows; the CuTe kernel takes multiples of {VECTOR} that divide its key "
+        f"blocks of {block}, or are multiples of these"
+    )
 
 
 def slices_of(kind: type[KernelConfig], value_dim: int) -> int:

@@ -128,7 +128,7 @@ def longest_first(
     order = record.add_buffer(empty((batch + 1,), torch.int64, offsets.device))
     ranking = word_launcher("ranking", 4, dtype_name(offsets.dtype), config.arch)
     ranking(offsets.data_ptr(), order.data_ptr(), batch, stream)
-    record.add_ranking(ranking, order, batch)
+    record.add_ranking(ranking, offsets, order, batch)
     return order
 
 

@@ -39,7 +39,7 @@ log = logging.getLogger("gdpa_inductor")
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 _KEYWORDS = ("fast", "skip")
 MOST = 64  # how many forms of a call a `Site` keeps replays for
-FORWARD = Signature("attention_cute", keywords=_KEYWORDS)
+FORWARD = Signature("attention_cute", keywords=_KEYWORDS, pages=True)
 BACKWARD = Signature("attention_cute_backward", backward=True, keywords=(*_KEYWORDS, "ordered"))
 
 
@@ -83,7 +83,8 @@ def _timed(arguments: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor)
     scalars = [lowering.likely_size(x) for x in operands.scalars]
     rows, cols = (lowering.likely_size(x) for x in operands.lengths[2:])
     matrices = (by_name["Q"], by_name["K"], by_name["V"])
-    read = Operands(*matrices, aux, scalars, operands.program, offsets[0], offsets[1], rows, cols)
+    lengths: Any = (*offsets, rows, cols, by_name.get("PAGES"))
+    read = Operands(*matrices, aux, scalars, operands.program, *lengths)
     forward(read, **arguments.options, out=out)
 
 
@@ -128,8 +129,8 @@ def _callee(maker: str, call: Call, *more: Any) -> tuple[str, str, str]:
 
 
 def _arguments(call: Call) -> Arguments[Any]:
-    """The arguments with options. Symbolic head dims become constants, as kernels need them."""
-    int(call.problem.head_dim), int(call.problem.value_dim)
+    """The arguments with options. Symbolic head dims and pages become constants for kernels."""
+    int(call.problem.head_dim), int(call.problem.value_dim), int(call.problem.page or 0)
     options = {"fast": call.options.fast_math, "skip": call.options.skip}
     if call.backward:
         options["ordered"] = in_order(call.options)
@@ -196,7 +197,9 @@ class Site:
             grad_out, query, key, value, aux, scalars, _, _, *lengths = args
             return (query, key, value, grad_out), aux, scalars, lengths or DENSE
         query, key, value, aux, scalars, _, *lengths = args
-        return (query, key, value), aux, scalars, lengths or DENSE
+        cu_q, cu_k, rows, cols, *pages = lengths or DENSE
+        of_keys = next((x for x in pages if x is not None), cu_k)
+        return (query, key, value), aux, scalars, (cu_q, of_keys, rows, cols)
 
     def _run(
         self, args: Sequence[Any], options: Mapping[str, Any], donates: bool, **known: Any

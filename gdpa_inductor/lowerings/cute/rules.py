@@ -20,13 +20,16 @@ from ..._compat.versions import version_of
 from ...kernels.cute.architectures import CONFIGS, config_of
 from ...kernels.cute.backward import roots
 from ...kernels.cute.config import (
+    BOX,
     PACKAGE,
     VERSIONS,
     KernelConfig,
     slice_of,
     slices_of,
+    strange_page,
     unsupported,
 )
+from ...kernels.cute.sm90.config import NARROW
 from ...operands import dtype_name
 from ...problem import Problem
 from ...program.expr import POSITIONS
@@ -50,6 +53,7 @@ PADDED = 6
 RATE = 560e12  # FLOP/s
 SINGLE = 1.15e-12  # seconds for a score, for each aux operand that TMA does not load
 DIAGONAL = 100  # under a mask a query is assumed to meet half of the keys and so many more
+WIDE_BLOCKS = (64, 80, 96, 112, 128)  # keys of a block at head dims above `NARROW`
 LAUNCH = 30e-6  # seconds of the CPU for a launch
 
 
@@ -278,7 +282,14 @@ def _dims(problem: Problem) -> tuple[int, int]:
 
 def pages(problem: Problem) -> str:
     """Why the kernels do not read keys in pages, or ""."""
-    return "" if problem.page is None else "the kernels load keys and values that lie in order"
+    if problem.page is None:
+        return ""
+    page = shapes.size_hint(problem.page)
+    if page is None:
+        return "pages of a size that is known only at run time"
+    blocks = (BOX,) if max(_dims(problem)) <= NARROW else WIDE_BLOCKS
+    reasons = (strange_page(_kind(problem), page, block) for block in blocks)
+    return next(filter(None, reasons), "")
 
 
 REFUSES = (

@@ -66,6 +66,7 @@ class Sm90Config(config.KernelConfig):
     bare_ends = True
     cuts_keys = True
     in_rounds = True
+    paged = True
 
     def backward_kernels(self, ordered: bool, stored: int | None) -> list[config.KernelConfig]:
         return [replace(self, kernel="backward", ordered=ordered, stored=stored)]

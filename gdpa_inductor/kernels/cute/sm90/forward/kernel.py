@@ -37,6 +37,8 @@ from ...forward.work import Queue, Work
 from ...operands import (
     AttentionKernel,
     KernelArguments,
+    PagedTiles,
+    PageTable,
     Tiles,
     matrices,
     score_operand,
@@ -131,9 +133,15 @@ class HopperForward(AttentionKernel):
         self.bias_dtype = dtypes.get("bias", self.dtype)
         tiles = {name: tile_layout(dtypes[name], *x) for name, x in self.tiles.items()}
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        copied = dict(tiles)
+        if c.box < c.cols:
+            for name in "kv":
+                self.tiles[name] = (c.box, self.tiles[name][1])
+                parts = cute.flat_divide(tiles[name], self.tiles[name])
+                copied[name] = cute.slice_(parts, (None, None, 0, 0))
         copies = {
             name: cpasync.make_tiled_tma_atom(
-                store if name == "o" else load, matrix.tensor(), tiles[name], self.tiles[name]
+                store if name == "o" else load, matrix.tensor(), copied[name], self.tiles[name]
             )
             for name, matrix in sources.items()
         }
@@ -155,7 +163,8 @@ class HopperForward(AttentionKernel):
             name: getattr(buffers, self.place(name)).get_tensor(layout.outer, swizzle=layout.inner)
             for name, layout in stages.items()
         }
-        sources = {name: self.source(name, copies[name], shared[name]) for name in stages}
+        pages = PageTable(c, x) if c.page else None
+        sources = {name: self.source(name, copies[name], shared[name], pages) for name in stages}
         q, k, v, o, bias = (sources.get(name) for name in (*"qkvo", "bias"))
         channels = HopperChannels(c, buffers.barriers.data_ptr())
         channels.start(warp)
@@ -167,7 +176,7 @@ class HopperForward(AttentionKernel):
             terms, factor = c.factored((*ranges.full_terms, c.mod.weight))
             programs = [Program(c, x, [y], full) for y, full in zip(terms, (True, False))]
             programs += [Program(c, x, terms[1:], True)] * programs[0].saves_checks
-            epilogue = HopperEpilogue(pv, o, self.dtype, factor)
+            epilogue = HopperEpilogue(pv, o, self.dtype, factor, pages)
             t = warp // 4
             turns = IssueTurns(t, c.tiles, OWN + c.tiles)
             thread = thread % WARPGROUP
@@ -196,12 +205,13 @@ class HopperForward(AttentionKernel):
         held = [c.mod.places[x.number] for x in c.shared_tables.tables]
         return [Program(c, x, held)] if held and c.tiled in c.places else []
 
-    def source(self, name: str, copy, sX) -> Tiles:
+    def source(self, name: str, copy, sX, pages: PageTable | None) -> Tiles:
         c, tile, size = self.config, self.tiles[name], self.bytes[name]
         if name == "bias":
             return score_tiles(c, copy, sX, tile, size)
         jagged = c.jagged_q if name in "qo" else c.jagged_k
-        return Tiles(copy, sX, whole_tiles, tile, size, jagged, name in c.shared)
+        known = (copy, sX, whole_tiles, tile, size, jagged, name in c.shared)
+        return PagedTiles(*known, pages=pages) if pages and name in "kv" else Tiles(*known)
 
     def bias(self, channels: HopperChannels, shared, t, thread, wide: bool) -> HopperBias | None:
         c, number = self.config, self.config.tiled

@@ -23,9 +23,9 @@ from cutlass.cute.nvgpu import warpgroup
 from ...barriers import Cursor, Loan
 from ...config import VECTOR
 from ...forward.ranges import KeyRanges
-from ...operands import Tiles
+from ...operands import PageTable, Tiles
 from ...program import Program, Row
-from ...values import Fixed, Pair, choose, larger, pair
+from ...values import Fixed, Pair, choose, larger, pair, smaller
 from ..config import ROWS, Sm90Config
 from ..shared_tables import SharedTables
 from ..wgmma import (
@@ -105,6 +105,7 @@ class HopperEpilogue(Fixed):
     o: Tiles  # of O, with a buffer for each query tile
     dtype: Any
     factor: float  # O is the sums times this
+    pages: PageTable | None  # of the keys
 
     @cute.jit
     def store(self, tile, t, thread, sums):
@@ -114,6 +115,8 @@ class HopperEpilogue(Fixed):
         if cutlass.const_expr(self.factor != 1.0):
             values = values * self.factor
         halves.store(values.to(self.dtype))
+        if cutlass.const_expr(self.pages is not None):
+            self.mark(tile, t, halves)
         wait_for_stores(thread, True)
         together(t)
         share(self.pv, halves, self.o.sX, t, thread)
@@ -122,6 +125,14 @@ class HopperEpilogue(Fixed):
         if (thread < 32) & (row < tile.q_rows):
             self.o.store((tile.q_start, row, tile.q_rows), tile.head, tile.batch, t)
             cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def mark(self, tile, t, halves):
+        """NaN in O, if a key that it met is in no page."""
+        cols = self.pages.config.cols
+        end = smaller(tile.last(t) * cols, tile.k_rows)
+        if self.pages.lacks(tile.first * cols, end, tile.batch):
+            halves.fill(float("nan"))
 
 
 @dataclass
