@@ -17,7 +17,7 @@ Jagged [L, H, D]:
 All strides are in elements. Strides of TMA tensors are multiples of 8 elements (16 bytes).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cutlass import Int8, Int16, Int32, Int64, Uint8, Uint16, cute
@@ -116,6 +116,14 @@ def matrices(config: KernelConfig, x: KernelArguments) -> list[Matrix]:
     ]
 
 
+def row_sums(config: KernelConfig, x: KernelArguments) -> Matrix | None:
+    """The row sums of a forward, as a matrix [.., M, 1], or None."""
+    if len(config.terms) == 1:
+        return None
+    query = matrices(config, x)[0]
+    return replace(query, pointer=x.pointers[4], width=1, strides=x.strides[4])
+
+
 def score_operand(config: KernelConfig, x: KernelArguments) -> Matrix:
     """The aux operand that TMA loads in tiles (`KernelConfig.tiled`), as a matrix [.., M, N].
 
@@ -205,6 +213,13 @@ def score_tiles(config: KernelConfig, copy, sX, tiler, size: int) -> Tiles:
 def whole_tiles(tiles):
     """The partition of a matrix whose tiles are taken as they are."""
     return tiles
+
+
+def numbers(pointer, count: int):
+    """The numbers from a pointer on. 8 numbers are a `vector`."""
+    return (
+        vector(pointer) if count == VECTOR else cute.make_tensor(pointer, cute.make_layout(count))
+    )
 
 
 def vector(pointer):
