@@ -17,6 +17,8 @@ from . import test_cute_forward
 from .cute_cases import Case, check_output
 from .cute_paged_cases import CASES, LENGTH, Paged
 from .marks import slow_but
+from .test_cute_row_sums import SIGMOID, check_sums
+from .test_cute_row_sums import forward as with_sums
 
 NONE = 1 << 20  # beyond all pages
 OFTEN = ("16 rows", "64 rows", "256 rows", "jagged queries, 64-bit table")
@@ -52,6 +54,19 @@ def test_a_page_that_no_query_meets_may_be_missing():
     o.page_table[:, -1] = -1
     assert torch.equal(forward(case, o), whole)
     assert whole.isfinite().all()
+
+
+@pytest.mark.parametrize("page", [16, 128])
+def test_row_sums(page: int, monkeypatch: pytest.MonkeyPatch):
+    case = Paged("sums", SIGMOID, d=64, page=page, m=70, n=384, b=2)
+    o = case.operands()
+    out, sums = with_sums(case, o, monkeypatch)
+    check_output(out, gathered(o))
+    check_sums(sums, o)
+    o.page_table[1, 2] = NONE
+    out, missing = with_sums(case, o, monkeypatch)
+    assert out[1].isnan().all() and missing[1].isnan().all()
+    assert torch.equal(missing[0], sums[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])

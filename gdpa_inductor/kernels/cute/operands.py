@@ -17,7 +17,7 @@ Jagged [L, H, D]:
 All strides are in elements. Strides of TMA tensors are multiples of 8 elements (16 bytes).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cutlass
@@ -123,6 +123,14 @@ def matrices(config: KernelConfig, x: KernelArguments) -> list[Matrix]:
         Matrix(pointer, 1 if name in c.shared else row[0], *row[1:4], stride, row[4])
         for (name, row), pointer, stride in zip(rows.items(), x.pointers, x.strides, strict=False)
     ]
+
+
+def row_sums(config: KernelConfig, x: KernelArguments) -> Matrix | None:
+    """The row sums of a forward, as a matrix [.., M, 1], or None."""
+    if len(config.terms) == 1:
+        return None
+    query = matrices(config, x)[0]
+    return replace(query, pointer=x.pointers[4], width=1, strides=x.strides[4])
 
 
 def score_operand(config: KernelConfig, x: KernelArguments) -> Matrix:
@@ -274,6 +282,13 @@ def score_tiles(config: KernelConfig, copy, sX, tiler, size: int) -> Tiles:
 def whole_tiles(tiles):
     """The partition of a matrix whose tiles are taken as they are."""
     return tiles
+
+
+def numbers(pointer, count: int):
+    """The numbers from a pointer on. 8 numbers are a `vector`."""
+    return (
+        vector(pointer) if count == VECTOR else cute.make_tensor(pointer, cute.make_layout(count))
+    )
 
 
 def vector(pointer):

@@ -24,7 +24,15 @@ from ...program.score_mod import ScoreMod
 from ...program.tile_classes import boundable
 from ...rejection import GDPAError
 from .architectures import config_of
-from .config import LETTERS, KernelConfig, TableLayout, slice_of, strange_page, unsupported
+from .config import (
+    LETTERS,
+    KernelConfig,
+    TableLayout,
+    no_sums,
+    slice_of,
+    strange_page,
+    unsupported,
+)
 from .form import ALIGNMENT, JAGGED, Form, Kind, example_of, key_of
 
 MOST = 512  # plans in the cache
@@ -93,10 +101,14 @@ class LaunchPlan:
     def output_of(self, o: Operands[Tensor]) -> tuple[int, ...]:
         return (o.query.shape[0] if self.config.jagged_q else self.batch, *self.output)
 
+    @property
+    def sums_rows(self) -> bool:
+        return len(self.config.terms) > 1
+
     def slices(
         self, readable: Operands[Tensor], out: Tensor
     ) -> Iterator[tuple[Operands[Tensor], Tensor]]:
-        """The operands and O of each launch of a forward."""
+        """The operands and O of each launch of a forward. The first one stores row sums."""
         # There is one launch if the kernel has room for all channels of V. Otherwise there is one
         # for each slice of V and O (`slice_of`).
         width, channels = self.config.value_dim, out.shape[-1]
@@ -275,10 +287,9 @@ def _complaint(config: KernelConfig, o: Operands[Tensor]) -> str:
     if batch * heads * -(-max(rows, cols) // LEAST) >= MOST_TILES:
         return "too many tiles for the CuTe kernel, which numbers them in 32 bits"
     dtypes, dims = (o.query.dtype, o.value.dtype), (config.head_dim, config.value_dim)
-    complaint = unsupported(type(config), dtypes, dims, config.aux)
-    if config.page and not complaint:
-        complaint = strange_page(type(config), config.page, config.cols)
-    return complaint
+    kind = type(config)
+    page = strange_page(kind, config.page, config.cols) if config.page else ""
+    return unsupported(kind, dtypes, dims, config.aux) or no_sums(kind, o.program) or page
 
 
 def strides(matrix: Tensor) -> tuple[int, int, int]:

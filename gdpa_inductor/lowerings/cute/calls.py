@@ -44,18 +44,19 @@ BACKWARD = Signature("attention_cute_backward", backward=True, keywords=(*_KEYWO
 
 
 def lower(call: Call) -> Any:
-    """The output, contiguous. Inductor IR in and out.
+    """The output, with row sums [output, sums]; contiguous. Inductor IR in and out.
 
-    Under max-autotune the kernel is timed against the Triton template. It is not if the template
-    refuses the call, or if the user asked for this backend by name.
+    Under max-autotune the kernel is timed against the Triton template. It is not if there are row
+    sums, if the template refuses the call, or if the user asked for this backend by name.
     """
-    arguments = _arguments(call)
+    arguments, signature = _arguments(call), FORWARD.of(call.problem.program)
     precompile(call)
 
     def run() -> Any:
-        return extern_call(FORWARD, arguments, _callee("forward_site", call))
+        more = [True] if signature.sums else []
+        return extern_call(signature, arguments, _callee("forward_site", call, *more))
 
-    rivals = backend("triton").refusal(call.problem, profit=False) is None
+    rivals = backend("triton").refusal(call.problem, profit=False) is None and not signature.sums
     if call.options.kernel == "cute" or not (rivals and inductor.thorough()):
         return run()
     from ..triton.lower import lower as lower_to_triton
@@ -115,7 +116,7 @@ def precompile(call: Call) -> None:
         if call.backward:
             workers.backward(config, call.needs, in_order(call.options))
         else:
-            workers.forward(config)
+            workers.forward(config, sliced=config.value_dim != call.fakes.operands.value.shape[-1])
     except Exception as error:
         log.debug("nothing is compiled ahead: %s: %s", type(error).__name__, error)
 
@@ -137,7 +138,7 @@ def _arguments(call: Call) -> Arguments[Any]:
     return call.on_its_device(**options)
 
 
-def _attention(arguments: Arguments[Tensor], **known: Any) -> Tensor:
+def _attention(arguments: Arguments[Tensor], **known: Any) -> Any:
     return forward(arguments.operands, **arguments.options, **known)
 
 
@@ -175,7 +176,7 @@ class Site:
         replay = self.replays.get(form)
         results = None if replay is None else replay(matrices, aux, scalars, offsets)
         if results is not None:
-            return results if self.signature.backward else results[0]
+            return results if self.signature.several else results[0]
         if form in self.replays:
             return self._run(args, options, donates)
         record = Record()
@@ -214,8 +215,8 @@ class Site:
             self.replays[form] = replay
 
 
-def forward_site(known: bool | tuple[int, ...]) -> Site:
-    return Site(FORWARD, _attention, known)
+def forward_site(known: bool | tuple[int, ...], sums: bool = False) -> Site:
+    return Site(FORWARD.with_sums if sums else FORWARD, _attention, known)
 
 
 def backward_site(known: bool | tuple[int, ...], donated: tuple[int, ...] = ()) -> Site:
@@ -232,5 +233,6 @@ def _on_its_device(run: Callable[..., Any]) -> Callable[[Arguments[Tensor]], Any
     return guarded
 
 
-FORWARD.register(_LIBRARY, "CUDA", _on_its_device(_attention), fake_output)
+for signature in (FORWARD, FORWARD.with_sums):
+    signature.register(_LIBRARY, "CUDA", _on_its_device(_attention), fake_output)
 BACKWARD.register(_LIBRARY, "CUDA", _on_its_device(_attention_backward), laid_gradients)

@@ -9,6 +9,7 @@ Notation
     S              The scores of a query tile and a key block: 64 × 128, fp32, in registers.
     P              The weights: as S, in 16 bits.
     O              The sums of a query tile: 64 × Dv, fp32, in registers.
+    R              The row sums of a query tile, if they are asked for: of two rows in each thread.
     block          128 keys, or fewer at head dims above 128 (`Sm90Config.cols`).
     bias           An aux operand [.., M, N] that TMA loads (`KernelConfig.tiled`), in tiles of
                    64 × 64. It may be the places of tables.
@@ -41,6 +42,7 @@ from ...operands import (
     PageTable,
     Tiles,
     matrices,
+    row_sums,
     score_operand,
     score_tiles,
     whole_tiles,
@@ -173,10 +175,12 @@ class HopperForward(AttentionKernel):
         if warp < roles.loads:
             cute.arch.setmaxregister_increase(roles.registers[0])
             fragments = HopperFragments(c, qk, pv, q.sX, k.sX, v.sX, self.dtype)
-            terms, factor = c.factored((*ranges.full_terms, c.mod.weight))
-            programs = [Program(c, x, [y], full) for y, full in zip(terms, (True, False))]
-            programs += [Program(c, x, terms[1:], True)] * programs[0].saves_checks
-            epilogue = HopperEpilogue(pv, o, self.dtype, factor, pages)
+            sums = [c.factored(variants) for variants in zip(ranges.full_terms, c.terms)]
+            full, careful = zip(*(terms for terms, _ in sums))
+            programs = [Program(c, x, full, True), Program(c, x, careful)]
+            programs += [Program(c, x, careful, True)] * programs[0].saves_checks
+            factors = [factor for _, factor in sums]
+            epilogue = HopperEpilogue(pv, o, self.dtype, factors, row_sums(c, x), pages)
             t = warp // 4
             turns = IssueTurns(t, c.tiles, OWN + c.tiles)
             thread = thread % WARPGROUP
@@ -197,7 +201,10 @@ class HopperForward(AttentionKernel):
                 scheduler.publish(Queue(scheduler.work) if c.jagged else None)
             if cutlass.const_expr(c.jagged_q):  # noqa: SIM102 (decided at compile time)
                 if warp == roles.gaps:
-                    Gaps(x.cu_q, x.sizes[0], x.sizes[4]).clear(matrices(c, x)[3])
+                    gaps = Gaps(x.cu_q, x.sizes[0], x.sizes[4])
+                    gaps.clear(matrices(c, x)[3])
+                    if cutlass.const_expr(len(c.terms) > 1):
+                        gaps.clear(row_sums(c, x))
 
     def places(self, x: KernelArguments) -> list[Program]:
         """The places of the tables in shared memory, if TMA loads operands of them."""
