@@ -83,6 +83,12 @@ class Operands(Generic[T]):
         """The last four arguments of the ops, but for a page table."""
         return self.cu_seqlens_q, self.cu_seqlens_k, self.max_seqlen_q, self.max_seqlen_k
 
+    @property
+    def indices(self) -> tuple[T | None, T | None]:
+        """What says where the rows of queries and of keys lie: offsets, or the page table."""
+        keys = self.cu_seqlens_k if self.page_table is None else self.page_table
+        return self.cu_seqlens_q, keys
+
     def flat(self) -> list[Any]:
         """All tensors and sizes in a list. Absent ones are left out."""
         items = [*self.differentiable, *self.scalars, *self.lengths, self.page_table]

@@ -91,6 +91,11 @@ class Signature:
     sums: bool = False  # it returns row sums too
 
     @property
+    def several(self) -> bool:
+        """Whether it returns several tensors."""
+        return self.backward or self.sums
+
+    @property
     def trailing(self) -> dict[str, Any]:
         """The last arguments, with their defaults."""
         lengths = dict(zip(LENGTHS, DENSE, strict=True))
@@ -284,7 +289,7 @@ def _backward(ctx: Any, grad_out: Any, grad_sums: Any = None) -> tuple[Any, ...]
         aux_needs = [aux_needs] * len(aux)
     needs = [*ctx.needs_input_grad[:3], *aux_needs]
     if ctx.program.summed is not None:
-        operands, reached = _with_cotangents(operands, grad_out, grad_sums)
+        operands, reached = with_cotangents(operands, grad_out, grad_sums)
         needs = list(map(operator.and_, needs, reached))
     if grad_out is None:
         grad_out = value.new_zeros(output_shape(operands))
@@ -299,7 +304,7 @@ def _backward(ctx: Any, grad_out: Any, grad_sums: Any = None) -> tuple[Any, ...]
     return (*grads[:3], grads[3:], no_scalars, *rest)
 
 
-def _with_cotangents(
+def with_cotangents(
     o: Operands[Tensor], grad_out: Tensor | None, grad_sums: Tensor | None
 ) -> tuple[Operands[Tensor], list[bool]]:
     """(the operands of a backward of output and row sums, which of query, key, value and aux have
@@ -312,13 +317,13 @@ def _with_cotangents(
     leaves = [SCORE, *(aux_leaf(n, spec.leaf_kind) for n, spec in enumerate(program.aux))]
     slopes = [differentiate(term, leaves) for term in terms]
     score, *others = (any(x[n] is not None for x in slopes) for n in range(len(leaves)))
+    reached = [score, score, out, *others]
     if not out:
-        program = replace(program, weight=const(0.0))
-    if grad_sums is None:
-        return replace(o, program=replace(program, summed=None)), [score, score, out, *others]
-    program = program.with_row_gradient(row_sums_spec(o).access)
-    o = replace(o, aux=[*o.aux, grad_sums], program=program)
-    return o, [score, score, out, *others]
+        o = replace(o, program=replace(program, weight=const(0.0)))
+    if grad_sums is None or not any(x is not None for x in slopes[-1]):  # they may be detached
+        return replace(o, program=replace(o.program, summed=None)), reached
+    program = o.program.with_row_gradient(row_sums_spec(o).access)
+    return replace(o, aux=[*o.aux, grad_sums], program=program), reached
 
 
 def _no_double_backward(ctx: Any, *grads: Any) -> None:

@@ -26,6 +26,10 @@ SCHEMAS = {
     calls.FORWARD: (
         f"attention_cute({OPERANDS}, {LENGTHS}, *, bool fast=True, bool skip=True) -> Tensor"
     ),
+    calls.FORWARD.with_sums: (
+        f"attention_cute_sums({OPERANDS}, {LENGTHS}, *, bool fast=True, bool skip=True) -> "
+        "(Tensor, Tensor)"
+    ),
     calls.BACKWARD: (
         f"attention_cute_backward(Tensor grad_out, {OPERANDS}, bool[] needs, {LENGTHS}, *, "
         "bool fast=True, bool skip=True, bool ordered=True) -> Tensor[]"

@@ -90,11 +90,6 @@ def strange_places(problem: Problem) -> str:
     return "a table is looked up by the score, or by an element of a table"
 
 
-def row_sums(problem: Problem) -> str:
-    """Why a kernel that writes no row sums does not run a problem, or ""."""
-    return "" if problem.program.summed is None else "it does not sum rows of the weights"
-
-
 def one_query(problem: Problem) -> str:
     """Why a dense problem with one query is left unfused, or ""."""
     if problem.jagged or hint(problem.rows) > 1:

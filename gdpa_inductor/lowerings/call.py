@@ -111,4 +111,4 @@ def extern_call(
         result = lowering.extern_call(signature.op, *args, **kwargs)
     else:
         result = lowering.direct_call(signature.op, callee, *args, **kwargs)
-    return list(result) if signature.backward or signature.sums else result
+    return list(result) if signature.several else result

@@ -8,12 +8,13 @@ lower. A `Choice` names the backend. A refusal is a `Rejection`, which is falsy.
 from __future__ import annotations
 
 import logging
+import operator
 from dataclasses import dataclass
 
 import torch
 from torch.fx import GraphModule, Node
 
-from ..ops import ATTENTION, BACKWARD, FORWARDS
+from ..ops import ATTENTION, BACKWARD, FORWARDS, with_cotangents
 from ..options import LADDER, REFERENCE, Options, Profit
 from ..problem import Problem
 from ..rejection import Code, Rejection
@@ -133,5 +134,9 @@ def _calls(node: Node) -> list[Call]:
     calls = [Call.of_fakes(ATTENTION.of(operands.program), operands, options)]
     needs = tuple(x.requires_grad for x in operands.differentiable)
     if any(needs) and torch.is_grad_enabled():
+        if operands.program.summed is not None:
+            operands, reached = with_cotangents(operands, *example(node))
+            needs = tuple(map(operator.and_, needs, reached))
+            needs += (False,) * (len(operands.aux) + 3 - len(needs))
         calls.append(Call.of_fakes(BACKWARD, operands, options, needs))
     return calls

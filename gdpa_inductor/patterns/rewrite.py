@@ -280,7 +280,8 @@ def _written(
     region, like, early = plan.region, plan.candidate.second, rewrite.recipe.until(plan.sums)
     nodes = writer.write(early, writer.host.in_order(region.ends)[0], like)
     stands_for: tuple[tuple[str, str], ...] = ()
-    if plan.sums is not None and region.sums is not None:
+    # Of several products of the same weights, the first one's call gives their row sums.
+    if plan.sums is not None and region.sums and region.sums.node not in writer.replaced:
         old, new = region.sums.node, nodes[plan.sums]
         old.replace_all_uses_with(new)
         writer.replaced[old] = new

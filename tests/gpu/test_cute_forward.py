@@ -16,7 +16,7 @@ from gdpa_inductor.kernels.cute.launch import longest_first  # noqa: E402
 from gdpa_inductor.kernels.cute.plan import plan_of  # noqa: E402
 from gdpa_inductor.kernels.cute.replay import Record  # noqa: E402
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config  # noqa: E402
-from gdpa_inductor.operands import Operands  # noqa: E402
+from gdpa_inductor.operands import Operands, gathered  # noqa: E402
 from gdpa_inductor.ops import operands_of  # noqa: E402
 from tests.gpu.checks import captured, check_bits, check_step, hopper, on_card  # noqa: E402, F401
 from tests.kernels.cute_cases import (  # noqa: E402
@@ -33,6 +33,8 @@ from tests.kernels.cute_cases import (  # noqa: E402
     check_output,
     unwritten,
 )
+from tests.kernels.cute_paged_cases import CASES as PAGED  # noqa: E402
+from tests.kernels.cute_paged_cases import Paged  # noqa: E402
 
 BIASED = "a0:f[{}]; silu(add(mul(s,0.1),a0))"
 HEADS, ALL = BIASED.format("h,q_idx,kv_idx"), BIASED.format("b,h,q_idx,kv_idx")
@@ -124,6 +126,23 @@ def check_forward(case: Case, o: Operands[torch.Tensor]) -> None:
 @pytest.mark.parametrize("case", [*CASES, *MORE], ids=lambda case: case.name)
 def test_forward(case: Case) -> None:
     check_forward(case, case.operands())
+
+
+@pytest.mark.parametrize("case", PAGED, ids=lambda case: case.name)
+def test_keys_in_pages(case: Case) -> None:
+    o = case.operands()
+    check_output(forward(case, o), gathered(o))
+
+
+def test_a_page_that_is_not_there_is_nan() -> None:
+    for page in (16, 128):
+        case = Paged("missing", d=64, page=page, m=70, n=384, b=2)
+        o = case.operands()
+        whole = forward(case, o)
+        o.page_table[1, 2] = -1
+        out = forward(case, o)
+        assert out[1].isnan().all()
+        assert torch.equal(out[0], whole[0])
 
 
 @pytest.mark.parametrize("case", TILED, ids=lambda case: case.name)

@@ -12,13 +12,15 @@ from typing import Any
 from unittest import mock
 
 from gdpa_inductor.patterns import plan, rewrite, selection
-from gdpa_inductor.patterns.host import candidates, effects, facts, finder, functions, writes
+from gdpa_inductor.patterns.host import candidates, effects, facts, finder, functions, pages, writes
+from gdpa_inductor.patterns.host import row_sums as summed
 from gdpa_inductor.patterns.jagged import offsets, padding, pads, sides, unpadding
 from gdpa_inductor.patterns.reading import (
     contract,
     layout,
     matcher,
     precision,
+    row_sums,
     views,
     vocabulary,
     weights,
@@ -185,6 +187,8 @@ CHECKS: list[Check] = [
     Check("several products are one product", candidates.HostGraph, "is_one_product", gives(True)),
     Check("of several products one is the scores", candidates.HostGraph, "_scores_of",
           mutants.first_reach),
+    Check("pages and their table are not written", pages, "_check_writes", nothing),
+    Check("row sums and what they sum are not written", summed, "between", mutants.unwritten_sums),
     # What is kept for the backward
     Check("operands that change before the backward are copied", saved, "to_copy",
           copies(frozenset)),
@@ -233,6 +237,7 @@ CHECKS: list[Check] = [
           mutants.whole_scatter),
     Check("a constant is an index in its branch only", weights, "in_branches",
           mutants.all_branches),
+    Check("row sums vanish with their weights only", row_sums, "_check_zero", nothing),
     Check("views keep the scores' dimensions apart", layout, "_check_views", nothing),
     Check("constants that overflow are not folded", canonical, "_same_range", gives(True)),
     Check("a clamp's slope is asked of torch", contract, "holding", mutants.of_another_torch),

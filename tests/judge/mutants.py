@@ -42,6 +42,9 @@ names_of_factories = lambda check: (
 unwritten = lambda check: (
     lambda self, node, stored: check(replace(self, mutators={}, spread={}), node, stored)
 )
+unwritten_sums = lambda check: (
+    lambda graph, *rest: check(replace(graph, mutators={}, spread={}), *rest)
+)
 not_detached = lambda check: lambda self, leaf, index, detached=False: check(self, leaf, index)
 
 

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from tests.patterns import pages
+
 aten = torch.ops.aten
 PROGRAMS: dict[str, tuple[Callable, Callable[[], tuple], dict[str, Any]]] = {}
 
@@ -362,3 +364,34 @@ def one_of_two_results_is_dropped(q, k, v, u):
 def weights_multiplied_by_themselves(q, k, v, u):
     w = torch.sigmoid(q @ k.mT)
     return F.relu(w @ w.mT) @ v + w @ u
+
+
+programs(
+    lambda: tuple(pages.operands()),
+    pages_written_later=pages.values_written_before_their_product,
+    page_table_written_later=pages.table_written_in_between,
+)
+
+
+@program(values_without_gradients, training=False)
+def row_sums_written(q, k, v, u):
+    w = torch.sigmoid(q @ k.mT)
+    total = w.sum(-1, keepdim=True)
+    total.add_(1)
+    return (w / total) @ v
+
+
+@program(values_without_gradients, training=False)
+def weights_written_after_their_sum(q, k, v, u):
+    w = torch.sigmoid(q @ k.mT)
+    total = w.sum(-1, keepdim=True)
+    w.add_(1)
+    return (w @ v) / total
+
+
+@program(values_without_gradients, training=False)
+def rows_that_cancel(q, k, v, u):
+    """Of two keys: eager divides either weight by 0, and adds infinities."""
+    k, v = torch.cat([k[..., :1, :], -k[..., :1, :]], 2), v[..., :2, :]
+    w = torch.tanh(q @ k.mT)
+    return (w / w.sum(-1, keepdim=True)) @ v

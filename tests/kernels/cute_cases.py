@@ -123,8 +123,9 @@ def formula(
 ) -> list[torch.Tensor]:
     """O, and dQ, dK and dV where the gradient of O is known: the unfused formula, sequence by
     sequence. Every product rounds to `dtype`, the program is computed on rounded scores and its
-    weights are rounded. Rows of no sequence are zero. learned: the gradients of operands too, which
-    have their own dtype, and the program the widest, unless all is exact."""
+    weights are rounded. Rows of no sequence are zero. Row sums of a backward have their gradient as
+    a factor. learned: the gradients of operands too, which have their own dtype, and the program
+    the widest, unless all is exact."""
     *offsets, most_q, most_k = o.lengths
     cu_q, cu_k = (None if cu is None else cu.tolist() for cu in offsets)
     matrices = (o.query, o.key, o.value)
@@ -150,11 +151,13 @@ def formula(
         score = q @ k.mT
         for x in leaves[3:]:
             score = score.to(torch.promote_types(score.dtype, x.dtype))
-        out = _weights(o, b, score).to(dtype) @ v
+        weight, *summed = (x.to(dtype) for x in _terms(o, b, score))
+        out = weight @ v
         _sequence(results[0], cu_q, b, most_q).copy_(out.detach())
         if grad_out is not None:
             direction = _sequence(grad_out.to(dtype), cu_q, b, most_q)
-            parts = torch.autograd.grad(out, leaves, direction, allow_unused=learned)
+            directions = [direction, *map(torch.ones_like, summed)]
+            parts = torch.autograd.grad([out, *summed], leaves, directions, allow_unused=learned)
             for total, part in zip(results[1:], parts, strict=True):
                 total += 0 if part is None else part
     return results
@@ -167,9 +170,9 @@ def _sequence(matrix: torch.Tensor, cu: list[int] | None, b: int, most: int) -> 
     return matrix[cu[b] : min(cu[b + 1], cu[b] + most)].transpose(0, 1)
 
 
-def _weights(o: Operands[torch.Tensor], b: int, score: torch.Tensor) -> torch.Tensor:
-    """The program of one sequence, [H, m, n]. An operand with a row for each token is one of
-    positions there."""
+def _terms(o: Operands[torch.Tensor], b: int, score: torch.Tensor) -> list[torch.Tensor]:
+    """The terms of the program of one sequence, [H, m, n]. An operand with a row for each token is
+    one of positions there."""
     (heads, m, n), aux, specs = score.shape, [], []
     for operand, spec in zip(o.aux, o.program.aux, strict=True):
         parts = {"q_idx": (0, m), "kv_idx": (0, n), "b": (b, 1)}
@@ -180,10 +183,10 @@ def _weights(o: Operands[torch.Tensor], b: int, score: torch.Tensor) -> torch.Te
         aux.append(operand)
         names = {"q": "q_idx", "k": "kv_idx"}
         specs.append(Aux(spec.kind, tuple(names.get(x, x) for x in spec.access)))
-    program = ScoreMod(o.program.weight, tuple(specs))
+    program = dataclasses.replace(o.program, aux=tuple(specs))
     leaf = program_leaves(score[None], aux, o.scalars, program)
-    (weight,) = fold([program.weight], leaf, torch_apply(score.dtype))
-    return weight.to(score.dtype).expand(1, heads, m, n)[0]
+    terms = fold(program.roots, leaf, torch_apply(score.dtype))
+    return [x.to(score.dtype).expand(1, heads, m, n)[0] for x in terms]
 
 
 def exact(o: Operands[torch.Tensor]) -> torch.Tensor:

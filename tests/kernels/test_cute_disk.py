@@ -120,7 +120,7 @@ OTHERS = {
     "jagged_q": True, "jagged_k": True, "shared": frozenset("q"), "fast": False, "skip": False,
     "offsets": "int64", "vectors": frozenset([0]), "expanded": frozenset([0]), "stored": 0,
     "ordered": False, "part": "last", "bounded": frozenset([0]), "kernel": "backward",
-    "lookups": (TableLayout(0, 9, 1),),
+    "lookups": (TableLayout(0, 9, 1),), "sums": False,
 }  # fmt: skip
 
 

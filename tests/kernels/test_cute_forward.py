@@ -34,9 +34,10 @@ JAGGED_SLICED = Case("jagged, Dv 256", d=64, dv=256, q_lengths=SELF, k_lengths=S
 QUICK = {JAGGED_SLICED.name, *(case.name for case in CASES)}  # both have the same order
 
 
-def forward(case: Any, o, schedules=("lazy",), kind=None, out=None) -> torch.Tensor:
+def forward(case: Any, o, schedules=("lazy",), kind=None, out=None, more=()) -> torch.Tensor:
     """O, NaN where nothing was stored; rows that no sequence owns are zero. case: says `fast` and
-    `ctas`. kind: of the configuration, by default Blackwell's. out: room for it."""
+    `ctas`. kind: of the configuration, by default Blackwell's. out: room for it. more: what else
+    kernels write."""
     out = unwritten(o) if out is None else out
     offsets = o.cu_seqlens_k if o.cu_seqlens_k is not None else o.cu_seqlens_q
     lengths = torch.zeros(1) if offsets is None else offsets[1:] - offsets[:-1]
@@ -48,7 +49,7 @@ def forward(case: Any, o, schedules=("lazy",), kind=None, out=None) -> torch.Ten
         launch.forward(o, stream=0, out=out, **options)
 
     with recording(), tables() as room:
-        memory = [*o.differentiable, o.cu_seqlens_q, o.cu_seqlens_k, order, out, room.bytes]
+        memory = [*o.differentiable, *o.indices, order, out, room.bytes, *more]
         run(start, memory, schedules=schedules)
     return out
 

@@ -23,6 +23,7 @@ from gdpa_inductor.lowerings import begin
 from gdpa_inductor.lowerings.cute import rules
 from gdpa_inductor.operands import output_shape
 from gdpa_inductor.ops import operands_of
+from gdpa_inductor.program.score_mod import ScoreMod
 from tests.kernels import fake_cuda, render
 from tests.kernels.test_cute_plan import BIAS, Given, biased, dense, jagged, matrices
 from tests.lowerings.test_cute_calls import BIASED, step
@@ -108,6 +109,41 @@ def test_kernels_of_a_call_are_asked_for(monkeypatch, requests, program: str, sh
     with fake_cuda.fake_cuda(90):
         begin(torch.fx.GraphModule({}, graph))
     assert requests == kernels
+
+
+@pytest.mark.parametrize("term", ["abs(t0)", "detach(t0)"])
+def test_the_backward_of_row_sums_is_asked_for(monkeypatch, requests, term: str) -> None:
+    """Their gradient is an operand, unless they are detached."""
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
+    text, graph = f"t0=tanh(s); r={term}; t0", torch.fx.Graph()
+    nodes = [graph.placeholder(f"x{i}") for i in range(3)]
+    with fake_cuda.fake_cuda(90), FakeTensorMode():
+        fakes = [torch.empty(x, dtype=BF16, device="cuda", requires_grad=True) for x in SHAPES]
+        for node, fake in zip(nodes, fakes, strict=True):
+            node.meta["example_value"] = fake
+        call = graph.call_function(
+            torch.ops.gdpa.attention_sums.default, (*nodes, [], [], text, "kernel=cute")
+        )
+        sums = torch.empty(SHAPES[0][:-1], device="cuda")
+        call.meta["example_value"] = (torch.empty_like(fakes[2]), sums)
+    graph.output(call)
+    with fake_cuda.fake_cuda(90):
+        begin(torch.fx.GraphModule({}, graph))
+    (_, forward), (_, gradients) = requests
+    assert (forward.kernel, len(forward.matrices)) == ("forward", 2)
+    known = ScoreMod.parse(gradients.program)
+    assert (gradients.kernel, gradients.aux) == ("backward", ("float32",) * len(known.aux))
+    assert (known.summed is None) == (known.aux == ()) == (term == "detach(t0)")
+
+
+def test_later_slices_of_values_have_a_kernel_of_their_own(requests) -> None:
+    """It stores no row sums."""
+    config = Sm90Config("bfloat16", 64, 200, "t0=relu(s); r=t0; t0")
+    precompile.forward(config, sliced=True)
+    assert [x.sums for _, x in requests] == [True, False]
+    requests.clear()
+    precompile.forward(dataclasses.replace(config, program="relu(s)"), sliced=True)
+    assert [x.sums for _, x in requests] == [True]
 
 
 class Launched(Exception):

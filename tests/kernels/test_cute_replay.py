@@ -89,6 +89,24 @@ def test_slices_of_the_values_are_replayed(make, kernels, ranked):
         check_first_run(maker, args, out, kernels[0])
 
 
+@pytest.mark.parametrize("make", [lambda _: dense(), jagged], ids=["dense", "jagged"])
+@pytest.mark.parametrize("width", [64, 600], ids=["whole", "slices"])
+def test_row_sums_are_replayed(make, width: int, kernels):
+    """The first slice of the values has them."""
+    maker = partial(calls.forward_site, False, True)
+    site = maker()
+    for rows in (50, 7, 300):
+        args = with_(make(rows), {5: "t0=relu(s); r=t0; t0"})
+        args[2] = matrix(*args[2].shape[:-1], width)
+        out, sums = site(*args)
+        first, *others = kernels[0].launches[-(-(-width // 256)) :]
+        assert first[3:5] == [out.data_ptr(), sums.data_ptr()]
+        assert all(sums.data_ptr() not in x for x in others)
+        assert sums.dtype == torch.float32 and sums.shape == out.shape[:-1]
+        assert recorded(site) == 1
+        check_first_run(maker, args, [out, sums], kernels[0])
+
+
 @pytest.mark.parametrize("known", [(H, LONGEST), False], ids=str)
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "in any order"])
 @pytest.mark.parametrize("letters", ["qkv", "kv", "q"])

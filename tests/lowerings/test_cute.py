@@ -107,6 +107,12 @@ TABLES = {
 }  # fmt: skip
 BIASED = "a0:f[q_idx,kv_idx]; where(ge(q_idx,kv_idx),{}(add(s,a0)),0.0)"
 FP32 = {"aux_dtypes": (torch.float32,)}
+SUMS = {"program": "t0=sigmoid(s); r=t0; t0"}
+OF_SUMS = {  # the backward
+    "program": "a0:f[b,h,q_idx]; t0=sigmoid(s); r=mul(a0,abs(t0)); t0",
+    "aux_dtypes": (torch.float32,), "needs": (True, True, True, False),
+}  # fmt: skip
+OTHER_SUMS = "a0:f[b,h,q_idx]; t0=relu(s); r=mul(a0,t0); where(ge(q_idx,kv_idx),t0,0.0)"
 GAU = {
     **LARGE, "program": "where(ge(q_idx,kv_idx),silu(s),0.0)", "batch": 8, "heads": 1,
     "rows": 4096, "cols": 4096, "value_dim": 1024, "training": False,
@@ -118,6 +124,8 @@ TAKEN = [
     BACKWARD,
     {**BACKWARD, **NARROW},
     {**JAGGED, **NARROW},
+    {"page": 16},
+    {"page": 128, "jagged_query": True, "total_rows": TOTAL},
     {**JAGGED, "rows": 512},
     BIAS,
     {**BIAS, "rows": 1024},
@@ -144,6 +152,11 @@ TAKEN = [
     {**TABLES, **NARROW, "batch": 1, "rows": 1024, "cols": 1024},
     {**TABLES, "needs": (True, True, True, True, False, True)},
     {**TABLES, **JAGGED},
+    SUMS,
+    {**SUMS, **NARROW, "batch": 4},
+    {**SUMS, **JAGGED},
+    OF_SUMS,
+    {**OF_SUMS, **NARROW},
 ]
 
 
@@ -183,6 +196,18 @@ LEFT = {
         f"a head dim of 1032 for the value; {SLICES}",
     ),
     "keys in pages": ("blackwell", {"page": 16}, ON, "triton", "values that lie in order"),
+    "odd pages": ("hopper", {**LARGE, "page": 24}, ON, "triton", "pages of 24 rows"),
+    "wide heads in large pages": (
+        "hopper", {**LARGE, "page": 128, "head_dim": 192}, OFF, "triton", "key blocks of 80",
+    ),
+    "row sums": ("blackwell", SUMS, OFF, "triton", "for Blackwell does not sum rows"),
+    "the gradient of row sums": (
+        "blackwell", OF_SUMS, OFF, "triton", "for Blackwell does not sum rows"
+    ),
+    "the gradient of sums of other terms": (
+        "hopper", {**LARGE, **OF_SUMS, "program": OTHER_SUMS}, ON, "triton",
+        "row sums of functions of the weights only",
+    ),
     "a wide query": (
         "hopper", {**GAU, "head_dim": 512}, ON, None,
         f"a head dim of 512 for query and key; {MULTIPLES}",

@@ -52,6 +52,26 @@ def test_without_cutlass_the_generated_code_calls_triton(monkeypatch, caplog):
     assert torch._dynamo.utils.counters["gdpa"]["lowered_triton"] == 2
 
 
+SUMS = "a0:f[b,h,q_idx]; t0=relu(s); r=mul(a0,t0); t0"
+
+
+def step_with_sums(query, key, value, cotangent):
+    """The forward, and the gradients of matrices where row sums have one."""
+    out, sums = torch.ops.gdpa.attention_sums(
+        query, key, value, [], [], "t0=relu(s); r=t0; t0", "kernel=cute"
+    )
+    needs, operands = [True] * 3 + [False], (query, key, value, [cotangent], [], SUMS)
+    grads = torch.ops.gdpa.attention_backward(out, *operands, needs, "kernel=cute")
+    return out / sums[..., None], *grads
+
+
+def test_the_generated_code_calls_the_kernels_of_row_sums():
+    cotangent = torch.empty(2, 4, 512)
+    code = render.wrapper(step_with_sums, [*tensors(), cotangent], capability=90)
+    assert "calls_forward_site(True, True)" in code and "calls_backward_site(True)" in code
+    assert torch._dynamo.utils.counters["gdpa"]["lowered_cute"] == 2
+
+
 JAGGED_SHAPES = ((512, 4, 64),) * 3 + ((4, 300, 300),)
 STEPS = {
     "plain": (step("kernel=cute"), tensors()),

@@ -30,6 +30,12 @@ rows(
     sums_of_weights_after_idle_dropout=lambda q, k, v: (
         (w := F.dropout(torch.sigmoid(q @ k.mT), 0.3, False)) / w.sum(-1, keepdim=True) @ v
     ),
+    sums_by_einsum=lambda q, k, v: (
+        (w := torch.sigmoid(q @ k.mT)) / torch.einsum("bhij->bhi", w)[..., None] @ v
+    ),
+    sums_by_einsum_after=lambda q, k, v: (
+        ((w := F.silu(q @ k.mT)) @ v) / torch.einsum("...ij->...i", w).unsqueeze(-1)
+    ),
     sums_beside_the_output=lambda q, k, v: ((w := F.silu(q @ k.mT)) @ v, w.sum(-1)),
 )
 
@@ -80,6 +86,9 @@ rows(
     {**HEADS, "mask": "b 1 n m"},
     sums_of_columns=lambda q, k, v: (w := F.relu(q @ k.mT)) / (w.sum(-2, True) + 1) @ v,
     sums_of_heads=lambda q, k, v: (w := F.relu(q @ k.mT)) / (w.sum(1, True) + 1) @ v,
+    sums_of_columns_by_einsum=lambda q, k, v: (
+        (w := F.relu(q @ k.mT)) / (torch.einsum("bhij->bhj", w)[..., None, :] + 1) @ v
+    ),
     sums_of_two_dims=lambda q, k, v: (w := F.relu(q @ k.mT)) / (w.sum((-2, -1), True) + 1) @ v,
     sums_that_may_cancel=lambda q, k, v: (w := F.silu(q @ k.mT)) / w.sum(-1, True) @ v,
     sums_and_a_mask_after=lambda q, k, v: (
@@ -149,6 +158,12 @@ def sums_before_the_values_are_known(q, k, v):
 
 
 @refuse("SCORES_ESCAPE", **HEADS)
+def sums_of_two_dims_by_einsum(q, k, v):
+    w = F.relu(q @ k.mT)
+    return (w @ v) / (torch.einsum("bhij->bh", w)[..., None, None] + 1)
+
+
+@refuse("SCORES_ESCAPE", **HEADS)
 def sums_of_what_is_returned_too(q, k, v):
     w = torch.sigmoid(q @ k.mT)
     large = w.abs()
@@ -184,6 +199,22 @@ def sums_beside_two_products(q, k, v):
     other = v.square()
     w = F.relu(q @ k.mT)
     return (w @ v + w @ other) / (w.sum(-1, keepdim=True) + 1)
+
+
+@fuse(2, **HEADS)
+def sums_that_divide_each_of_two_products(q, k, v):
+    """The call of the first product gives the sums."""
+    other = v.square()
+    w = F.relu(q @ k.mT)
+    total = w.sum(-1, keepdim=True) + 1
+    return (w @ v) / total, (w @ other) / (total + 1)
+
+
+@fuse(2, **HEADS)
+def sums_beside_a_product_that_is_not_divided(q, k, v):
+    w = F.relu(q @ k.mT)
+    total = w.sum(-1, keepdim=True)
+    return (w @ v) / (total + 1), total, w @ v
 
 
 @refuse("SCORES_ESCAPE", **HEADS)

@@ -37,11 +37,13 @@ def example(config: KernelConfig) -> tuple[Any, ...]:
     """The arguments of `AttentionKernel` for tracing: the right types, but no data."""
     dtypes = [config.dtype] * 3 + config.matrices
     jagged = (config.jagged_q, config.jagged_k)
+    keys = config.page_dtype if config.page else config.offsets
     return (
         tuple(pointer(dtype, ALIGNMENT) for dtype in dtypes),
         tuple(Int32(1) for _ in range(SIZES + TOTALS + 1)),
         tuple(tuple(Int64(8) for _ in range(3)) for _ in dtypes),
-        *(pointer(config.offsets) if side else None for side in jagged),
+        pointer(config.offsets) if config.jagged_q else None,
+        pointer(keys) if config.jagged_k or config.page else None,
         pointer("int64") if any(jagged) else None,
         aux_operands(config, table_keys(config)) or None,
         tuple(Int64(0) for _ in range(config.mod.num_scalars)) or None,

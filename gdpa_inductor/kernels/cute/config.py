@@ -7,7 +7,7 @@ cutlass is not imported here.
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -82,6 +82,8 @@ class KernelConfig:
     # The forward deals tiles of equal cost so that all CTAs have work in the last round
     # (forward/work.py).
     in_rounds: ClassVar[bool] = False
+    sums_rows: ClassVar[bool] = False  # kernels take programs with row sums
+    paged: ClassVar[bool] = False  # the forward reads keys and values in pages
 
     dtype: str  # "bfloat16" or "float16", for query, key and value
     head_dim: int  # D, the head dim of query and key; tiles are padded with zeros
@@ -91,9 +93,13 @@ class KernelConfig:
     jagged_q: bool = False  # the query is jagged; then `q_idx` counts within the sequence
     jagged_k: bool = False  # key and value are jagged; then `kv_idx` counts within the sequence
     # Which of "q", "k", "v" have a batch of 1 that all sequences read.
+    # In pages "t" says that they read the same table.
     shared: frozenset[str] = frozenset()
+    page: int = 0  # the rows of a page of key and value; 0 if their rows lie in order
+    page_dtype: str = "int32"  # of the page table, or "int64"
     fast: bool = True  # the kernel uses approximate functions (emit.py)
     skip: bool = True  # the kernel skips tiles where the program is zero
+    sums: bool = True  # the forward stores the row sums of the program, if it has any
     offsets: str = "int32"  # the dtype name of `cu_seqlens`
     # The aux operands whose keys are contiguous, at multiples of 16 bytes.
     vectors: frozenset[int] = frozenset()
@@ -117,6 +123,11 @@ class KernelConfig:
         """The dtypes of the matrices that the kernel takes beside query, key and value."""
         return [self.dtype]
 
+    @property
+    def box(self) -> int:
+        """The keys that one TMA copy brings: those of a page, or of a block if it is shorter."""
+        return min(self.page, self.cols) if self.page else self.cols
+
     def gradient_dtypes(self, letters: str) -> list[str]:
         return ["float32" if letter in self.shared else self.dtype for letter in letters]
 
@@ -137,6 +148,16 @@ class KernelConfig:
     @property
     def mod(self) -> ScoreMod:
         return ScoreMod.parse(self.program)
+
+    @property
+    def terms(self) -> tuple[Expr, ...]:
+        """What the forward sums over the keys: the weight, and the term of the row sums."""
+        return self.mod.roots if self.sums else (self.mod.weight,)
+
+    @property
+    def without_sums(self) -> "KernelConfig":
+        """The kernel that stores no row sums."""
+        return self if len(self.terms) == 1 else replace(self, sums=False)
 
     @property
     def jagged(self) -> bool:
@@ -218,6 +239,25 @@ def unsupported(
     return f"an operand between the products is {strange[0]}" if strange else ""
 
 
+def strange_page(kind: type[KernelConfig], page: int, block: int) -> str:
+    """Why a forward with key blocks of so many rows does not read pages of `page` rows, or ""."""
+    if not kind.paged:
+        return f"the kernel for {kind.gpu} loads keys and values that lie in order"
+    if page % VECTOR == 0 and (page % block == 0 or block % page == 0):
+        return ""
+    return (
+        f"pages of {page} rows; the CuTe kernel takes multiples of {VECTOR} that divide its key "
+        f"blocks of {block}, or are multiples of these"
+    )
+
+
+def no_sums(kind: type[KernelConfig], program: ScoreMod) -> str:
+    """Why the kernels of an architecture do not run a program with row sums, or ""."""
+    if program.summed is None or kind.sums_rows:
+        return ""
+    return f"the CuTe kernel for {kind.gpu} does not sum rows of the weights"
+
+
 def slices_of(kind: type[KernelConfig], value_dim: int) -> int:
     """How many launches of the forward share the channels of V.
 
@@ -260,10 +300,10 @@ TableKey = tuple[int, TileSize]  # the number of the aux operand, and the tile s
 
 @functools.lru_cache(512)
 def classes(config: KernelConfig, roots: tuple[Expr, ...] = ()) -> TileClasses:
-    """The tile classes of a kernel that evaluates `roots`, by default the weight."""
+    """The tile classes of a kernel that evaluates `roots`, by default those of a forward."""
     # With tables, if tables let the kernel skip tiles.
     mod = config.mod
-    roots = roots or (mod.weight,)
+    roots = roots or config.terms
     by_tables = classify_by_tables(roots, mod.aux, sorted(config.bounded))
     return by_tables if by_tables.skips else classify(roots, mod.aux)
 

@@ -38,6 +38,7 @@ class Form(NamedTuple):
     fast: bool
     skip: bool
     kind: Kind | None
+    paged: bool  # the last of the offsets is a page table
 
     @property
     def devices(self) -> list[torch.device]:
@@ -47,7 +48,7 @@ class Form(NamedTuple):
 def key_of(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> tuple[Any, ...]:
     """The fields of the `Form` of a call, as a tuple: that is faster to make and to look up."""
     tensors: list[Any] = []
-    for x in (o.query, o.key, o.value, o.cu_seqlens_q, o.cu_seqlens_k):
+    for x in (o.query, o.key, o.value, *o.indices):
         if x is None:
             tensors += (None, None, None)
         else:
@@ -57,8 +58,9 @@ def key_of(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> tu
     for number, x in enumerate(o.aux):
         aligned = number in tables or x.data_ptr() % ALIGNMENT == 0
         tensors += (x.dtype, x.device, aligned)
-    layout = layout_key((o.query, o.key, o.value), o.aux, o.lengths)
-    return layout, tuple(tensors), str(o.program), len(o.scalars), fast, skip, kind
+    layout = layout_key((o.query, o.key, o.value), o.aux, (*o.indices, *o.lengths[2:]))
+    paged = o.page_table is not None
+    return layout, tuple(tensors), str(o.program), len(o.scalars), fast, skip, kind, paged
 
 
 def layout_key(
@@ -112,7 +114,10 @@ def example_of(form: Form) -> Operands[Tensor]:
     tensors = map(_on_meta, layouts[::2], layouts[1::2], dtypes, aligned)
     query, key, value, cu_q, cu_k, *aux = tensors
     program, scalars = ScoreMod.parse(form.program), [0] * form.scalars
-    return Operands(query, key, value, aux, scalars, program, cu_q, cu_k, longest_q, longest_k)
+    lengths = (cu_q, cu_k, longest_q, longest_k, None)
+    if form.paged:
+        lengths = (cu_q, None, longest_q, longest_k, cu_k)
+    return Operands(query, key, value, aux, scalars, program, *lengths)
 
 
 def _on_meta(shape: Any, strides: Any, dtype: torch.dtype | None, aligned: Any) -> Any:

@@ -16,8 +16,8 @@ from ..._compat.device import current_stream, empty
 from ...operands import Operands, dtype_name
 from ...rejection import GDPAError
 from ..devices import processors
-from .bounds import table
-from .config import KernelConfig
+from .bounds import TileBounds, table
+from .config import KernelConfig, TableKey
 from .launcher import Launcher, load, word_launcher
 from .plan import LaunchPlan, offsets_of, plan_of
 from .replay import Record
@@ -45,8 +45,9 @@ def kernel_of(config: KernelConfig) -> Any:
     return module.KERNEL(config)
 
 
-def launcher_in(plan: LaunchPlan) -> Launcher:
-    return launcher(plan.config)
+def launcher_in(plan: LaunchPlan, first: bool) -> Launcher:
+    """first: Of the first slice of V, with which row sums are stored."""
+    return launcher(plan.config if first else plan.config.without_sums)
 
 
 def forward(
@@ -60,8 +61,10 @@ def forward(
     order: Tensor | None = None,
     kind: type[KernelConfig] | None = None,
     record: Record | None = None,
-) -> Tensor:
+) -> Any:
     """O of gdpa::attention: dense [B, H, M, Dv], or [L, H, Dv] for a jagged query.
+
+    Of a program with row sums, (O, row sums): these in fp32, [B, H, M] or [L, H].
 
     Args:
         fast: Use approximate functions (emit.py).
@@ -86,20 +89,33 @@ def forward(
         out = record.add_buffer(empty(plan.output_of(o), o.value.dtype, o.value.device), 0)
         if plan.leaves_rows:
             record.add_clear(out.zero_())
+    results = [out]
+    if plan.sums_rows:
+        sums = empty(plan.output_of(o)[:-1], torch.float32, o.value.device)
+        results.append(record.add_buffer(sums, 0))
     if plan.empty:
-        return out.zero_()
+        return _one_or_both([x.zero_() for x in results])
     ctas, stream = place(o.query.device, ctas, stream)
     read = plan.readable(o)
     order = longest_first(read, plan.config, stream, record) if order is None else order
-    run = plan.once(launcher_in)
-    bounds = [table(plan, read, key, stream, record) for key in run.tables]
-    form = plan.form_words([out], tables=bounds)
-    for part, channels in plan.slices(read, out):
-        call = plan.call_words(part, [channels], order, ctas, stream, bounds)
+    tables: dict[TableKey, TileBounds] = {}
+    for number, (part, channels) in enumerate(plan.slices(read, out)):
+        run = plan.once(launcher_in, number == 0)
+        for key in run.tables:
+            tables[key] = tables.get(key) or table(plan, read, key, stream, record)
+        bounds = [tables[key] for key in run.tables]
+        # Row sums are a matrix of one column.
+        matrices = [channels, *(x[..., None] for x in results[1:] if number == 0)]
+        form = plan.form_words(matrices, tables=bounds)
+        call = plan.call_words(part, matrices, order, ctas, stream, bounds)
         run(call, form)
-        record.add_kernel(run, call, form, 4, plan.scalars)
-    record.finish([out])
-    return out
+        record.add_kernel(run, call, form, 3 + len(matrices), plan.scalars)
+    record.finish(results)
+    return _one_or_both(results)
+
+
+def _one_or_both(results: list[Tensor]) -> Any:
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def place(device: torch.device, ctas: int, stream: int | None) -> tuple[int, int]:
@@ -128,7 +144,7 @@ def longest_first(
     order = record.add_buffer(empty((batch + 1,), torch.int64, offsets.device))
     ranking = word_launcher("ranking", 4, dtype_name(offsets.dtype), config.arch)
     ranking(offsets.data_ptr(), order.data_ptr(), batch, stream)
-    record.add_ranking(ranking, order, batch)
+    record.add_ranking(ranking, offsets, order, batch)
     return order
 
 

@@ -47,9 +47,10 @@ class Launcher:
 
     def __init__(self, kernel: Kernel, config: KernelConfig) -> None:
         matrices, sides = 3 + len(config.matrices), config.jagged_q + config.jagged_k
+        indices = sides + (sides > 0) + (config.page > 0)  # offsets, their order, a page table
         tables = table_keys(config)
         operands, scalars = len(tables) + len(config.aux), config.mod.num_scalars
-        call = WordBlock(matrices + TOTALS + sides + (sides > 0) + operands + scalars + 2)
+        call = WordBlock(matrices + TOTALS + indices + operands + scalars + 2)
         form = WordBlock(SIZES + 1 + 3 * matrices + operands * len(LETTERS))
         self.tables = tables
         self.lock = threading.Lock()
@@ -62,7 +63,7 @@ class Launcher:
             *call.deal(TOTALS),
             *form.deal(1),  # how many sequences the launch computes
             *form.deal(3 * matrices),
-            *call.deal(sides + (sides > 0)),
+            *call.deal(indices),
         ]
         # In the blocks, words of tables precede those of aux operands. Kernels take them after.
         dealt = [call.deal(1) + form.deal(len(LETTERS)) for _ in range(operands)]

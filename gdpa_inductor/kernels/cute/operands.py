@@ -17,14 +17,15 @@ Jagged [L, H, D]:
 All strides are in elements. Strides of TMA tensors are multiples of 8 elements (16 bytes).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import cutlass
 from cutlass import Int8, Int16, Int32, Int64, Uint8, Uint16, cute
 from cutlass.cute.nvgpu import cpasync
 
 from .config import BOX, LETTERS, VECTOR, KernelConfig
-from .values import DTYPES, Fixed, smaller
+from .values import DTYPES, Fixed, select, smaller
 
 # Eviction policies of the L2 cache, as the PTX instruction `createpolicy` encodes them.
 EVICT_NORMAL, EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000
@@ -37,8 +38,8 @@ class KernelArguments:
 
     pointers: Any  # query, key, value and `KernelConfig.matrices`
     strides: Any  # (batch, head, row) of each, in elements
-    # B, H, Hk, Hv, M, N (the most, if jagged), total rows of Q and of K, and how many sequences the
-    # launch computes.
+    # B, H, Hk, Hv, M, N (the most, if jagged), total rows of Q, of K (or the number of pages), and
+    # how many sequences the launch computes.
     sizes: Any
     # `cu_seqlens` of jagged sides, and the order of the sequences, or None
     cu_q: Any
@@ -46,6 +47,7 @@ class KernelArguments:
     order: Any
     aux: Any  # (pointer, strides in the order of `LETTERS`) of aux operands, then of their tables
     scalars: Any  # the integers of the program
+    pages: Any = None  # the table of the pages of each sequence
 
 
 class AttentionKernel:
@@ -58,7 +60,11 @@ class AttentionKernel:
     def __call__(
         self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
     ):
-        arguments = KernelArguments(pointers, strides, sizes, cu_q, cu_k, order, aux, scalars)
+        pages = None
+        if cutlass.const_expr(self.config.page > 0):
+            pages, cu_k = cu_k, None
+        x = (pointers, strides, sizes, cu_q, cu_k, order, aux, scalars, pages)
+        arguments = KernelArguments(*x)
         self.launch(arguments, ctas, stream)
 
     def launch(self, arguments: KernelArguments, ctas: Int32, stream) -> None:
@@ -104,16 +110,27 @@ def matrices(config: KernelConfig, x: KernelArguments) -> list[Matrix]:
     """Q, K, V and O (dO in a backward)."""
     c = config
     batch, heads, key_heads, value_heads, _, _, q_rows, k_rows = x.sizes[:8]
+    keys = batch
+    if c.page:
+        keys, k_rows = k_rows, Int32(c.page)  # pages
     rows = {
-        "q": (heads, q_rows, c.head_dim, c.jagged_q),
-        "k": (key_heads, k_rows, c.head_dim, c.jagged_k),
-        "v": (value_heads, k_rows, c.value_dim, c.jagged_k),
-        "o": (heads, q_rows, c.value_dim, c.jagged_q),
+        "q": (batch, heads, q_rows, c.head_dim, c.jagged_q),
+        "k": (keys, key_heads, k_rows, c.head_dim, c.jagged_k),
+        "v": (keys, value_heads, k_rows, c.value_dim, c.jagged_k),
+        "o": (batch, heads, q_rows, c.value_dim, c.jagged_q),
     }
     return [
-        Matrix(pointer, 1 if name in c.shared else batch, *row[:3], stride, row[3])
+        Matrix(pointer, 1 if name in c.shared else row[0], *row[1:4], stride, row[4])
         for (name, row), pointer, stride in zip(rows.items(), x.pointers, x.strides, strict=False)
     ]
+
+
+def row_sums(config: KernelConfig, x: KernelArguments) -> Matrix | None:
+    """The row sums of a forward, as a matrix [.., M, 1], or None."""
+    if len(config.terms) == 1:
+        return None
+    query = matrices(config, x)[0]
+    return replace(query, pointer=x.pointers[4], width=1, strides=x.strides[4])
 
 
 def score_operand(config: KernelConfig, x: KernelArguments) -> Matrix:
@@ -141,6 +158,43 @@ def unit(dtype) -> int:
 
 
 @dataclass
+class PageTable(Fixed):
+    """The pages of keys and values of each sequence, in global memory."""
+
+    config: KernelConfig
+    x: KernelArguments
+
+    def __post_init__(self) -> None:
+        self.page, self.box = self.config.page, self.config.box
+        self.listed = self.x.sizes[5] // self.page  # for a sequence
+        self.count = self.x.sizes[7]  # of all pages
+
+    def at(self, place, batch):
+        """The page at a place of a sequence. `count` if there is none."""
+        row = Int32(0) if "t" in self.config.shared else batch
+        page = self.x.pages[Int64(row) * self.listed + place]
+        inside = (page >= 0) & (page < self.count)
+        return select(inside, Int32(page), self.count)
+
+    def of_tile(self, first, end, batch) -> list[Any]:
+        """The pages that a tile of keys takes, one for each copy. Past the end there are none, and
+        TMA fills zeros.
+        """
+        rows = [first + part * self.box for part in range(self.config.cols // self.box)]
+        pages = [self.at(smaller(row, end - 1) // self.page, batch) for row in rows]
+        return [select(row < end, page, self.count) for row, page in zip(rows, pages, strict=True)]
+
+    @cute.jit
+    def lacks(self, first, end, batch):
+        """Whether some of the keys [first, end) of a sequence are in no page. A warp calls it."""
+        begin, behind = first // self.page, (end + (self.page - 1)) // self.page
+        missing = Int32(0)
+        for place in cutlass.range(begin + cute.arch.lane_idx(), behind, 32, unroll=1):
+            missing = missing | Int32(self.at(place, batch) == self.count)
+        return cute.arch.vote_any_sync(missing != 0)
+
+
+@dataclass
 class Tiles(Fixed):
     """The tiles of one matrix, and their copies between global and shared memory."""
 
@@ -164,8 +218,8 @@ class Tiles(Fixed):
         full.expect(at, self.size)
         self.copy(rows, head, batch, stage, full.at(at), column, policy)
 
-    def copy(self, rows, head, batch, stage, barrier, column=0, policy=None) -> None:
-        source, shared = self._ends(rows, head, batch, stage, column)
+    def copy(self, rows, head, batch, stage, barrier, column=0, policy=None, part=0) -> None:
+        source, shared = self._ends(rows, head, batch, stage, column, part)
         cute.copy(self.tma[0], source, shared, tma_bar_ptr=barrier, **_hint(policy))
 
     def store(self, rows, head, batch, stage, column=0, policy=None) -> None:
@@ -173,7 +227,7 @@ class Tiles(Fixed):
         target, shared = self._ends(rows, head, batch, stage, column)
         cute.copy(self.tma[0], shared, target, **_hint(policy))
 
-    def _ends(self, rows, head, batch, stage, column) -> tuple[Any, Any]:
+    def _ends(self, rows, head, batch, stage, column, part=0) -> tuple[Any, Any]:
         start, row, end = rows
         if self.jagged:
             height = smaller(end - row, Int32(BOX))
@@ -183,15 +237,38 @@ class Tiles(Fixed):
         atom, mX = self.tma
         offset = (0, first, (0, 0)) if self.transposed else (first, 0, (0, 0))
         parts = self.partition(cute.flat_divide(cute.domain_offset(offset, mX), self.tiler))
-        modes = cute.rank(self.sX) - 1
-        groups = [cute.group_modes(x, 0, modes) for x in (self.sX, parts)]
+        sX = self.buffers(part)
+        modes = cute.rank(sX) - 1
+        groups = [cute.group_modes(x, 0, modes) for x in (sX, parts)]
         shared, matrix = cpasync.tma_partition(atom, 0, cute.make_layout(1), *groups)
         head = Int32(0) if self.single else head
         return matrix[None, 0, column, (head, outer)], shared[None, stage]
 
+    def buffers(self, part: int):
+        """What one copy writes of each buffer."""
+        return self.sX
+
 
 def _hint(policy) -> dict[str, Any]:
     return {} if policy is None else {"cache_policy": Int64(policy)}
+
+
+@dataclass
+class PagedTiles(Tiles):
+    """Tiles of keys whose rows lie in pages. A tile has whole pages, or a page has whole tiles."""
+
+    pages: PageTable = field(kw_only=True)
+
+    def buffers(self, part: int):
+        return cute.flat_divide(self.sX, self.tiler)[None, None, part, 0, None]
+
+    def load(self, rows, head, batch, stage, full, at, column=0, policy=None) -> None:
+        _, first, end = rows
+        full.expect(at, self.size)
+        for part, page in enumerate(self.pages.of_tile(first, end, batch)):
+            row = (first + part * self.pages.box) % self.pages.page
+            place = (Int32(0), row, Int32(self.pages.page))
+            self.copy(place, head, page, stage, full.at(at), column, policy, part)
 
 
 def score_tiles(config: KernelConfig, copy, sX, tiler, size: int) -> Tiles:
@@ -205,6 +282,13 @@ def score_tiles(config: KernelConfig, copy, sX, tiler, size: int) -> Tiles:
 def whole_tiles(tiles):
     """The partition of a matrix whose tiles are taken as they are."""
     return tiles
+
+
+def numbers(pointer, count: int):
+    """The numbers from a pointer on. 8 numbers are a `vector`."""
+    return (
+        vector(pointer) if count == VECTOR else cute.make_tensor(pointer, cute.make_layout(count))
+    )
 
 
 def vector(pointer):

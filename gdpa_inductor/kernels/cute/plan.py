@@ -24,7 +24,15 @@ from ...program.score_mod import ScoreMod
 from ...program.tile_classes import boundable
 from ...rejection import GDPAError
 from .architectures import config_of
-from .config import LETTERS, KernelConfig, TableLayout, slice_of, unsupported
+from .config import (
+    LETTERS,
+    KernelConfig,
+    TableLayout,
+    no_sums,
+    slice_of,
+    strange_page,
+    unsupported,
+)
 from .form import ALIGNMENT, JAGGED, Form, Kind, example_of, key_of
 
 MOST = 512  # plans in the cache
@@ -49,7 +57,7 @@ class LaunchPlan:
     strides: tuple[int, ...]
     aux_strides: tuple[int, ...]  # the strides of every aux operand, in the order of `LETTERS`
     widened: bool  # True if `cu_seqlens_q` is converted to the dtype of `cu_seqlens_k`
-    gathered: bool  # True if offsets are not contiguous, so that they are copied
+    gathered: bool  # True if offsets or a page table are copied
     scalars: int  # how many integers the score program reads
     aligned: bool  # True if every address of the first call was a multiple of 16 bytes
     # Operands of the form on the meta device: sizes, strides and dtypes, but no data.
@@ -93,10 +101,14 @@ class LaunchPlan:
     def output_of(self, o: Operands[Tensor]) -> tuple[int, ...]:
         return (o.query.shape[0] if self.config.jagged_q else self.batch, *self.output)
 
+    @property
+    def sums_rows(self) -> bool:
+        return len(self.config.terms) > 1
+
     def slices(
         self, readable: Operands[Tensor], out: Tensor
     ) -> Iterator[tuple[Operands[Tensor], Tensor]]:
-        """The operands and O of each launch of a forward."""
+        """The operands and O of each launch of a forward. The first one stores row sums."""
         # There is one launch if the kernel has room for all channels of V. Otherwise there is one
         # for each slice of V and O (`slice_of`).
         width, channels = self.config.value_dim, out.shape[-1]
@@ -115,11 +127,15 @@ class LaunchPlan:
         cu_q, cu_k = (None if x is None else x.contiguous() for x in o.lengths[:2])
         if self.widened and cu_q is not None and cu_k is not None:
             cu_q = cu_q.to(cu_k.dtype)
+        table = o.page_table
+        if table is not None:
+            table = table.to(getattr(torch, self.config.page_dtype)).contiguous()
         query, key, value = (
             x.clone(memory_format=torch.contiguous_format) if copied else x
             for x, copied in zip((o.query, o.key, o.value), self.copied, strict=True)
         )
-        return replace(o, query=query, key=key, value=value, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+        lists = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "page_table": table}
+        return replace(o, query=query, key=key, value=value, **lists)  # type: ignore[arg-type]
 
     def form_words(
         self, others: Sequence[Tensor], dealt: int | None = None, tables: Sequence[Any] = ()
@@ -154,10 +170,10 @@ class LaunchPlan:
         """The arguments of a `Launcher` that change from call to call, in its order."""
         o = readable
         words = [x.data_ptr() for x in (o.query, o.key, o.value, *others)]
-        words += totals(o.query, o.key)
-        if o.jagged:
-            offsets = (o.cu_seqlens_q, o.cu_seqlens_k, order)
-            words += [x.data_ptr() for x in offsets if x is not None]
+        rows, keys = totals(o.query, o.key)
+        words += (rows, keys if o.page_table is None else o.key.shape[0])
+        lists = (*o.indices, order if o.jagged else None)
+        words += [x.data_ptr() for x in lists if x is not None]
         words += [x.room.data_ptr() for x in tables]
         words += [x.data_ptr() for x in o.aux]
         words += o.scalars[: self.scalars]
@@ -228,7 +244,8 @@ def build_plan(form: Form) -> LaunchPlan:
         ),
         aux_strides=tuple(step for x, spec in specs for step in _by_letter(x, spec.access)),
         widened=len({x.dtype for x in o.lengths[:2] if x is not None}) > 1,
-        gathered=not all(x.is_contiguous() for x in o.lengths[:2] if x is not None),
+        gathered=not all(x.is_contiguous() for x in o.indices if x is not None)
+        or (o.page_table is not None and dtype_name(o.page_table.dtype) != config.page_dtype),
         scalars=o.program.num_scalars,
         aligned=False not in form.tensors[2::3],
         example=o,
@@ -237,7 +254,9 @@ def build_plan(form: Form) -> LaunchPlan:
 
 def config_for(o: Operands[Tensor], kind: Kind, fast: bool, skip: bool) -> KernelConfig:
     batch, offsets = score_shape(o)[0], offsets_of(o)
-    matrices = {"q": o.query, "k": o.key, "v": o.value}
+    matrices, table = {"q": o.query, "k": o.key, "v": o.value}, o.page_table
+    if table is not None:
+        matrices = {"q": o.query, "t": table}
     return kind(
         dtype=dtype_name(o.query.dtype),
         head_dim=o.query.shape[-1],
@@ -248,8 +267,12 @@ def config_for(o: Operands[Tensor], kind: Kind, fast: bool, skip: bool) -> Kerne
         jagged_k=o.cu_seqlens_k is not None,
         offsets="int32" if offsets is None else dtype_name(offsets.dtype),
         shared=frozenset(
-            letter for letter, x in matrices.items() if x.dim() == 4 and x.shape[0] == 1 != batch
+            letter
+            for letter, x in matrices.items()
+            if x.dim() != JAGGED and x.shape[0] == 1 != batch
         ),
+        page=0 if table is None else o.key.shape[2],
+        page_dtype="int64" if table is not None and table.dtype == torch.int64 else "int32",
         fast=fast,
         skip=skip,
         vectors=_vectors(o.aux, o.program),
@@ -264,7 +287,9 @@ def _complaint(config: KernelConfig, o: Operands[Tensor]) -> str:
     if batch * heads * -(-max(rows, cols) // LEAST) >= MOST_TILES:
         return "too many tiles for the CuTe kernel, which numbers them in 32 bits"
     dtypes, dims = (o.query.dtype, o.value.dtype), (config.head_dim, config.value_dim)
-    return unsupported(type(config), dtypes, dims, config.aux)
+    kind = type(config)
+    page = strange_page(kind, config.page, config.cols) if config.page else ""
+    return unsupported(kind, dtypes, dims, config.aux) or no_sums(kind, o.program) or page
 
 
 def strides(matrix: Tensor) -> tuple[int, int, int]:

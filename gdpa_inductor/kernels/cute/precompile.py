@@ -29,8 +29,11 @@ log = logging.getLogger("gdpa_inductor")
 _FUTURES: dict[Hashable, "Future[Any] | None"] = {}
 
 
-def forward(config: KernelConfig) -> None:
+def forward(config: KernelConfig, sliced: bool = False) -> None:
+    """Have the kernels of a forward compiled. sliced: V goes in slices."""
     _request("launch", config)
+    if sliced:
+        _request("launch", config.without_sums)
 
 
 def backward(config: KernelConfig, needs: Sequence[bool], ordered: bool) -> None:

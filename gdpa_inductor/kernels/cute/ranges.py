@@ -17,7 +17,6 @@ from .program import Program, address, element, of_kind
 from .values import Fixed, Pair, is_literal, larger, smaller
 
 LANES = 32
-NAMES = ("p", "ds")  # the names that `still` gives to P and dS
 Span = tuple[Any, Any]  # the first and the last position of a tile along one side
 
 
@@ -69,11 +68,12 @@ def both(inside, full):
     return inside & full
 
 
-def ends_are_bare(config: KernelConfig, *variants: Sequence[Expr]) -> bool:
+def ends_are_bare(config: KernelConfig, names: Sequence[str], *variants: Sequence[Expr]) -> bool:
     # Whether the kernel may omit the mask past the end of a sequence (`KernelConfig.bare_ends`).
-    # variants: The terms that the kernel evaluates on different tiles. Each is (P,) or (P, dS).
+    # names: Those that `still` gives to the terms. variants: The terms that the kernel evaluates on
+    # different tiles: P, or P and the term of row sums, or P and dS.
     # Programs with aux operands keep the mask, because operands must not be read past their ends.
-    names = NAMES[: len(variants[0])]
+    names = names[: len(variants[0])]
     return config.bare_ends and not config.aux and still(names, variants) == set(names)
 
 

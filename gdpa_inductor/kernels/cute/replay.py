@@ -137,7 +137,7 @@ class Record:
         """Begin a record. matrices: The caller's matrices. plain: Nothing is copied."""
         self.matrices, self.aux = matrices, o.aux
         self.fails = self.fails or not plain
-        self.offsets = [x for x in o.lengths[:2] if x is not None]
+        self.offsets = [x for x in o.indices if x is not None]
 
     def add_buffer(self, room: Tensor, side: int | None = None) -> Tensor:
         """Record a room, and return it. It lives as long as the record."""
@@ -200,11 +200,16 @@ class Record:
         places = (place, self._own(room.data_ptr()))
         self._steps.append(_word_step(launcher, places, numbers))
 
-    def add_ranking(self, launcher: WordLauncher, room: Tensor, *numbers: int) -> None:
-        """Record the launch that ranks the sequences. It reads the last of the offsets."""
-        if not self.fails:
-            places = ((self._first_room - 1, 0), self._own(room.data_ptr()))
-            self._steps.append(_word_step(launcher, places, numbers))
+    def add_ranking(
+        self, launcher: WordLauncher, offsets: Tensor, room: Tensor, *numbers: int
+    ) -> None:
+        """Record the launch that ranks the sequences by these offsets."""
+        if self.fails:
+            return
+        known = enumerate(self.offsets, len(self.matrices) + len(self.aux))
+        number = next(number for number, x in known if x.data_ptr() == offsets.data_ptr())
+        places = ((number, 0), self._own(room.data_ptr()))
+        self._steps.append(_word_step(launcher, places, numbers))
 
     def add_clear(self, room: Tensor) -> None:
         """Record that a room, or an operand that may be overwritten, was set to zero."""

@@ -16,7 +16,7 @@ import cutlass
 from cutlass import Int32, Int64, cute
 
 from .config import VECTOR, KernelConfig
-from .operands import Matrix, vector
+from .operands import Matrix, numbers
 from .ranges import LANES, lowest
 from .values import Fixed, larger, select, smaller
 
@@ -90,11 +90,12 @@ class Gaps(Fixed):
     @cute.jit
     def fill(self, matrix: Matrix, begin, end, step):
         """Store zeros in every `step`-th row of [begin, end)."""
-        zeros = cute.make_rmem_tensor(VECTOR, matrix.pointer.dtype)
+        count = min(VECTOR, matrix.width)  # row sums have one number for each head
+        zeros = cute.make_rmem_tensor(count, matrix.pointer.dtype)
         zeros.fill(0)
-        width = matrix.width // VECTOR
+        width = matrix.width // count
         _, sh, sr = (Int64(s) for s in matrix.strides)
         for row in cutlass.range(begin, end, step, unroll=1):
             for i in cutlass.range(cute.arch.lane_idx(), matrix.heads * width, LANES, unroll=1):
-                place = row * sr + i // width * sh + i % width * VECTOR
-                cute.autovec_copy(zeros, vector(matrix.pointer + place))
+                place = row * sr + i // width * sh + i % width * count
+                cute.autovec_copy(zeros, numbers(matrix.pointer + place, count))

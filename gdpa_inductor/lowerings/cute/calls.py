@@ -39,23 +39,24 @@ log = logging.getLogger("gdpa_inductor")
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 _KEYWORDS = ("fast", "skip")
 MOST = 64  # how many forms of a call a `Site` keeps replays for
-FORWARD = Signature("attention_cute", keywords=_KEYWORDS)
+FORWARD = Signature("attention_cute", keywords=_KEYWORDS, pages=True)
 BACKWARD = Signature("attention_cute_backward", backward=True, keywords=(*_KEYWORDS, "ordered"))
 
 
 def lower(call: Call) -> Any:
-    """The output, contiguous. Inductor IR in and out.
+    """The output, with row sums [output, sums]; contiguous. Inductor IR in and out.
 
-    Under max-autotune the kernel is timed against the Triton template. It is not if the template
-    refuses the call, or if the user asked for this backend by name.
+    Under max-autotune the kernel is timed against the Triton template. It is not if there are row
+    sums, if the template refuses the call, or if the user asked for this backend by name.
     """
-    arguments = _arguments(call)
+    arguments, signature = _arguments(call), FORWARD.of(call.problem.program)
     precompile(call)
 
     def run() -> Any:
-        return extern_call(FORWARD, arguments, _callee("forward_site", call))
+        more = [True] if signature.sums else []
+        return extern_call(signature, arguments, _callee("forward_site", call, *more))
 
-    rivals = backend("triton").refusal(call.problem, profit=False) is None
+    rivals = backend("triton").refusal(call.problem, profit=False) is None and not signature.sums
     if call.options.kernel == "cute" or not (rivals and inductor.thorough()):
         return run()
     from ..triton.lower import lower as lower_to_triton
@@ -83,7 +84,8 @@ def _timed(arguments: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor)
     scalars = [lowering.likely_size(x) for x in operands.scalars]
     rows, cols = (lowering.likely_size(x) for x in operands.lengths[2:])
     matrices = (by_name["Q"], by_name["K"], by_name["V"])
-    read = Operands(*matrices, aux, scalars, operands.program, offsets[0], offsets[1], rows, cols)
+    lengths: Any = (*offsets, rows, cols, by_name.get("PAGES"))
+    read = Operands(*matrices, aux, scalars, operands.program, *lengths)
     forward(read, **arguments.options, out=out)
 
 
@@ -114,7 +116,7 @@ def precompile(call: Call) -> None:
         if call.backward:
             workers.backward(config, call.needs, in_order(call.options))
         else:
-            workers.forward(config)
+            workers.forward(config, sliced=config.value_dim != call.fakes.operands.value.shape[-1])
     except Exception as error:
         log.debug("nothing is compiled ahead: %s: %s", type(error).__name__, error)
 
@@ -128,15 +130,15 @@ def _callee(maker: str, call: Call, *more: Any) -> tuple[str, str, str]:
 
 
 def _arguments(call: Call) -> Arguments[Any]:
-    """The arguments with options. Symbolic head dims become constants, as kernels need them."""
-    int(call.problem.head_dim), int(call.problem.value_dim)
+    """The arguments with options. Symbolic head dims and pages become constants for kernels."""
+    int(call.problem.head_dim), int(call.problem.value_dim), int(call.problem.page or 0)
     options = {"fast": call.options.fast_math, "skip": call.options.skip}
     if call.backward:
         options["ordered"] = in_order(call.options)
     return call.on_its_device(**options)
 
 
-def _attention(arguments: Arguments[Tensor], **known: Any) -> Tensor:
+def _attention(arguments: Arguments[Tensor], **known: Any) -> Any:
     return forward(arguments.operands, **arguments.options, **known)
 
 
@@ -174,7 +176,7 @@ class Site:
         replay = self.replays.get(form)
         results = None if replay is None else replay(matrices, aux, scalars, offsets)
         if results is not None:
-            return results if self.signature.backward else results[0]
+            return results if self.signature.several else results[0]
         if form in self.replays:
             return self._run(args, options, donates)
         record = Record()
@@ -196,7 +198,9 @@ class Site:
             grad_out, query, key, value, aux, scalars, _, _, *lengths = args
             return (query, key, value, grad_out), aux, scalars, lengths or DENSE
         query, key, value, aux, scalars, _, *lengths = args
-        return (query, key, value), aux, scalars, lengths or DENSE
+        cu_q, cu_k, rows, cols, *pages = lengths or DENSE
+        of_keys = next((x for x in pages if x is not None), cu_k)
+        return (query, key, value), aux, scalars, (cu_q, of_keys, rows, cols)
 
     def _run(
         self, args: Sequence[Any], options: Mapping[str, Any], donates: bool, **known: Any
@@ -211,8 +215,8 @@ class Site:
             self.replays[form] = replay
 
 
-def forward_site(known: bool | tuple[int, ...]) -> Site:
-    return Site(FORWARD, _attention, known)
+def forward_site(known: bool | tuple[int, ...], sums: bool = False) -> Site:
+    return Site(FORWARD.with_sums if sums else FORWARD, _attention, known)
 
 
 def backward_site(known: bool | tuple[int, ...], donated: tuple[int, ...] = ()) -> Site:
@@ -229,5 +233,6 @@ def _on_its_device(run: Callable[..., Any]) -> Callable[[Arguments[Tensor]], Any
     return guarded
 
 
-FORWARD.register(_LIBRARY, "CUDA", _on_its_device(_attention), fake_output)
+for signature in (FORWARD, FORWARD.with_sums):
+    signature.register(_LIBRARY, "CUDA", _on_its_device(_attention), fake_output)
 BACKWARD.register(_LIBRARY, "CUDA", _on_its_device(_attention_backward), laid_gradients)

@@ -20,19 +20,23 @@ from ..._compat.versions import version_of
 from ...kernels.cute.architectures import CONFIGS, config_of
 from ...kernels.cute.backward import roots
 from ...kernels.cute.config import (
+    BOX,
     PACKAGE,
     VERSIONS,
     KernelConfig,
+    no_sums,
     slice_of,
     slices_of,
+    strange_page,
     unsupported,
 )
+from ...kernels.cute.sm90.config import NARROW
 from ...operands import dtype_name
 from ...problem import Problem
 from ...program.expr import POSITIONS
 from ...program.tile_classes import classify
 from ...rejection import Code
-from ..backends import Rule, hint, row_sums, strange_places
+from ..backends import Rule, hint, strange_places
 from ..chunked import LEAST, SLACK, estimate, long_functions, padded_to_all, sizes_vary
 from ..triton import one_tile
 from ..triton.rules import MAX_HEAD_DIM
@@ -50,6 +54,7 @@ PADDED = 6
 RATE = 560e12  # FLOP/s
 SINGLE = 1.15e-12  # seconds for a score, for each aux operand that TMA does not load
 DIAGONAL = 100  # under a mask a query is assumed to meet half of the keys and so many more
+WIDE_BLOCKS = (64, 80, 96, 112, 128)  # keys of a block at head dims above `NARROW`
 LAUNCH = 30e-6  # seconds of the CPU for a launch
 
 
@@ -126,8 +131,9 @@ def triton_is_faster(problem: Problem) -> str:
     if narrowest <= narrow:
         return f"on {kind.gpu} Triton is faster here at head dims up to {narrow}"
     # Gradients of biases need more launches by the CPU. At head dims up to 64 the forwards of both
-    # backends are close.
-    enough = ENOUGH + any(problem.needs[3:]) + 2 * (dense_forward and widest <= 64)
+    # backends are close, but for row sums, which cost Triton's more.
+    close = dense_forward and widest <= 64 and problem.program.summed is None
+    enough = ENOUGH + any(problem.needs[3:]) + 2 * close
     few = _few_scores(problem, kind.gpu, enough)
     return few or ("" if problem.jagged else _of_each_score(problem, kind.gpu))
 
@@ -183,6 +189,7 @@ def no_such_gradients(problem: Problem) -> str:
     return (
         roots.no_such_dims(_kind(problem), _dims(problem))
         or roots.no_such_heads(key, value, shapes.statically_known_true(key == value))
+        or roots.no_such_sums(str(problem.program))
         or roots.no_such_biases(str(problem.program), needs, dtype)
     )
 
@@ -278,7 +285,14 @@ def _dims(problem: Problem) -> tuple[int, int]:
 
 def pages(problem: Problem) -> str:
     """Why the kernels do not read keys in pages, or ""."""
-    return "" if problem.page is None else "the kernels load keys and values that lie in order"
+    if problem.page is None:
+        return ""
+    page = shapes.size_hint(problem.page)
+    if page is None:
+        return "pages of a size that is known only at run time"
+    blocks = (BOX,) if max(_dims(problem)) <= NARROW else WIDE_BLOCKS
+    reasons = (strange_page(_kind(problem), page, block) for block in blocks)
+    return next(filter(None, reasons), "")
 
 
 REFUSES = (
@@ -288,7 +302,7 @@ REFUSES = (
     Rule(Code.POINTWISE_OP, strange_places),
     Rule(Code.LOWERING, no_such_gradients),
     Rule(Code.LOWERING, pages),
-    Rule(Code.LOWERING, row_sums),
+    Rule(Code.LOWERING, lambda problem: no_sums(_kind(problem), problem.program)),
 )
 _TRAINING = Rule(Code.SLOWER, training_is_slower)
 PAYS = (_TRAINING, Rule(Code.SLOWER, slices_are_slower))

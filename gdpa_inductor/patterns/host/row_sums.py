@@ -1,7 +1,7 @@
 """Sums of the weights along a row, by which models normalise: by `sum`, or by a product with ones.
 
-One call of `sum` is read beside a region (`beside`). Its result becomes a result of the op, and
-what the model makes of it stays in the graph.
+One call of `sum` is read beside a region (`beside`), or of `einsum` with one operand. Its result
+becomes a result of the op, and what the model makes of it stays in the graph.
 
 Other sums are refused. Where a column of ones beside V gives them, `ADVICE` says so.
 """
@@ -51,7 +51,7 @@ def beside(graph: HostGraph, inside: Collection[Node], candidate: Candidate) -> 
 
 
 def _is_row_sum(node: Node) -> bool:
-    if facts.name(node) != "sum" or _dim(node) is None or facts.is_opaque(node):
+    if facts.name(node) not in ("sum", "einsum") or _dim(node) is None or facts.is_opaque(node):
         return False
     return all(
         t.is_floating_point() for n in (node, *node.all_input_nodes) for t in facts.tensors(n)
@@ -152,10 +152,23 @@ def _left(second: Node) -> list[Node]:
 
 def _dim(sum_: Node) -> int | None:
     """The one dim that a sum runs along, counted from the end."""
+    if facts.name(sum_) == "einsum":
+        return _summed_letter(sum_)
     argument = facts.argument(sum_, 1, "dim", "axis")
     dims = list(argument) if isinstance(argument, (tuple, list)) else [argument]
     rank = facts.tensors(sum_.all_input_nodes[0])[0].dim()
     return (dims[0] % rank) - rank if len(dims) == 1 and isinstance(dims[0], int) else None
+
+
+def _summed_letter(einsum: Node) -> int | None:
+    """The dim that an einsum of one operand sums, as `...ij->...i` does. None if it does more."""
+    equation, *rest = einsum.args
+    if not isinstance(equation, str) or len(einsum.all_input_nodes) != 1 or len(rest) != 1:
+        return None
+    letters, _, left = equation.replace(" ", "").replace("...", ".").partition("->")
+    sums = [dim for dim in range(len(letters)) if letters[:dim] + letters[dim + 1 :] == left]
+    distinct = len({*letters}) == len(letters) and "." not in letters[1:]
+    return sums[0] - len(letters) if sums and distinct and letters[sums[0]] != "." else None
 
 
 def _sums_keys(sum_: Node, second: Node) -> bool:

@@ -34,6 +34,7 @@ from .roots import (
     no_such_biases,
     no_such_dims,
     no_such_heads,
+    no_such_sums,
     terms_of,
 )
 
@@ -212,6 +213,7 @@ def _complaint(plan: LaunchPlan, *needs: bool) -> str:
     return (
         no_such_dims(type(c), (c.head_dim, plan.output[-1]))
         or no_such_heads(key_heads, value_heads, key_heads == value_heads)
+        or no_such_sums(c.program)
         or no_such_biases(c.program, needs[3:], c.dtype)
     )
 

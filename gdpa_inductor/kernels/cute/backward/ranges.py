@@ -41,7 +41,8 @@ class StreamedRanges(Fixed):
         size = TileSize(*(sides if keys else sides[::-1]))
         self.skips, self.full_terms = config.skip and conditions.skips, conditions.full_terms
         self.masks = self.full_terms != roots  # the program has a mask
-        self.bare = keys and ends_are_bare(config, *map(_flow, (roots, self.full_terms)))
+        flows = map(_flow, (roots, self.full_terms))
+        self.bare = keys and ends_are_bare(config, ("p", "ds"), *flows)
         places = unchecked(config).condition
         self.zero, self.full, self.in_tables = (
             TileClass(term, config, x, conditions.bounds, size)

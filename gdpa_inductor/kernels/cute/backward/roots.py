@@ -5,17 +5,24 @@ A bias `a` is added to the score. So the slopes of score and bias differ by a co
     P = f(c·s + k·a)     ∂P/∂a = k·f'     ∂P/∂s = c·f'
 
 The gradients of score and bias differ by the same factor. A backward that stores the gradient of a
-bias evaluates ∂P/∂a in place of ∂P/∂s. In the end it multiplies dQ and dK by c/k. cutlass is not
-imported here.
+bias evaluates ∂P/∂a in place of ∂P/∂s. In the end it multiplies dQ and dK by c/k.
+
+Row sums are those of a term R, and their gradient is an aux operand with a number r for each query.
+If R is a function of P, it needs no slope of its own:
+
+    dS = dP · ∂P/∂s + r · ∂R/∂s = (dP + r · ρ(P)) · ∂P/∂s
+
+cutlass is not imported here.
 """
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from ....program.expr import SCORE, Expr, aux, const, differentiate
+from ....program.expr import GRAD, SCORE, Expr, aux, const, differentiate, postorder
 from ....program.factors import split
 from ....program.score_mod import ScoreMod
+from ....program.simplify import substitute
 from ..config import KernelConfig, TableKey, TileSize, classes
 
 _ROUNDINGS = ("bf16", "f16")
@@ -35,7 +42,7 @@ def roots_of(program: str, weight: bool = True, stored: int | None = None) -> tu
 
 def terms_of(config: KernelConfig) -> tuple[Expr, ...]:
     if config.kernel == "forward":
-        return (config.mod.weight,)
+        return config.terms
     return roots_of(config.program, config.kernel != "rows", config.stored)
 
 
@@ -109,6 +116,50 @@ def _rounded_once(slope: Expr | None) -> Expr | None:
     while slope and slope.op in _ROUNDINGS and slope.args[0].op == slope.op:
         slope = slope.args[0]
     return slope
+
+
+class RowGradient(NamedTuple):
+    """The gradient of row sums. number: Of the aux operand that it is.
+
+    ratio: ρ above as a term, in which `GRAD` stands for P. None if there is no such function.
+    """
+
+    number: int
+    ratio: Expr | None
+
+
+@functools.lru_cache(512)
+def row_gradient(program: str) -> RowGradient | None:
+    """The gradient of the row sums in the program of a backward. None if nothing depends on it."""
+    mod = ScoreMod.parse(program)
+    if mod.summed is None:
+        return None
+    number = len(mod.aux) - 1  # see `ScoreMod.with_row_gradient`
+    gradient = aux(number, "f")
+    (term,) = differentiate(mod.summed, [gradient], const(1.0))
+    if term is None or gradient in postorder([mod.weight, term]):
+        return RowGradient(number, None)
+    leaves = [SCORE, *(aux(n, spec.leaf_kind) for n, spec in enumerate(mod.aux))]
+    if all(slope is None for slope in differentiate(term, leaves)):
+        return None
+    return RowGradient(number, _slope_by(mod.weight, term))
+
+
+def _slope_by(weight: Expr, term: Expr) -> Expr | None:
+    """The slope of a term by the weight, if it is a function of the weight alone."""
+    base, factor = split(weight, inside=False)
+    if base.is_const or not factor:
+        return None
+    (function,) = substitute([term], {base: GRAD * (1.0 / factor), weight: GRAD})
+    leaves = {x for x in postorder([function]) if not (x.args or x.is_const)}
+    return differentiate(function, [GRAD], const(1.0))[0] if leaves == {GRAD} else None
+
+
+def no_such_sums(program: str) -> str:
+    gradient = row_gradient(program)
+    if gradient is None or gradient.ratio is not None:
+        return ""
+    return "the CuTe backward takes row sums of functions of the weights only"
 
 
 def no_such_heads(key_heads: Any, value_heads: Any, alike: bool) -> str:

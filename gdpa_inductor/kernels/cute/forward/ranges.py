@@ -31,7 +31,7 @@ class KeyRanges(Fixed):
             TileClass(term, config, x, conditions.bounds, size)
             for term in (conditions.zero, both_hold(conditions.full, inside), inside)
         )
-        self.bare = ends_are_bare(config, [config.mod.weight], self.full_terms)
+        self.bare = ends_are_bare(config, ("p", "r"), config.terms, self.full_terms)
 
     def holds(self, condition: TileClass, tile, row, column):
         """Whether a condition holds for the tile from query `row` and key `column` on."""

@@ -66,15 +66,19 @@ class Sm90Config(config.KernelConfig):
     bare_ends = True
     cuts_keys = True
     in_rounds = True
+    paged = True
+    sums_rows = True
 
     def backward_kernels(self, ordered: bool, stored: int | None) -> list[config.KernelConfig]:
         return [replace(self, kernel="backward", ordered=ordered, stored=stored)]
 
     @property
     def matrices(self) -> list[str]:
-        """A backward takes dO, sums of dQ, dK, dV, dQ and counters, then what it stores."""
+        """A forward takes O and row sums. A backward takes dO, sums of dQ, dK, dV, dQ and counters,
+        then what it stores.
+        """
         if self.kernel == "forward":
-            return [self.dtype]
+            return [self.dtype, *["float32"] * (len(self.terms) - 1)]
         query, key, value = self.gradient_dtypes("qkv")
         return [self.dtype, "float32", key, value, query, "int32", *self.stored_dtypes]
 
@@ -214,10 +218,10 @@ class Sm90Config(config.KernelConfig):
         return cols * (sum(dims) if self.overlaid else 2 * max(dims))
 
     def factored(self, terms: Sequence[Expr]) -> tuple[tuple[Expr, ...], float]:
-        """(terms for each score, factor of O): a constant factor of the weights is taken out.
+        """(terms for each score, factor of their sum): a constant factor is taken out.
 
-        The epilogue then multiplies O by it. fp16 keeps the factor in the weights, since it has too
-        few exponents for weights without it.
+        The epilogue then multiplies O by it, or the row sums. fp16 keeps the factor in the weights,
+        since it has too few exponents for weights without it.
         """
         if not (self.fast and self.dtype == "bfloat16"):
             return tuple(terms), 1.0
@@ -226,13 +230,14 @@ class Sm90Config(config.KernelConfig):
     @property
     def query_factor(self) -> float:
         """A power of two by which the forward multiplies the queries, instead of each score."""
-        return self._of_queries((self.mod.weight,))[1]
+        return self._of_queries(())[1]
 
     def _of_queries(self, terms: Sequence[Expr]) -> tuple[tuple[Expr, ...], float]:
         """(terms, factor of the queries), if the activation bounds a step; else a factor of 1."""
         # fp16 has a factor of 1, because small queries would lose bits.
         if self.fast and self.dtype == "bfloat16" and self._widest <= 64:
-            return of_queries(terms, self.mod.weight)
+            scaled, factor = of_queries((*terms, *self.terms), self.mod.weight)
+            return scaled[: len(terms)], factor
         return tuple(terms), 1.0
 
     @property

@@ -32,7 +32,7 @@ from cutlass import Float32, Int32, Int64, const_expr, cute
 from cutlass.cute.nvgpu import cpasync
 
 from ...backward.ranges import Heights, StreamedRanges
-from ...backward.roots import factor_of, masked, terms_of
+from ...backward.roots import factor_of, masked, row_gradient, terms_of
 from ...config import SHARED_MEMORY, whole_vectors
 from ...operands import (
     AttentionKernel,
@@ -53,6 +53,7 @@ from .epilogue import KeyGradients
 from .fragments import HopperBackwardFragments
 from .loads import HopperBackwardLoads
 from .products import HopperBackwardProducts
+from .register_operands import RowGradients
 from .roles import CONVERSION, GROUPS, LOADS, REGISTERS, SUMS, WARPS, HopperShapes, HopperSignals
 from .sums import Conversion, ConvertedColumns, Counters, QuerySums
 from .turns import Turns
@@ -190,8 +191,9 @@ class HopperBackward(AttentionKernel):
             walk = Turns(x, ranges)
             begin, threads = buffers.learned.data_ptr(), GROUPS * WARPGROUP
             learned = SharedTables(self.tables, programs[1], begin, thread, threads)
+            more = (thread, shared["a"], learned, self.row_gradients(x))
             HopperBackwardProducts(
-                walk, signals, fragments, epilogue, programs, stored, thread, shared["a"], learned
+                walk, signals, fragments, epilogue, programs, stored, *more
             ).run()
         else:
             cute.arch.setmaxregister_decrease(REGISTERS["others"])
@@ -214,6 +216,10 @@ class HopperBackward(AttentionKernel):
                         own = Counters(Turns(x, ranges), counters, number, self.shapes.columns)
                         parts.append(ConvertedColumns(landed, sums, *both, own, factor))
                     Conversion(Turns(x, ranges), parts).run()
+
+    def row_gradients(self, x: KernelArguments) -> RowGradients | None:
+        gradient = row_gradient(self.config.program)
+        return gradient and RowGradients(self.config, x, gradient, self.shapes.rows)
 
     def clear(self, x: KernelArguments, gradients: dict[str, Matrix]) -> None:
         """Store zeros in rows that no sequence owns, except in a dQ that the host has cleared."""

@@ -6,7 +6,8 @@ A step begins with S of its query tile computed, and issues S of the next one. `
     dQ = dSᵀ K of the step before    S of the next query tile |dQ    dQ to a warp that adds it |
 
 Scores are transposed, keys by queries, so P and dS are operands in registers. Only dQ reads dS from
-shared memory, because it sums over the keys of both warpgroups.
+shared memory, because it sums over the keys of both warpgroups. A gradient of row sums is added to
+dP (`roots.py`).
 
 - Usually dQ lags one step (`Sm90Config.lags`), so that no warpgroup waits for the other's dS. By
   `IssueTurns` they are half a step apart: one activates while the tensor core multiplies for the
@@ -43,7 +44,7 @@ from ..wgmma import (
 )
 from .epilogue import KeyGradients
 from .fragments import HopperBackwardFragments
-from .register_operands import RegisterOperand, TiledIntegers, register_operands
+from .register_operands import RegisterOperand, RowGradients, TiledIntegers, register_operands
 from .roles import EMPTY, FULL, GROUPS, HALF, HANDED, TURNS, HopperSignals, both
 from .turns import Turns
 
@@ -63,6 +64,7 @@ class HopperBackwardProducts(Fixed):
     thread: Any
     sA: Any  # the buffers of TMA's aux operand
     tables: SharedTables
+    row_gradients: RowGradients | None
 
     def __post_init__(self) -> None:
         programs, fragments, thread = self.programs, self.fragments, self.thread
@@ -150,9 +152,7 @@ class HopperBackwardProducts(Fixed):
         stage, q_stage, shared = full["o"].index(step), full["q"].index(step), step % 2
         whole = self.walk.ranges.needs_no_mask(tile, self.walk.streamed_head(tile, turn), block)
         self.learn(tile, turn, i % count)
-        for operand in self.register_operands:
-            fetch = self.fetch if operand.node in self.programs[0].nodes else self.fetch_mask
-            fetch(operand, tile, turn, block, whole)
+        self.fetch_all(tile, turn, block, whole)
         for integers in self.integers:
             full["a"].wait(step)
             integers.fetch(shared)
@@ -164,9 +164,10 @@ class HopperBackwardProducts(Fixed):
         slope = self.weigh(tile, turn, block, shared, whole)
         if self.lags:
             self.turns.wait()
-        x.sum_values(as_operand(x.S, x.shapes.dtype), stage)
+        P = as_operand(x.S, x.shapes.dtype)
+        x.sum_values(P, stage)
         warpgroup.wait_group(1)
-        self.chain(slope, dP, whole)
+        self.chain(slope, dP, P, whole)
         dS = as_operand(dP, x.shapes.dtype)
         if self.lags:
             empty["s"].wait_before(step)
@@ -233,6 +234,13 @@ class HopperBackwardProducts(Fixed):
             full = self.signals.full["q"]
             full.wait(step + 1)
             self.fragments.multiply_scores(full.index(step + 1))
+
+    def fetch_all(self, tile: ResidentTile, turn, block, whole) -> None:
+        if self.row_gradients:
+            self.row_gradients.fetch(self.walk, tile, turn, block * self.walk.heights.streamed)
+        for operand in self.register_operands:
+            fetch = self.fetch if operand.node in self.programs[0].nodes else self.fetch_mask
+            fetch(operand, tile, turn, block, whole)
 
     @cute.jit
     def fetch(self, operand: RegisterOperand, tile: ResidentTile, turn, block, whole=None):
@@ -322,10 +330,12 @@ class HopperBackwardProducts(Fixed):
             self.evaluate(tile, turn, block, stage, self.programs[1], slope, True)
 
     @cute.jit
-    def chain(self, slope, dP, whole):
+    def chain(self, slope, dP, P, whole):
         """Turn dP into dS, in place. Masked scores get zero, even if dP is infinite or NaN. So do
         scores past the end of a sequence, if dS is stored (`StreamedRanges.selects`).
         """
+        if const_expr(self.row_gradients is not None):
+            self.row_gradients.add_to(dP, P, self.column)
         if const_expr(self.walk.ranges.selects):
             if whole:
                 for r in range_constexpr(cute.size(dP)):

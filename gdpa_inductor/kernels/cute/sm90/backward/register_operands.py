@@ -1,19 +1,25 @@
-"""Aux operands that a backward reads from global memory for each score, without TMA.
+"""Aux operands that a backward reads from global memory for each step, without TMA.
 
-They have another dtype than the matrices, such as a mask or a bias in fp32. A thread fetches all
-that it needs for a step at once. If it read each number where it is used, it would wait several
-times, and the addresses would take more registers than there are.
+Some have a number for each score, but another dtype than the matrices, such as a mask or a bias in
+fp32. A thread fetches all that it needs for a step at once. If it read each number where it is
+used, it would wait several times, and the addresses would take more registers than there are.
+
+The gradient of row sums has a number for each query. A warp fetches it once.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cutlass import Int32, cute
+from cutlass import Float32, Int32, cute
 
-from .....program.expr import POSITIONS, Expr
+from .....program.expr import POSITIONS, Expr, aux
+from ...backward.roots import RowGradient
+from ...config import KernelConfig
+from ...operands import KernelArguments
 from ...program import Program, ProgramLine, element, widened
-from ...values import Fixed, Pair
+from ...ranges import LANES
+from ...values import Fixed, Pair, add, multiply, select
 from ..wgmma import swizzled
 
 # How many numbers share a word. So they take fewer registers.
@@ -104,6 +110,41 @@ class TiledIntegers(RegisterOperand):
         block = (byte >> 7) * (self.rows * 128)
         place = begin + (block + swizzled(query, byte & 127, 128))
         return element(cute.recast_ptr(place, None, self.dtype))
+
+
+class RowGradients(Fixed):
+    """The gradients of the row sums of a query tile. Lane l of each warp has those of the queries
+    l, l + 32, ...
+    """
+
+    def __init__(
+        self, config: KernelConfig, x: KernelArguments, gradient: RowGradient, rows: int
+    ) -> None:
+        assert gradient.ratio is not None
+        self.leaf = aux(gradient.number, "f")
+        self.program = Program(config, x, [self.leaf])
+        self.ratio = Program(config, x, [gradient.ratio])
+        self.values = cute.make_rmem_tensor(rows // LANES, Float32)
+
+    def fetch(self, walk, tile, turn, first) -> None:
+        """Fetch those of the query tile from `first` on. Past the end of a sequence they are 0."""
+        line = ProgramLine(self.program, walk, tile, turn, tile.first)
+        for number in range(cute.size(self.values)):
+            index = first + cute.arch.lane_idx() + number * LANES
+            value = Float32(line.element(self.leaf, index))
+            self.values[number] = select(index < tile.length, value, 0.0)
+
+    def add_to(self, dP, P, column) -> None:
+        """Add them to dP, times the ratio. column: The first query of the thread."""
+        weights = cute.make_tensor(P.iterator, cute.make_layout(cute.size(dP)))
+        for group in range(cute.size(dP) // 4):
+            lanes = (group % 4 * 8 + column + i for i in range(2))
+            own = Pair(*(cute.arch.shuffle_sync(self.values[group // 4], x) for x in lanes))
+            for r in (4 * group, 4 * group + 2):
+                weight = Pair(Float32(weights[r]), Float32(weights[r + 1]))
+                (ratio,) = self.ratio.evaluate({"g": weight}, None)
+                sums = add(Pair(dP[r], dP[r + 1]), multiply(own, ratio))
+                dP[r], dP[r + 1] = sums.lanes
 
 
 def register_operands(program: Program, tiled: int | None) -> list[Expr]:

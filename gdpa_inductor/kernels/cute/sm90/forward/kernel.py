@@ -9,6 +9,7 @@ Notation
     S              The scores of a query tile and a key block: 64 × 128, fp32, in registers.
     P              The weights: as S, in 16 bits.
     O              The sums of a query tile: 64 × Dv, fp32, in registers.
+    R              The row sums of a query tile, if they are asked for: of two rows in each thread.
     block          128 keys, or fewer at head dims above 128 (`Sm90Config.cols`).
     bias           An aux operand [.., M, N] that TMA loads (`KernelConfig.tiled`), in tiles of
                    64 × 64. It may be the places of tables.
@@ -37,8 +38,11 @@ from ...forward.work import Queue, Work
 from ...operands import (
     AttentionKernel,
     KernelArguments,
+    PagedTiles,
+    PageTable,
     Tiles,
     matrices,
+    row_sums,
     score_operand,
     score_tiles,
     whole_tiles,
@@ -131,9 +135,15 @@ class HopperForward(AttentionKernel):
         self.bias_dtype = dtypes.get("bias", self.dtype)
         tiles = {name: tile_layout(dtypes[name], *x) for name, x in self.tiles.items()}
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        copied = dict(tiles)
+        if c.box < c.cols:
+            for name in "kv":
+                self.tiles[name] = (c.box, self.tiles[name][1])
+                parts = cute.flat_divide(tiles[name], self.tiles[name])
+                copied[name] = cute.slice_(parts, (None, None, 0, 0))
         copies = {
             name: cpasync.make_tiled_tma_atom(
-                store if name == "o" else load, matrix.tensor(), tiles[name], self.tiles[name]
+                store if name == "o" else load, matrix.tensor(), copied[name], self.tiles[name]
             )
             for name, matrix in sources.items()
         }
@@ -155,7 +165,8 @@ class HopperForward(AttentionKernel):
             name: getattr(buffers, self.place(name)).get_tensor(layout.outer, swizzle=layout.inner)
             for name, layout in stages.items()
         }
-        sources = {name: self.source(name, copies[name], shared[name]) for name in stages}
+        pages = PageTable(c, x) if c.page else None
+        sources = {name: self.source(name, copies[name], shared[name], pages) for name in stages}
         q, k, v, o, bias = (sources.get(name) for name in (*"qkvo", "bias"))
         channels = HopperChannels(c, buffers.barriers.data_ptr())
         channels.start(warp)
@@ -164,10 +175,12 @@ class HopperForward(AttentionKernel):
         if warp < roles.loads:
             cute.arch.setmaxregister_increase(roles.registers[0])
             fragments = HopperFragments(c, qk, pv, q.sX, k.sX, v.sX, self.dtype)
-            terms, factor = c.factored((*ranges.full_terms, c.mod.weight))
-            programs = [Program(c, x, [y], full) for y, full in zip(terms, (True, False))]
-            programs += [Program(c, x, terms[1:], True)] * programs[0].saves_checks
-            epilogue = HopperEpilogue(pv, o, self.dtype, factor)
+            sums = [c.factored(variants) for variants in zip(ranges.full_terms, c.terms)]
+            full, careful = zip(*(terms for terms, _ in sums))
+            programs = [Program(c, x, full, True), Program(c, x, careful)]
+            programs += [Program(c, x, careful, True)] * programs[0].saves_checks
+            factors = [factor for _, factor in sums]
+            epilogue = HopperEpilogue(pv, o, self.dtype, factors, row_sums(c, x), pages)
             t = warp // 4
             turns = IssueTurns(t, c.tiles, OWN + c.tiles)
             thread = thread % WARPGROUP
@@ -188,7 +201,10 @@ class HopperForward(AttentionKernel):
                 scheduler.publish(Queue(scheduler.work) if c.jagged else None)
             if cutlass.const_expr(c.jagged_q):  # noqa: SIM102 (decided at compile time)
                 if warp == roles.gaps:
-                    Gaps(x.cu_q, x.sizes[0], x.sizes[4]).clear(matrices(c, x)[3])
+                    gaps = Gaps(x.cu_q, x.sizes[0], x.sizes[4])
+                    gaps.clear(matrices(c, x)[3])
+                    if cutlass.const_expr(len(c.terms) > 1):
+                        gaps.clear(row_sums(c, x))
 
     def places(self, x: KernelArguments) -> list[Program]:
         """The places of the tables in shared memory, if TMA loads operands of them."""
@@ -196,12 +212,13 @@ class HopperForward(AttentionKernel):
         held = [c.mod.places[x.number] for x in c.shared_tables.tables]
         return [Program(c, x, held)] if held and c.tiled in c.places else []
 
-    def source(self, name: str, copy, sX) -> Tiles:
+    def source(self, name: str, copy, sX, pages: PageTable | None) -> Tiles:
         c, tile, size = self.config, self.tiles[name], self.bytes[name]
         if name == "bias":
             return score_tiles(c, copy, sX, tile, size)
         jagged = c.jagged_q if name in "qo" else c.jagged_k
-        return Tiles(copy, sX, whole_tiles, tile, size, jagged, name in c.shared)
+        known = (copy, sX, whole_tiles, tile, size, jagged, name in c.shared)
+        return PagedTiles(*known, pages=pages) if pages and name in "kv" else Tiles(*known)
 
     def bias(self, channels: HopperChannels, shared, t, thread, wide: bool) -> HopperBias | None:
         c, number = self.config, self.config.tiled

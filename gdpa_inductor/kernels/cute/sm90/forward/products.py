@@ -23,9 +23,9 @@ from cutlass.cute.nvgpu import warpgroup
 from ...barriers import Cursor, Loan
 from ...config import VECTOR
 from ...forward.ranges import KeyRanges
-from ...operands import Tiles
+from ...operands import Matrix, PageTable, Tiles, numbers
 from ...program import Program, Row
-from ...values import Fixed, Pair, choose, larger, pair
+from ...values import Fixed, Pair, choose, larger, pair, select, smaller
 from ..config import ROWS, Sm90Config
 from ..shared_tables import SharedTables
 from ..wgmma import (
@@ -41,6 +41,8 @@ from ..wgmma import (
 )
 from .bias import PAIRS, HopperBias
 from .roles import HopperChannels, together
+
+HALVES = (0, 8)  # the rows of a thread in its tile, after `first_row`
 
 
 @dataclass
@@ -62,6 +64,7 @@ class HopperFragments(Fixed):
         self.tV = sums.make_fragment_B(sums.partition_B(transposed(self.sV)))
         shape = (ROWS, self.config.padded_value_dim)
         self.O = cute.make_rmem_tensor(self.pv.partition_shape_C(shape), Float32)
+        self.R = cute.make_rmem_tensor(len(HALVES), Float32)
         self.shape = self.qk.partition_shape_C((ROWS, self.config.cols))
         self.P = as_operand(cute.make_rmem_tensor(self.shape, Float32), self.dtype)
 
@@ -104,16 +107,21 @@ class HopperEpilogue(Fixed):
     pv: Any  # the tiled product of the sums
     o: Tiles  # of O, with a buffer for each query tile
     dtype: Any
-    factor: float  # O is the sums times this
+    factors: Sequence[float]  # O is the sums times the first, row sums are theirs times the second
+    row_sums: Matrix | None
+    pages: PageTable | None  # of the keys
 
     @cute.jit
     def store(self, tile, t, thread, sums):
         """Store all existing rows of query tile t. The TMA copy is still in flight afterwards."""
         halves = cute.make_rmem_tensor(sums.layout, self.dtype)
         values = sums.load()
-        if cutlass.const_expr(self.factor != 1.0):
-            values = values * self.factor
+        if cutlass.const_expr(self.factors[0] != 1.0):
+            values = values * self.factors[0]
         halves.store(values.to(self.dtype))
+        if cutlass.const_expr(self.pages is not None):  # noqa: SIM102 (decided at compile time)
+            if self.lacks(tile, t):
+                halves.fill(float("nan"))
         wait_for_stores(thread, True)
         together(t)
         share(self.pv, halves, self.o.sX, t, thread)
@@ -122,6 +130,30 @@ class HopperEpilogue(Fixed):
         if (thread < 32) & (row < tile.q_rows):
             self.o.store((tile.q_start, row, tile.q_rows), tile.head, tile.batch, t)
             cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def lacks(self, tile, t):
+        """Whether query tile t met a key that is in no page."""
+        cols = self.pages.config.cols
+        end = smaller(tile.last(t) * cols, tile.k_rows)
+        return self.pages.lacks(tile.first * cols, end, tile.batch)
+
+    @cute.jit
+    def store_row_sums(self, tile, t, thread, sums):
+        """Store those of query tile t. Four threads share a row."""
+        if cutlass.const_expr(self.row_sums is not None):
+            if cutlass.const_expr(self.pages is not None):
+                missing = self.lacks(tile, t)
+            for number, half in enumerate(HALVES):
+                total = sums[number] * self.factors[1]
+                for offset in (1, 2):
+                    total = total + cute.arch.shuffle_sync_bfly(total, offset)
+                if cutlass.const_expr(self.pages is not None):
+                    total = select(missing, Float32(float("nan")), total)
+                row = tile.row + t * ROWS + first_row(thread) + half
+                if (thread % 4 == number) & (row < tile.q_rows):
+                    place = self.row_sums.row(tile.q_start, row, tile.head, tile.batch)
+                    numbers(place, 1)[0] = total
 
 
 @dataclass
@@ -150,6 +182,7 @@ class HopperProducts(Fixed):
         self.turns.start()
         while tile.valid == 1:
             self.fragments.O.fill(0.0)
+            self.fragments.R.fill(0.0)
             if tile.first < tile.last(t):
                 if cutlass.const_expr(isinstance(queries, Loan)):
                     wait_for_stores(thread, True)
@@ -164,6 +197,7 @@ class HopperProducts(Fixed):
                 self.turns.passes()
                 k_at = self.pass_by(self.pass_by(k_at))
             self.epilogue.store(tile, t, thread, self.fragments.O)
+            self.epilogue.store_row_sums(tile, t, thread, self.fragments.R)
             tile, at = scheduler.take(at)
         self.turns.finish()
         wait_for_stores(thread, False)
@@ -184,7 +218,7 @@ class HopperProducts(Fixed):
         query = q_at.index * self.channels.roles.tiles + t
         row = tile.row + t * ROWS
         weigh = HopperWeights(
-            self.ranges, self.programs, self.places, tile, row, thread, self.bias, self.tables
+            self.ranges, self.programs, self.places, tile, row, thread, self.bias, self.tables, x.R
         )
         elements = self.tables.fetch(tile.batch, tile.head)
         x.scale(query, t, thread)
@@ -250,7 +284,8 @@ class Early(Fixed):
 class HopperWeights(Fixed):
     """Turns scores into weights, in the registers of one thread.
 
-    A thread has two rows, and two neighbouring columns in each 8 (`wgmma`).
+    A thread has two rows, and two neighbouring columns in each 8 (`wgmma`). It adds up what it has
+    of their row sums, R.
     """
 
     ranges: KeyRanges
@@ -261,6 +296,7 @@ class HopperWeights(Fixed):
     thread: Any
     bias: HopperBias | None
     tables: SharedTables
+    R: Any
 
     def __post_init__(self) -> None:
         self.plain, self.careful, *self.masked = self.rows_of(self.programs)
@@ -270,7 +306,7 @@ class HopperWeights(Fixed):
     def rows_of(self, programs: Sequence[Program]) -> list[list[Row]]:
         row = self.first + first_row(self.thread)
         return [
-            [Row(program, self.tile, program.position(row) + half) for half in (0, 8)]
+            [Row(program, self.tile, program.position(row) + half) for half in HALVES]
             for program in programs
         ]
 
@@ -321,7 +357,11 @@ class HopperWeights(Fixed):
             first = row.program.position(column) + r // 4 * 8
             kv_idx, values = Pair(first, first + 1), next(values_of)
             operands = row.fetch(first, 2, values) if cutlass.const_expr(end is None) else {}
-            (weight,) = row(Pair(S[r], S[r + 1]), kv_idx, operands, values=values)
+            terms = row(Pair(S[r], S[r + 1]), kv_idx, operands, values=values)
             if cutlass.const_expr(end is not None):  # program(0) may differ from 0
-                weight = choose(Pair(*(x < end for x in kv_idx.lanes)), weight, 0.0)
-            S[r], S[r + 1] = pair(weight).lanes
+                inside = Pair(*(x < end for x in kv_idx.lanes))
+                terms = [choose(inside, x, 0.0) for x in terms]
+            weight, *summed = (pair(x).lanes for x in terms)
+            S[r], S[r + 1] = weight
+            for first_term, second_term in summed:
+                self.R[r // 2 % 2] = self.R[r // 2 % 2] + (first_term + second_term)
