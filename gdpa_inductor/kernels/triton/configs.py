@@ -66,6 +66,7 @@ def shared_memory(kernel: str, config: Config, shape: Shape, capability: int = 9
             keys * both + operands,
         ),
         "tiles": (rows * both + keys * both + operands, 0),
+        "weights": (rows * shape.value_dim + weights, keys * both),
     }[kernel]
     return resident + config.stages * streamed + _BARRIERS
 
@@ -96,6 +97,9 @@ _TABLE: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
     ("tiles", 2, 128, (Config(64, 64, 4, 3), Config(64, 128, 8, 2))),
     ("tiles", 2, 256, (Config(64, 64, 8, 1), Config(32, 32, 4, 1))),
     ("tiles", 4, 256, (Config(32, 32, 4, 1), Config(64, 64, 8, 1), Config(16, 16, 4, 1))),
+    # Compiled for sm_90, not timed.
+    ("weights", 2, 256, (Config(128, 64, 8, 2), Config(128, 32, 8, 3))),
+    ("weights", 4, 256, (Config(32, 32, 4, 1), Config(16, 16, 4, 1))),
 )
 # Such rows for special inner loops. The first row counts whose words are all in `Shape.loop`. With
 # few steps latency is not hidden. So more warps, stages or CTAs at a time are worth more loads.

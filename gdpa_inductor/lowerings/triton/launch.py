@@ -27,7 +27,7 @@ from ...kernels.triton.device_tables import (
     tile_order,
 )
 from ...kernels.triton.splits import FEW_ROWS, MOST_ROWS
-from ...kernels.triton.template import DIAGONAL, AuxRead, Plan
+from ...kernels.triton.template import DIAGONAL, STEPS, AuxRead, Plan
 from ...operands import Size
 from ...problem import Problem
 from ...program.expr import POSITIONS
@@ -264,6 +264,8 @@ def _constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[st
         known |= {"PAGE": problem.page} if plan.paged else {}
     if plan.diagonal:
         known["DIAGONAL"] = DIAGONAL
+    if plan.kernel == "weights":
+        known["STEPS"] = STEPS
     if plan.tables:
         known["BOUNDS_TILE"] = BOUNDS_TILE
     if plan.kernel == "five_matmul":
@@ -295,14 +297,14 @@ def _template(plan: Plan) -> Any:
     """
     if plan.diagonal:
         return templates.triton_template(plan.name, _diagonals, plan.source, {"plan": plan})
-    block_m = "BLOCK_M" if plan.kernel in ("forward", "rows", "tiles") else None
-    block_n = "BLOCK_N" if plan.kernel in ("keys", "tiles") else None
+    block_m = "BLOCK_M" if plan.kernel in ("forward", "rows", "tiles", "weights") else None
+    block_n = "BLOCK_N" if plan.kernel in ("keys", "tiles", "weights") else None
 
     def grid(
         m: Any, n: Any, units: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]
     ) -> tuple[Any, int, int]:
         tiles_m = cdiv(m, meta[block_m]) if block_m else 1
-        tiles_n = cdiv(n, meta[block_n]) if block_n else 1
+        tiles_n = cdiv(n, meta[block_n] * meta.get("STEPS", 1)) if block_n else 1
         return tiles_m * tiles_n * units, 1, 1
 
     return templates.triton_template(plan.name, grid, plan.source, {"plan": plan})
