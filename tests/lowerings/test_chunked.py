@@ -43,6 +43,7 @@ STORED = {
     "no score": "2.0",
     "linear": "s",
     "bias of heads": "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))",
+    "bias of a scaled score": "a0:f[-,h,q_idx,kv_idx]; silu(add(mul(s,0.125),a0))",
     "scaled bias": "a0:f[b,h,q_idx,kv_idx]; silu(add(mul(s,a0),a0))",
     "mask and gate": "a0:b[b,-,q_idx,kv_idx]; a1:f[h]; mul(where(a0,silu(s),0.0),a1)",
     "scalar and lengths": "a0:i[b]; where(lt(kv_idx,a0),div(silu(s),float(i0)),0.0)",

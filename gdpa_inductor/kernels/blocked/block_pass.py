@@ -62,10 +62,18 @@ class Pass:
         terms = (self.weight, self.score_grad, *(s.term for s in self.sums))
         return tuple(term for term in terms if term is not None)
 
+    def of_slope(self, summed: Sum) -> float | None:
+        """The constant that makes dS the term of a sum, as of a bias beside a scaled score."""
+        slope = self.score_grad
+        if slope is None or summed.term is slope:
+            return None if slope is None else 1.0
+        scaled = slope.op == "mul" and slope.args[0] is summed.term and slope.args[1].is_const
+        return 1 / slope.args[1].value if scaled and slope.args[1].value else None
+
     @functools.cached_property
     def own_sums(self) -> tuple[Sum, ...]:
-        """The sums of other terms than dS."""
-        return tuple(summed for summed in self.sums if summed.term is not self.score_grad)
+        """The sums of other terms."""
+        return tuple(summed for summed in self.sums if self.of_slope(summed) is None)
 
     @functools.cached_property
     def places(self) -> tuple[Expr, ...]:

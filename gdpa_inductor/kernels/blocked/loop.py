@@ -369,9 +369,10 @@ class BlockLoop:
         weight = None if work.weight is None else next(made)
         slope = None if work.score_grad is None else next(made)
         for summed, total in zip(work.sums, self._totals, strict=True):
-            term = next(made) if summed in work.own_sums else slope
-            assert term is not None
-            self._steps.do(_add_sum, term, block.cut(total))
+            factor = work.of_slope(summed)
+            term = next(made) if factor is None or slope is None else slope
+            add = functools.partial(_add_sum, 1.0 if factor is None else factor)
+            self._steps.do(add, term, block.cut(total))
         return weight, slope
 
     def _looked_up(self, block: Block) -> dict[int, tuple[Tensor, Tensor]]:
@@ -400,10 +401,11 @@ class BlockLoop:
         return program
 
 
-def _add_sum(term: Tensor, total: Tensor) -> None:
-    """Add a term of scores to a total, summed over the axes that this lacks."""
+def _add_sum(factor: float, term: Tensor, total: Tensor) -> None:
+    """Add factor times a term of scores to a total, summed over the axes that this lacks."""
     missing = [dim for dim, size in enumerate(total.shape) if size != term.shape[dim]]
-    total.add_(term.sum(missing, keepdim=True, dtype=total.dtype) if missing else term)
+    part = term.sum(missing, keepdim=True, dtype=total.dtype) if missing else term
+    total.add_(part, alpha=factor)
 
 
 class BlockProgram:

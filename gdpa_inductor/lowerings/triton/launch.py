@@ -259,22 +259,26 @@ def _constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[st
     }
     if plan.listed:
         known["WORK_TILE"] = WORK_TILE
-    if plan.kernel == "forward":
-        known |= _halves(plan, config) if plan.jagged else {}
-        known |= {"PAGE": problem.page} if plan.paged else {}
+    known |= _own_constants(plan, config, problem)
     if plan.diagonal:
         known["DIAGONAL"] = DIAGONAL
-    if plan.kernel == "weights":
-        known["STEPS"] = STEPS
     if plan.tables:
         known["BOUNDS_TILE"] = BOUNDS_TILE
-    if plan.kernel == "five_matmul":
-        known |= {"WARPS": config.warps, "ROWS": five_matmul.ROWS}
     if plan.skips and plan.bounds is None:
         known["LANES"] = LANES
     if single:
         known["SINGLE"] = True
     return known
+
+
+def _own_constants(plan: Plan, config: Config, problem: Problem) -> dict[str, Any]:
+    """Those of a single kernel."""
+    if plan.kernel == "forward":
+        halves = _halves(plan, config) if plan.jagged else {}
+        return halves | ({"PAGE": problem.page} if plan.paged else {})
+    if plan.kernel == "five_matmul":
+        return {"WARPS": config.warps, "ROWS": five_matmul.ROWS}
+    return {"STEPS": STEPS} if plan.kernel == "weights" else {}
 
 
 def _halves(plan: Plan, config: Config) -> dict[str, int]:
