@@ -58,6 +58,21 @@ def stored(uncompiled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operands, "stores", lambda *_: True)
 
 
+@pytest.mark.parametrize("form", ["some units", "rows of a unit"], indirect=True)
+def test_p_and_ds_as_they_are_compiled(form, monkeypatch):
+    """Twice, as later calls repeat what the first has recorded."""
+    monkeypatch.setattr(operands, "stores", lambda *_: True)
+    text = "where(ge(q_idx,kv_idx),silu(mul(s,0.25)),0.0)"
+
+    def eager(query, key, value):
+        weights = torch.nn.functional.silu(query @ key.mT * 0.25)
+        return weights.tril() @ value
+
+    given = [torch.randn(2, 4, n, 16, dtype=torch.bfloat16) for n in (37, 53, 53)]
+    for _ in range(2):
+        assert not CHUNKED.breach(canonical(text), eager, given)
+
+
 @pytest.mark.parametrize("form", ["one chunk", "squares"], indirect=True)
 def test_p_and_ds_of_a_program_with_row_sums(form, stored):
     text = canonical("a0:f[b,h,q_idx]; t0=tanh(s); r=mul(a0,abs(t0)); t0")
