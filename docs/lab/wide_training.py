@@ -36,8 +36,8 @@ from tests._judge import Results, difference, results
 ROWS, HEADS, TURNS = 32768, 4, 3
 CASES = [(d, n, "none") for d in (256, 192) for n in (2048, 8192, 1024)]
 CASES += [(256, 2048, "causal"), (192, 2048, "causal")]
-TILES = ("128,64,8,2,16", "128,64,8,2,8", "128,64,8,2,32", "128,32,8,3,32", "128,32,8,2,32",
-         "64,64,4,2,16", "64,128,8,1,16")  # fmt: skip
+TILES = ("128,32,8,3,32", "128,32,8,4,32", "128,32,8,3,16", "128,32,8,3,64", "128,64,8,2,16",
+         "128,64,8,3,16", "128,64,8,3,32", "64,64,4,3,16")  # fmt: skip
 # Units, rows and columns of a chunk, and the parts of a sum.
 PRODUCTS = ((8, 2048, 2048, 1), (32, 1024, 1024, 1), (1, 4096, 8192, 1), (1, 4096, 8192, 2),
             (1, 4096, 8192, 4), (1, 8192, 4096, 1), (1, 8192, 4096, 2))  # fmt: skip
@@ -124,7 +124,7 @@ def tile(dim: int, text: str) -> None:
     rows, keys, warps, stages, steps = map(int, text.split(","))
     config_of_tile = Config(rows, keys, warps, stages)
     launch.configs = lambda *_: [config_of_tile]
-    launch.STEPS = steps
+    launch.PART = steps * keys
     torch.compiler.reset()
     program = str(ScoreMod.parse(f"div(silu(mul(s,{dim**-0.5!r})),2048.0)"))
     size = (1, 8, 2048, dim)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ...program.score_mod import JAGGED, Aux
 
-STEPS = 16  # key tiles of a CTA of "weights"
+PART = 1024  # the keys of a CTA of "weights"
 DIAGONAL = 64  # the rows of a sum along diagonals, a multiple of the rows of its tiles
 _SOURCES = Path(__file__).parent / "templates"
 

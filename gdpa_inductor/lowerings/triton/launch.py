@@ -27,7 +27,7 @@ from ...kernels.triton.device_tables import (
     tile_order,
 )
 from ...kernels.triton.splits import FEW_ROWS, MOST_ROWS
-from ...kernels.triton.template import DIAGONAL, STEPS, AuxRead, Plan
+from ...kernels.triton.template import DIAGONAL, PART, AuxRead, Plan
 from ...operands import Size
 from ...problem import Problem
 from ...program.expr import POSITIONS
@@ -188,7 +188,8 @@ def _work_tiles(plan: Plan, o: Inputs) -> Any:
 
 
 def _configs(plan: Plan, problem: Problem) -> list[Config]:
-    dims = [block_dim(d) for d in (problem.head_dim, problem.value_dim)]
+    dims = [int(d) for d in (problem.head_dim, problem.value_dim)]
+    dims = [-(-d // 16) * 16 if plan.kernel == "weights" else block_dim(d) for d in dims]
     tiles = [a.number for a in plan.reads if a.axes >= POSITIONS]
     score_bytes = sum(problem.aux_dtypes[number].itemsize for number in tiles)
     rows, cols = hint(problem.rows), hint(problem.cols)
@@ -278,7 +279,7 @@ def _own_constants(plan: Plan, config: Config, problem: Problem) -> dict[str, An
         return halves | ({"PAGE": problem.page} if plan.paged else {})
     if plan.kernel == "five_matmul":
         return {"WARPS": config.warps, "ROWS": five_matmul.ROWS}
-    return {"STEPS": STEPS} if plan.kernel == "weights" else {}
+    return {"STEPS": max(1, PART // config.keys)} if plan.kernel == "weights" else {}
 
 
 def _halves(plan: Plan, config: Config) -> dict[str, int]:
