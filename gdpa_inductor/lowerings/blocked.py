@@ -45,6 +45,7 @@ from ..ops import (
     fake_output,
     no_autocast,
 )
+from ..options import KernelOptions
 from ..program.expr import Expr, compute_dtype
 from ..program.expr import aux as aux_leaf
 from ..program.expr import call as call_of
@@ -56,7 +57,7 @@ from .call import Call, extern_call
 log = logging.getLogger("gdpa_inductor")
 
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
-_KEYWORDS = ("fp32_scores", "lengths_vary")
+_KEYWORDS = ("fp32_scores", "lengths_vary", "fast", "skip")
 FORWARD = Signature("attention_chunked", keywords=_KEYWORDS, pages=True)
 BACKWARD = Signature("attention_chunked_backward", backward=True, keywords=_KEYWORDS)
 # Tiles so small that two CTAs fit on a multiprocessor: one multiplies while the other stores.
@@ -78,7 +79,10 @@ def lower_in_chunks(call: Call) -> Any:
     """The same in chunks."""
     _count(call)
     arguments = call.on_its_device(
-        fp32_scores=call.options.fp32_scores, lengths_vary=not call.static
+        fp32_scores=call.options.fp32_scores,
+        lengths_vary=not call.static,
+        fast=call.options.fast_math,
+        skip=call.options.skip,
     )
     callee = (__name__, "chunked_call", repr(call.backward))
     signature = (BACKWARD if call.backward else FORWARD).of(call.problem.program)
@@ -101,7 +105,8 @@ def _count(call: Call) -> None:
     sums = any(call.needs[3:]) if call.backward else o.program.summed is not None
     names = _wanted(call.needs) if call.backward else ["out"]
     planned = loop.call_of(o, names, call.fakes.grad_out if call.backward else None, sums)
-    count = chunks.launches(planned, (2 if call.backward else 1) - o.fused(sums))
+    products = 0 if planned.stored else (2 if call.backward else 1) - o.fused(sums)
+    count = chunks.launches(planned, products)
     dynamo.counters["gdpa"]["chunked_launches"] += count
     log.info("%s in chunks: %d launches", call.signature.name, count)
 
@@ -159,7 +164,10 @@ def lower_product(query: Any, key: Any, heads: int) -> Any:
 
 @functools.cache
 def register_product() -> None:
+    from .triton import weights
+
     lowering.register_lowering(fused.PRODUCT, lower_product)
+    weights.register()
 
 
 def _attention(arguments: Arguments[Tensor]) -> Any:
@@ -213,7 +221,9 @@ def _chunked(o: Operands[Tensor], options: Any, padding: Padding | None = None) 
         o = padding.pad(o)
     aux = [*_on_axes(o, o.program.aux), *valid]
     wide, vary = options.get("fp32_scores", False), options.get("lengths_vary", False)
-    return BlockOperands(o.query, o.key, o.value, aux, o.scalars, o.program, only, wide, vary)
+    kernel = KernelOptions(fast_math=options.get("fast", True), skip=options.get("skip", True))
+    about = only, wide, vary, str(kernel)
+    return BlockOperands(o.query, o.key, o.value, aux, o.scalars, o.program, *about)
 
 
 def _on_axes(o: Operands[Tensor], specs: Sequence[Aux]) -> list[Tensor]:

@@ -5,10 +5,14 @@ from measured rates when it is faster than the unfused form. Stock Inductor writ
 memory and reads them again. In chunks, in fp16 and bf16, one kernel computes S and the program, so
 S is not stored at all. In exchange, the backward computes S again, the products of a chunk are
 smaller, and the CPU launches every chunk.
+
+On Hopper it has the backward at head dims above 128, where that of Triton loses and CuTe has none.
+One kernel computes P and dS there (`kernels/blocked/fused.py`). The forward is CuTe's or Triton's.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -16,7 +20,7 @@ import torch
 
 from ..kernels import devices
 from ..kernels.blocked import chunks
-from ..kernels.blocked.fused import WHOLE
+from ..kernels.blocked.fused import WHOLE, WIDEST
 from ..problem import Problem
 from ..program.expr import POSITIONS, postorder
 from ..rejection import Code
@@ -37,6 +41,9 @@ class Rates:
     chunk: dict[str, float]  # FLOP/s of products of a chunk, by precision
     fused: float  # FLOP/s of the kernel that computes S and the program, with up to WHOLE channels
     deep: float  # the same with more channels
+    forward: float  # FLOP/s of a fused forward
+    both: float  # FLOP/s of the kernel that computes P and dS
+    stored: float  # FLOP/s of products of P and dS that it has stored
     memory: float  # bytes/s of scores that a program reads from memory and writes to it
     cache: float  # the same for the scores of a chunk, part of which stay in the L2 cache
     crowded: float  # additions/s to a small table
@@ -51,6 +58,9 @@ RATES = Rates(
     chunk={"half": 400e12, "tf32": 200e12, "ieee": 30e12, "double": 20e12},
     fused=300e12,
     deep=200e12,
+    forward=540e12,
+    both=400e12,  # this and the next are estimates
+    stored=540e12,
     memory=3.0e12,
     cache=4.3e12,
     crowded=0.9e9,
@@ -94,13 +104,19 @@ def estimate(problem: Problem) -> Estimate:
     batch, heads, rows, cols = (max(hint(size), 1) for size in problem.sizes.values())
     dim, value_dim = hint(problem.head_dim), hint(problem.value_dim)
     scores, itemsize = batch * heads * rows * cols, problem.dtype.itemsize
-    kind, fused = precision(problem), problem.dtype in _HALF
+    kind, fused, stored = precision(problem), problem.dtype in _HALF, _stored(problem)
     # In a forward the program reads S and writes P. In a backward it reads S and dP and writes dS;
     # in chunks it writes P too.
     products = (dim + value_dim) * (3 if problem.training else 1)
     stock = 2 * scores * products / RATES.whole[kind]
     stock += scores * itemsize * (5 if problem.training else 2) / RATES.memory
     stock += problem.crowded / RATES.crowded
+    if stored:
+        per_flop = 1 / RATES.forward + 1 / RATES.both
+        busy = 2 * scores * ((dim + value_dim) * per_flop + (2 * dim + value_dim) / RATES.stored)
+        busy += scores * (2 * long_functions(problem) + 3 * _operand_bytes(problem) / RATES.cache)
+        kernels = 1 + _parts(batch * heads, rows, cols, 2 * itemsize, chunks.STORED) * 4
+        return Estimate(stock, max(busy, RATES.call + kernels * RATES.launch), kernels)
     passes = 2 if problem.training else 1
     # P V of a chunk has all its rows. The products that add to a gradient are small.
     busy = 2 * scores * (value_dim / RATES.whole[kind])
@@ -120,17 +136,36 @@ def estimate(problem: Problem) -> Estimate:
 
 def _launches(units: int, rows: int, cols: int, itemsize: int, training: bool, fused: bool) -> int:
     """How many kernels are launched, for so many (batch, head)."""
-
-    def parts(score_bytes: int) -> int:
-        room = chunks.SCORES // (rows * cols * score_bytes)
-        if room:
-            return math.ceil(units / room)
-        return units * math.ceil(rows * cols * score_bytes / chunks.SCORES)
-
+    parts = functools.partial(_parts, units, rows, cols, most=chunks.SCORES)
     kernels = parts(itemsize) * (2 if fused else 3)
     if training:
         kernels += parts((3 if fused else 2) * itemsize) * (5 if fused else 6)
     return kernels
+
+
+def _parts(units: int, rows: int, cols: int, score_bytes: int, most: int) -> int:
+    """How many chunks there are, of at most so many bytes each."""
+    room = most // (rows * cols * score_bytes)
+    if room:
+        return math.ceil(units / room)
+    return units * math.ceil(rows * cols * score_bytes / most)
+
+
+def _stored(problem: Problem) -> bool:
+    """Whether one kernel computes P and dS in a backward (`BlockOperands.stores`), and another
+    backend has the forward.
+    """
+    dims = problem.head_dim, problem.value_dim
+    return (
+        problem.training
+        and problem.device.type == "cuda"
+        and devices.capability(problem.device) // 10 == 9
+        and problem.dtype in _HALF
+        and problem.dtype == problem.value_dtype
+        and max(map(hint, dims)) <= WIDEST
+        and not problem.jagged
+        and not any(spec.is_table for spec in problem.program.aux)
+    )
 
 
 def sizes_vary(problem: Problem) -> bool:

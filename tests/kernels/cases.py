@@ -145,6 +145,12 @@ class Case:
             results += reference_backward(grad_out, operands, self.needed)
         return results
 
+    def likes(self, tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Of each result the operand that it may lie as."""
+        requests = [x for x, need in zip(tensors[1:], self.needed, strict=False) if need]
+        likes = [x if x.dim() == 4 else None for x in requests if self.needs]
+        return likes if self.spent else [*[None] * len(self.mod.roots), *likes]
+
     def check(self, call: Callable) -> str:
         """Render, run by `call(source, tensors)`, compare; "" or what is wrong."""
         torch.manual_seed(0)
@@ -158,9 +164,7 @@ class Case:
         result = call(source, tensors)
         if self.spent and result[1].data_ptr() != tensors[2].data_ptr():
             return "dK has memory of its own"
-        requests = [x for x, need in zip(tensors[1:], self.needed, strict=False) if need]
-        likes = [x if x.dim() == 4 else None for x in requests if self.needs]
-        likes = likes if self.spent else [*[None] * len(self.mod.roots), *likes]
+        likes = self.likes(tensors)
         for i, (got, want) in enumerate(zip(result, expected, strict=True)):
             fault = _fault(got, want, self.tolerance, likes[i])
             if fault:

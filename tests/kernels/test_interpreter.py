@@ -20,6 +20,7 @@ from . import (
     row_sum_cases,
     split_cases,
     table_cases,
+    weights_cases,
 )
 
 TABLES = (
@@ -31,6 +32,7 @@ TABLES = (
     table_cases,
     paged_cases,
     row_sum_cases,
+    weights_cases,
 )
 CASES = [case for table in TABLES for case in table.CASES]
 ROOT = Path(__file__).parents[2]
@@ -59,6 +61,8 @@ QUICK = {
     "paged_split_jagged",
     "sums_tail", "sums_few", "sums_absolute", "sums_other_mask", "sums_of_an_operand",
     "sums_gradient", "sums_jagged", "sums_jagged_keys", "sums_jagged_gradient",
+    "weights", "weights_tail", "weights_parts", "weights_channels", "weights_causal",
+    "weights_later", "weights_terms", "weights_table", "weights_flat", "weights_one",
 }  # fmt: skip
 
 # Every template and feature once: what the oldest Triton runs too.

@@ -153,6 +153,7 @@ FORMS = {
 def in_chunks(form: str, patch: pytest.MonkeyPatch) -> Iterator[None]:
     scores, sums, rows = FORMS[form]
     sizes = {"SCORES": scores, "SUMS": sums, "MIN_ROWS": rows, "ALIGNED": 4}
+    sizes |= {"STORED": scores, "STORED_SUMS": sums}
     for name, value in sizes.items():
         patch.setattr(chunks, name, value)
     chunks.passes.cache_clear()

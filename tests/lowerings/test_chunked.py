@@ -36,6 +36,72 @@ def test_one_kernel_for_scores_and_program(form, uncompiled, text, monkeypatch):
     same_as_reference(text)
 
 
+STORED = {
+    "silu": SILU,
+    "causal": "where(ge(q_idx,kv_idx),silu(s),0.0)",
+    "indices": "mul(relu(s),float(add(add(b,h),mul(q_idx,kv_idx))))",
+    "no score": "2.0",
+    "linear": "s",
+    "bias of heads": "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))",
+    "bias of a scaled score": "a0:f[-,h,q_idx,kv_idx]; silu(add(mul(s,0.125),a0))",
+    "scaled bias": "a0:f[b,h,q_idx,kv_idx]; silu(add(mul(s,a0),a0))",
+    "mask and gate": "a0:b[b,-,q_idx,kv_idx]; a1:f[h]; mul(where(a0,silu(s),0.0),a1)",
+    "scalar and lengths": "a0:i[b]; where(lt(kv_idx,a0),div(silu(s),float(i0)),0.0)",
+    "apart": "a0:f[kv_idx]; add(silu(s),a0)",
+}
+
+
+@pytest.fixture
+def stored(uncompiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel computes P and dS, as Hopper has it in 16 bits; here by its formula."""
+    monkeypatch.setattr(loop, "fixed", lambda work, *_: work)
+    monkeypatch.setattr(operands, "stores", lambda *_: True)
+
+
+@pytest.mark.parametrize("form", ["some units", "rows of a unit"], indirect=True)
+def test_p_and_ds_as_they_are_compiled(form, monkeypatch):
+    """Twice, as later calls repeat what the first has recorded."""
+    monkeypatch.setattr(operands, "stores", lambda *_: True)
+    text = "where(ge(q_idx,kv_idx),silu(mul(s,0.25)),0.0)"
+
+    def eager(query, key, value):
+        weights = torch.nn.functional.silu(query @ key.mT * 0.25)
+        return weights.tril() @ value
+
+    given = [torch.randn(2, 4, n, 16, dtype=torch.bfloat16) for n in (37, 53, 53)]
+    for _ in range(2):
+        assert not CHUNKED.breach(canonical(text), eager, given)
+
+
+@pytest.mark.parametrize("form", ["one chunk", "squares"], indirect=True)
+def test_p_and_ds_of_a_program_with_row_sums(form, stored):
+    text = canonical("a0:f[b,h,q_idx]; t0=tanh(s); r=mul(a0,abs(t0)); t0")
+    grad_out, query, key, value = (
+        torch.randn(2, 4, n, 16, dtype=torch.float64) for n in (37, 37, 53, 53)
+    )
+    gate = torch.randn(2, 4, 37, dtype=torch.float64)
+    given = (grad_out, query, key, value, [gate], [], text, [True] * 4)
+    wanted = torch.ops.gdpa.attention_backward(*given, "")
+    torch.testing.assert_close(backward_op(*given), wanted, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("form", FORMS, indirect=True)
+def test_p_and_ds_by_one_kernel(form, stored, name):
+    """Every kind of operand, in any chunks."""
+    text = STORED[name]
+    sizes = {"b": 2, "h": 4, "q_idx": 37, "kv_idx": 53, "-": 1}
+    made = {"f": torch.randn, "b": lambda shape, dtype: torch.rand(shape) < 0.6,
+            "i": lambda shape, dtype: torch.randint(20, 53, shape)}  # fmt: skip
+    aux = [
+        made[spec.kind]([sizes[x] for x in spec.access], dtype=torch.float64)
+        for spec in ScoreMod.parse(text).aux
+    ]
+    scalars = (3,) if "i0" in text else ()
+    same_as_reference(text, aux=aux, scalars=scalars)
+    same_as_reference(text, aux=aux, scalars=scalars, heads=(2, 1))
+
+
 def test_operands_of_two_precisions(form, uncompiled):
     same_as_reference(SILU, dtypes=(torch.float32, torch.float64), rtol=1e-3, atol=1e-3)
 

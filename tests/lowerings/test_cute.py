@@ -271,17 +271,43 @@ def test_hopper_prefers_triton_where_it_is_faster(changes: dict):
 
 
 @pytest.mark.usefixtures("hopper")
-def test_training_at_wide_heads_is_left_unfused():
+@pytest.mark.parametrize("dim", [192, 256])
+@pytest.mark.parametrize("batch, length", [(32, 1024), (16, 2048), (4, 8192)])
+def test_training_at_wide_heads_has_a_backward_in_chunks(dim: int, batch: int, length: int):
+    sizes = {"batch": batch, "rows": length, "cols": length, "head_dim": dim, "value_dim": dim}
+    case, off = problem(**{**LARGE, **sizes, "training": True}), Options(profit=False)
+    assert lowerings.choose(case, Options()).kernel == "chunked"
+    assert lowerings.choose(replace(case, training=False), off).kernel == "cute"
+    choice = lowerings.choose(replace(case, needs=(True,) * 3), off)
+    assert choice.kernel == "chunked"
+    assert f"a head dim of {dim}; the CuTe backward takes up to 128" in choice.reason
+
+
+UNFUSED = {
+    "small": {"batch": 2},
+    "jagged": {"jagged_query": True, "jagged_key": True, "total_rows": 4096, "total_cols": 4096},
+    "fp32": {"dtype": torch.float32, "value_dtype": torch.float32},
+}
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("name", UNFUSED)
+def test_other_training_at_wide_heads_is_left_unfused(name: str):
     """Its backward would be Triton's, which is slower than the unfused form."""
+    case = problem(**{**LARGE, **WIDE, "training": True, **UNFUSED[name]})
+    assert not lowerings.choose(case, Options())
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (10, 0)])
+def test_training_at_wide_heads_is_left_unfused_elsewhere(capability: tuple, monkeypatch):
+    """The kernel of P and dS has tiles for Hopper alone. What was rewritten all the same is
+    lowered by Triton."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
     case = problem(**{**LARGE, **WIDE, "training": True})
-    refusal = lowerings.choose(case, Options())
-    assert not refusal and refusal.code is Code.SLOWER
-    # What was rewritten all the same is lowered: the forward here, the backward by Triton.
-    off = Options(profit=False)
-    assert lowerings.choose(case, off).kernel == "cute"
-    choice = lowerings.choose(problem(**{**LARGE, **WIDE, **BACKWARD}), off)
-    assert choice.kernel == "triton"
-    assert "a head dim of 256; the CuTe backward takes up to 128" in choice.reason
+    assert lowerings.choose(case, Options()).code is Code.SLOWER
+    backward = replace(case, needs=(True,) * 3)
+    assert lowerings.choose(backward, Options(profit=False)).kernel == "triton"
 
 
 @pytest.mark.usefixtures("hopper")

@@ -40,6 +40,7 @@ class Sum:
 
     term: Expr
     axes: frozenset[str]
+    number: int = -1  # of the operand; a row sum has none
     place: Expr | None = None  # of a table
     place_axes: frozenset[str] = frozenset()
 
@@ -51,6 +52,7 @@ class Pass:
     weight: Expr | None
     score_grad: Expr | None = None
     sums: tuple[Sum, ...] = ()
+    program: tuple[Expr, ...] = ()  # the roots of the score program, if `StoredPass` needs them
     # The weight overwrites the score, and dS overwrites dP. Else each result has its own tensor.
     in_place: bool = False
     dtype: torch.dtype | None = None  # to compute in; None is that of the score
@@ -59,6 +61,19 @@ class Pass:
     def roots(self) -> tuple[Expr, ...]:
         terms = (self.weight, self.score_grad, *(s.term for s in self.sums))
         return tuple(term for term in terms if term is not None)
+
+    def of_slope(self, summed: Sum) -> float | None:
+        """The constant that makes dS the term of a sum, as of a bias beside a scaled score."""
+        slope = self.score_grad
+        if slope is None or summed.term is slope:
+            return None if slope is None else 1.0
+        scaled = slope.op == "mul" and slope.args[0] is summed.term and slope.args[1].is_const
+        return 1 / slope.args[1].value if scaled and slope.args[1].value else None
+
+    @functools.cached_property
+    def own_sums(self) -> tuple[Sum, ...]:
+        """The sums of other terms."""
+        return tuple(summed for summed in self.sums if self.of_slope(summed) is None)
 
     @functools.cached_property
     def places(self) -> tuple[Expr, ...]:
@@ -85,7 +100,7 @@ class Pass:
     @functools.cached_property
     def operands(self) -> tuple[Expr, ...]:
         """The leaves that `__call__` takes as tensors."""
-        terms = (*self.roots, *self.places)
+        terms = (*self.roots, *self.places, *self.program)
         return tuple(node for node in postorder(terms) if node.op in _LEAVES)
 
     def terms(

@@ -18,6 +18,9 @@ from .operands import Block, MatrixSpec, Region, spans
 # chunks would stay whole in the L2 cache of a GPU, but launching their kernels takes longer than
 # that saves.
 SCORES, SUMS = 40 << 20, 20 << 20
+# The same where one kernel computes P and dS. The products that follow need many scores to fill a
+# GPU: of head dims of 256, dQ of 4096 rows has 32 to 64 tiles.
+STORED, STORED_SUMS = 128 << 20, 64 << 20
 MIN_ROWS = 1024  # the fewest rows of a chunk with all columns; narrower products idle the GPU
 ALIGNED = 64  # rows and columns of a chunk are multiples of this
 
@@ -33,11 +36,17 @@ class ChunkedCall:
     joint: bool
     wanted: tuple[MatrixSpec, ...]  # the results, which are sums over chunks
     score_bytes: int  # of one score, in all buffers of a chunk
+    stored: bool = False  # one kernel computes P and dS
 
     @property
     def scores(self) -> int:
         """The most scores of a chunk."""
-        return SCORES // self.score_bytes
+        return (STORED if self.stored else SCORES) // self.score_bytes
+
+    @property
+    def sums(self) -> int:
+        """The most bytes of unfinished sums."""
+        return STORED_SUMS if self.stored else SUMS
 
     @property
     def run(self) -> int:
@@ -83,7 +92,7 @@ def passes(call: ChunkedCall) -> tuple[BlockPass, ...]:
     while left or not plan:
         order = sorted(blocks, key=left[0].region) if left else blocks
         served: list[MatrixSpec] = []
-        room = SUMS
+        room = call.sums
         for side in left:
             cost = unfinished(side, order)
             if not served or cost <= room:
@@ -129,7 +138,7 @@ def _room(call: ChunkedCall) -> int:
         if side.shared or side.group > 1
     ]
     room = call.scores // (rows * cols)
-    return max(1, min([room, *(SUMS // 2 // part for part in parts)]))
+    return max(1, min([room, *(call.sums // 2 // part for part in parts)]))
 
 
 def _steps(call: ChunkedCall) -> tuple[int, int]:
@@ -138,7 +147,9 @@ def _steps(call: ChunkedCall) -> tuple[int, int]:
     if rows * cols <= call.scores:
         return rows, cols
     most_rows, most_cols = _most_summed(call, "rows"), _most_summed(call, "cols")
-    if _width(call, "cols") > _width(call, "rows"):  # then the wider sums are complete at once
+    # Then the wider sums are complete at once. Where P and dS are stored, two of the three products
+    # should have long results.
+    if _width(call, "cols") > _width(call, "rows") and not call.stored:
         step = call.scores // rows
         if step >= min(cols, MIN_ROWS) and rows <= most_rows:
             return rows, _even(cols, step)
@@ -157,7 +168,7 @@ def _width(call: ChunkedCall, along: str) -> int:
 def _most_summed(call: ChunkedCall, along: str) -> int:
     """How many rows, or columns, have sums within the memory for them."""
     width = _width(call, along)
-    return max(ALIGNED, SUMS // (4 * width)) if width else 1 << 62
+    return max(ALIGNED, call.sums // (4 * width)) if width else 1 << 62
 
 
 def _units(call: ChunkedCall, room: int) -> Iterator[tuple[slice, slice]]:

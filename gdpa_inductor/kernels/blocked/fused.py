@@ -3,6 +3,9 @@
 `gdpa::chunk_product` is the product, as an operator in the graph that Inductor compiles for a
 chunk. Its lowering is a template, and Inductor fuses the program into its epilogue. It serves
 16-bit operands on NVIDIA GPUs. Otherwise torch's library computes the product.
+
+In a backward on Hopper `gdpa::attention_weights` computes both products, S and dP = dO Vᵀ, if head
+dims are not too wide for its tiles. Its lowering is in `lowerings/triton/weights.py`.
 """
 
 from __future__ import annotations
@@ -15,10 +18,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...program.expr import AXES, Expr, aux, call, element_kind, with_leaves
+from ...program.score_mod import Aux, ScoreMod
 from ..devices import nvidia
 from .block_pass import Pass
 
 WHOLE = 128  # up to so many channels are multiplied in one step
+WIDEST = 256  # the widest head dims for which one kernel computes S and dP
 _SOURCE = Path(__file__).parent / "templates" / "product.py.jinja"
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 _LIBRARY.define("chunk_product(Tensor query, Tensor key, SymInt heads) -> Tensor")
@@ -57,6 +63,55 @@ class FusedPass:
         return tuple(term.expand_as(score).to(query.dtype).contiguous() for term in terms)
 
 
+@dataclass(frozen=True)
+class StoredPass:
+    """The function of a chunk in a backward: (dO, query, key, value, *operands) to P, dS and terms
+    of aux operands, which are summed.
+
+    It returns only the wanted ones, in the dtype of the query. cut: The axes of which a chunk has a
+    part. options: Those of the kernel, as text.
+    """
+
+    work: Pass
+    heads: int
+    cut: frozenset[str]
+    options: str
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        matrices = [matrix.unflatten(0, (-1, self.heads)) for matrix in tensors[:4]]
+        leaves: dict[Expr, Expr] = {}
+        numbers: dict[object, int] = {}
+        specs: list[Aux] = []
+        operands: list[Tensor] = []
+        pairs = zip(self.work.operands, tensors[4:], strict=True)
+        for node, tensor in sorted(pairs, key=lambda pair: (pair[0].op, pair[0].value or 0)):
+            if node.op in AXES and node.op not in self.cut:
+                continue
+            own = aux(len(specs), node.kind)
+            leaves[node] = call("add", node, own) if node.op in AXES else own
+            numbers[node.value] = len(specs)
+            if node.op in AXES:  # the index of the chunk's first element
+                tensor = tensor.narrow(AXES.index(node.op), 0, 1)
+            operands.append(tensor)
+            specs.append(_spec(node, tensor))
+        roots = [with_leaves(root, lambda x: leaves.get(x, x)) for root in self.work.program]
+        program = ScoreMod(roots[0], tuple(specs), *roots[1:])
+        wanted = {numbers[own.number] for own in self.work.own_sums}
+        needs = [False, self.work.score_grad is not None, self.work.weight is not None]
+        needs += [number in wanted for number in range(len(specs))]
+        made = torch.ops.gdpa.attention_weights.default(
+            *matrices, operands, [], str(program), needs, self.options
+        )
+        return tuple(made)
+
+
+def _spec(node: Expr, operand: Tensor) -> Aux:
+    """How an operand on four axes is read; a table has one dim more."""
+    sizes = zip((*AXES, "t"), operand.shape, strict=False)
+    access = [axis if size != 1 or axis == "t" else "-" for axis, size in sizes]
+    return Aux(element_kind(node.kind), tuple(access))
+
+
 @functools.cache
 def _runs_on(device: torch.device) -> bool:
     return (
@@ -73,3 +128,9 @@ def fuses(query: Tensor, value: Tensor) -> bool:
         and query.dtype in (torch.float16, torch.bfloat16)
         and _runs_on(query.device)
     )
+
+
+def stores(query: Tensor, value: Tensor) -> bool:
+    """Whether one kernel computes P and dS of these operands in a backward."""
+    narrow = max(query.shape[-1], value.shape[-1]) <= WIDEST
+    return narrow and fuses(query, value) and torch.cuda.get_device_capability(query.device)[0] == 9

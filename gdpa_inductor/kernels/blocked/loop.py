@@ -32,7 +32,7 @@ from ...sources import source_hash
 from . import chunks, tiling
 from .block_pass import Pass, Runner, Sum, compiled, fixed
 from .chunks import BlockPass, ChunkedCall
-from .fused import FusedPass
+from .fused import FusedPass, StoredPass
 from .operands import Block, BlockOperands
 from .products import Sums, is_joint, multiply
 from .recording import Immediate, Recording, StepRecorder, Steps
@@ -98,9 +98,10 @@ def run(
 def _layout_key(o: BlockOperands, results: Results, grad_out: Tensor | None) -> object:
     """Calls with equal keys have the same steps, but for the addresses of their tensors."""
     layouts = [(t.dtype, t.shape, t.stride()) for t in (*_bases(o, results, grad_out, ()), *o.aux)]
-    limits = chunks.SCORES, chunks.SUMS, chunks.MIN_ROWS, chunks.ALIGNED
+    limits = chunks.SCORES, chunks.SUMS, chunks.MIN_ROWS, chunks.ALIGNED, chunks.STORED
     names, wanted = tuple(results.matrices), results.wanted
-    program = o.program, o.only, o.wide, o.device, o.fused(any(wanted))
+    fused = o.fused(any(wanted)), o.stores(any(wanted)), o.options
+    program = o.program, o.only, o.wide, o.device, *fused
     return (*program, names, wanted, *limits, *layouts)
 
 
@@ -165,11 +166,14 @@ def call_of(
     query, value, score = (x.itemsize for x in (o.query.dtype, o.value.dtype, o.score_dtype))
     # S and P; in a backward S, dP, P and dS
     per_score = [score, value] if grad_out is None else [score, value, value, query]
-    if o.fused(sums):
+    stored = grad_out is not None and o.stores(sums)
+    if stored:  # P, dS, and terms
+        score_bytes = value + query * (1 + sums * len(o.program.aux))
+    elif o.fused(sums):
         score_bytes = sum(per_score[1:])
     else:
         score_bytes = sum(per_score) // (2 if o.in_place else 1)
-    if sums:  # terms and places
+    if sums and not stored:  # terms and places
         tables = sum(spec.is_table for spec in o.program.aux)
         score_bytes += tables * (o.compute.itemsize + torch.int64.itemsize)
     return ChunkedCall(
@@ -178,12 +182,14 @@ def call_of(
         all(is_joint(t, batch, heads) for t in tensors),
         tuple(o.specs.sides[name] for name in names),
         score_bytes,
+        stored,
     )
 
 
 def _terms(o: BlockOperands, names: tuple[str, ...], wanted: tuple[bool, ...]) -> Pass:
     in_place = o.in_place and (o.pool is None or names == ("out",))
-    return _cached_terms(o.program, o.only, names, wanted, in_place, o.compute)
+    stored = o.pool is None and "out" not in names and o.stores(any(wanted))
+    return _cached_terms(o.program, o.only, names, wanted, in_place, stored, o.compute)
 
 
 @functools.lru_cache(maxsize=256)
@@ -193,6 +199,7 @@ def _cached_terms(
     names: tuple[str, ...],
     wanted: tuple[bool, ...],
     in_place: bool,
+    stored: bool,
     dtype: torch.dtype,
 ) -> Pass:
     def masked(term: Expr) -> Expr:
@@ -211,8 +218,10 @@ def _cached_terms(
         for number, (term, need) in enumerate(terms):
             if need and term is not None:
                 place = program.places.get(number), program.place_axes(number)
-                sums.append(Sum(masked(term), program.axes(number), *place))
+                sums.append(Sum(masked(term), program.axes(number), number, *place))
     work = Pass(weight, score_grad, tuple(sums), dtype=dtype)
+    if stored and work.reads_grad:
+        return replace(work, program=program.roots)
     # dS replaces dP only if there is one.
     return replace(work, in_place=in_place and (work.reads_grad or score_grad is None))
 
@@ -236,6 +245,7 @@ class BlockLoop:
     ) -> None:
         self._o, self._work, self._pass, self._steps = o, work, block_pass, steps
         self._inputs, self._leaves = inputs, leaves
+        self._stored = bool(work.program)
         self._fused = o.pool is None and o.fused(any(total is not None for total in totals))
         summed = o.program.gradients.aux if "out" in inputs else (o.program.summed,)
         terms = zip(summed, totals, strict=True) if work.sums else ()
@@ -267,10 +277,14 @@ class BlockLoop:
         query, key, value = inputs["query"], inputs["key"], inputs["value"]
         grad_out = inputs.get("out")
         grad: Tensor | None = None
-        if self._work.reads_grad:
+        if self._work.reads_grad and not self._stored:
             assert grad_out is not None
             grad = self._product("grad", block, grad_out, value, self._o.value.dtype)
-        weight, slope = self._weights(block, query, key, grad)
+        if self._stored:
+            assert grad_out is not None
+            weight, slope = self._weights_at_once(block, (grad_out, query, key, value))
+        else:
+            weight, slope = self._weights(block, query, key, grad)
         if weight is not None:
             weight = weight.view(value.shape[0], -1, value.shape[1])
             if "out" in sums:
@@ -343,6 +357,24 @@ class BlockLoop:
             None if work.score_grad is None else slope,
         )
 
+    def _weights_at_once(
+        self, block: Block, matrices: tuple[Tensor, ...]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The same by one kernel, which also computes dP."""
+        work = self._work
+        leaves = [block.cut(t) for t in self._leaves]
+        count = (work.weight is not None) + (work.score_grad is not None) + len(work.own_sums)
+        sizes = [(matrices[1].dtype, block.shape) for _ in range(count)]
+        made = iter(self._steps.make(self._program(block), [*matrices, *leaves], *sizes))
+        weight = None if work.weight is None else next(made)
+        slope = None if work.score_grad is None else next(made)
+        for summed, total in zip(work.sums, self._totals, strict=True):
+            factor = work.of_slope(summed)
+            term = next(made) if factor is None or slope is None else slope
+            add = functools.partial(_add_sum, 1.0 if factor is None else factor)
+            self._steps.do(add, term, block.cut(total))
+        return weight, slope
+
     def _looked_up(self, block: Block) -> dict[int, tuple[Tensor, Tensor]]:
         """Memory for the terms of tables and for their places, by the number of the sum."""
         return {
@@ -358,15 +390,28 @@ class BlockLoop:
         shape = block.shape
         program = self._programs.get(shape)
         if program is None:
-            work = FusedPass(self._work, shape[1]) if self._fused else self._work
+            work: Pass | FusedPass | StoredPass = self._work
+            if self._stored:
+                axes = zip(AXES, self._o.sizes, shape, strict=True)
+                cut = frozenset(axis for axis, size, own in axes if size != own)
+                work = StoredPass(self._work, shape[1], cut, self._o.options)
+            elif self._fused:
+                work = FusedPass(self._work, shape[1])
             program = self._programs[shape] = BlockProgram(work, self._o.lengths_vary)
         return program
+
+
+def _add_sum(factor: float, term: Tensor, total: Tensor) -> None:
+    """Add factor times a term of scores to a total, summed over the axes that this lacks."""
+    missing = [dim for dim, size in enumerate(total.shape) if size != term.shape[dim]]
+    part = term.sum(missing, keepdim=True, dtype=total.dtype) if missing else term
+    total.add_(part, alpha=factor)
 
 
 class BlockProgram:
     """A score program for blocks of one shape. It is compiled when it first runs."""
 
-    def __init__(self, work: Pass | FusedPass, lengths_vary: bool) -> None:
+    def __init__(self, work: Pass | FusedPass | StoredPass, lengths_vary: bool) -> None:
         self._work, self._vary = work, lengths_vary
         self._runners: dict[tuple[bool, ...], Runner] = {}  # by which tensors are aligned
 
@@ -374,10 +419,10 @@ class BlockProgram:
         aligned = tuple([t.data_ptr() % 16 == 0 for t in tensors])
         runner = self._runners.get(aligned)
         if runner is None:
-            if isinstance(self._work, FusedPass):
-                runner = fixed(self._work, tensors, source_hash())
-            else:
+            if isinstance(self._work, Pass):
                 runner = compiled(self._work, tensors, lengths_vary=self._vary)
+            else:
+                runner = fixed(self._work, tensors, source_hash())
             if runner is not self._work:  # which runs until compiling it, tried again, succeeds
                 self._runners[aligned] = runner
         return runner(*tensors)

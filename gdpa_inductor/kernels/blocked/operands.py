@@ -25,7 +25,7 @@ from ...operands import on_axis
 from ...program.expr import AXES, Expr, compute_dtype
 from ...program.score_mod import ScoreMod
 from .block_pass import storable
-from .fused import fuses
+from .fused import fuses, stores
 
 WHOLE = slice(None)
 Region = tuple[int, ...]
@@ -179,6 +179,7 @@ class BlockOperands:
     only: Expr | None = None  # scores exist only where it holds
     wide: bool = False  # scores are stored in fp32, whatever the operands are
     lengths_vary: bool = False  # many sizes will come, so nothing is compiled for a single one
+    options: str = ""  # of the kernel of `StoredPass`
     numbers: Tensor | None = None  # of the sequences of a jagged call, [batch]
     pool: dict[str, Tensor] | None = None  # buffers of the CPU kernel; None for chunks
     specs: Specs = field(init=False, repr=False)
@@ -220,6 +221,12 @@ class BlockOperands:
     def fused(self, sums: bool) -> bool:
         """Whether one kernel computes S and the program. sums: Aux gradients are wanted."""
         return not sums and not self.lengths_vary and fuses(self.query, self.value)
+
+    def stores(self, sums: bool) -> bool:
+        """Whether one kernel computes P and dS in a backward. sums: As of `fused`."""
+        tables = sums and any(spec.is_table for spec in self.program.aux)
+        plain = not (tables or self.lengths_vary) and self.only is None
+        return plain and stores(self.query, self.value)
 
     def index(self, name: str) -> Tensor:
         if name == "b" and self.numbers is not None:

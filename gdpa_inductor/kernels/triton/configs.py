@@ -30,7 +30,7 @@ class Config:
 class Shape:
     """What decides the cost of a tile."""
 
-    head_dim: int  # this and the next are rounded up to powers of two
+    head_dim: int  # this and the next are rounded up to powers of two, of "weights" to 16
     value_dim: int
     itemsize: int  # bytes of an element of the matrices
     score_bytes: int = 0  # for each score, of aux operands that vary along queries and keys
@@ -66,6 +66,7 @@ def shared_memory(kernel: str, config: Config, shape: Shape, capability: int = 9
             keys * both + operands,
         ),
         "tiles": (rows * both + keys * both + operands, 0),
+        "weights": (rows * shape.value_dim + weights, keys * both),
     }[kernel]
     return resident + config.stages * streamed + _BARRIERS
 
@@ -96,6 +97,11 @@ _TABLE: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
     ("tiles", 2, 128, (Config(64, 64, 4, 3), Config(64, 128, 8, 2))),
     ("tiles", 2, 256, (Config(64, 64, 8, 1), Config(32, 32, 4, 1))),
     ("tiles", 4, 256, (Config(32, 32, 4, 1), Config(64, 64, 8, 1), Config(16, 16, 4, 1))),
+    # Compiled for sm_90, not timed. Triton 3.6 issues loads at the end of a step, so that with two
+    # stages the next step would wait for them.
+    ("weights", 2, 192, (Config(128, 64, 8, 3), Config(128, 32, 8, 3))),
+    ("weights", 2, 256, (Config(128, 32, 8, 3), Config(128, 64, 8, 2))),
+    ("weights", 4, 256, (Config(32, 32, 4, 1), Config(16, 16, 4, 1))),
 )
 # Such rows for special inner loops. The first row counts whose words are all in `Shape.loop`. With
 # few steps latency is not hidden. So more warps, stages or CTAs at a time are worth more loads.

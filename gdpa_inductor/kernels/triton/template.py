@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ...program.score_mod import JAGGED, Aux
 
+PART = 1024  # the keys of a CTA of "weights"
 DIAGONAL = 64  # the rows of a sum along diagonals, a multiple of the rows of its tiles
 _SOURCES = Path(__file__).parent / "templates"
 
@@ -78,6 +79,7 @@ class Plan:
     # "five_matmul"  computes dQ, dK and dV. A CTA owns a (sequence, head).
     # "one_tile"     computes dQ, dK and dV, for few queries.
     # "tiles"        computes the gradient of one aux operand.
+    # "weights"      computes terms of all scores.
     kernel: str
     names: tuple[str, ...]  # the terms to compute, in the order of the outputs
     reads: tuple[AuxRead, ...] = ()  # the aux operands that the terms need

@@ -197,8 +197,8 @@ def no_such_gradients(problem: Problem) -> str:
 def training_is_slower(problem: Problem) -> str:
     """Why a training step is slower than the unfused form, or "".
 
-    If there is no backward here, Triton's runs. At wide heads that is slower than the unfused form
-    (triton/rules.py).
+    If there is no backward here, Triton's runs, or one in chunks. At wide heads that of Triton is
+    slower than the unfused form (triton/rules.py). Chunks have an estimate (chunked.py).
     """
     if problem.needs or not problem.training:
         return ""

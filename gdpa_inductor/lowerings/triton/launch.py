@@ -27,7 +27,7 @@ from ...kernels.triton.device_tables import (
     tile_order,
 )
 from ...kernels.triton.splits import FEW_ROWS, MOST_ROWS
-from ...kernels.triton.template import DIAGONAL, AuxRead, Plan
+from ...kernels.triton.template import DIAGONAL, PART, AuxRead, Plan
 from ...operands import Size
 from ...problem import Problem
 from ...program.expr import POSITIONS
@@ -188,7 +188,8 @@ def _work_tiles(plan: Plan, o: Inputs) -> Any:
 
 
 def _configs(plan: Plan, problem: Problem) -> list[Config]:
-    dims = [block_dim(d) for d in (problem.head_dim, problem.value_dim)]
+    dims = [int(d) for d in (problem.head_dim, problem.value_dim)]
+    dims = [-(-d // 16) * 16 if plan.kernel == "weights" else block_dim(d) for d in dims]
     tiles = [a.number for a in plan.reads if a.axes >= POSITIONS]
     score_bytes = sum(problem.aux_dtypes[number].itemsize for number in tiles)
     rows, cols = hint(problem.rows), hint(problem.cols)
@@ -259,20 +260,26 @@ def _constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[st
     }
     if plan.listed:
         known["WORK_TILE"] = WORK_TILE
-    if plan.kernel == "forward":
-        known |= _halves(plan, config) if plan.jagged else {}
-        known |= {"PAGE": problem.page} if plan.paged else {}
+    known |= _own_constants(plan, config, problem)
     if plan.diagonal:
         known["DIAGONAL"] = DIAGONAL
     if plan.tables:
         known["BOUNDS_TILE"] = BOUNDS_TILE
-    if plan.kernel == "five_matmul":
-        known |= {"WARPS": config.warps, "ROWS": five_matmul.ROWS}
     if plan.skips and plan.bounds is None:
         known["LANES"] = LANES
     if single:
         known["SINGLE"] = True
     return known
+
+
+def _own_constants(plan: Plan, config: Config, problem: Problem) -> dict[str, Any]:
+    """Those of a single kernel."""
+    if plan.kernel == "forward":
+        halves = _halves(plan, config) if plan.jagged else {}
+        return halves | ({"PAGE": problem.page} if plan.paged else {})
+    if plan.kernel == "five_matmul":
+        return {"WARPS": config.warps, "ROWS": five_matmul.ROWS}
+    return {"STEPS": max(1, PART // config.keys)} if plan.kernel == "weights" else {}
 
 
 def _halves(plan: Plan, config: Config) -> dict[str, int]:
@@ -295,14 +302,14 @@ def _template(plan: Plan) -> Any:
     """
     if plan.diagonal:
         return templates.triton_template(plan.name, _diagonals, plan.source, {"plan": plan})
-    block_m = "BLOCK_M" if plan.kernel in ("forward", "rows", "tiles") else None
-    block_n = "BLOCK_N" if plan.kernel in ("keys", "tiles") else None
+    block_m = "BLOCK_M" if plan.kernel in ("forward", "rows", "tiles", "weights") else None
+    block_n = "BLOCK_N" if plan.kernel in ("keys", "tiles", "weights") else None
 
     def grid(
         m: Any, n: Any, units: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]
     ) -> tuple[Any, int, int]:
         tiles_m = cdiv(m, meta[block_m]) if block_m else 1
-        tiles_n = cdiv(n, meta[block_n]) if block_n else 1
+        tiles_n = cdiv(n, meta[block_n] * meta.get("STEPS", 1)) if block_n else 1
         return tiles_m * tiles_n * units, 1, 1
 
     return templates.triton_template(plan.name, grid, plan.source, {"plan": plan})

@@ -1,0 +1,210 @@
+"""Training at head dims of 192 and 256 on Hopper: `python docs/lab/wide_training.py [OPTIONS]`.
+
+Each line is JSON. A case has the milliseconds of a step, in turns, of this backend and of stock
+Inductor; its peak MiB; and how its gradients break the error rule, or "". Cases are compiled by
+processes of their own, all at once.
+
+    --tiles ROWS,KEYS,WARPS,STAGES,STEPS ...   the kernel of P and dS alone: TFLOP/s of each tile
+    --products                                 products of torch's library for chunks: TFLOP/s
+    --stored MIB                               bytes of P and dS of a chunk
+    --only D,N,MASK ...                        these cases, such as 256,2048,none
+    --seconds S                                begin no case after so many
+"""
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._inductor import config
+from triton.testing import do_bench
+
+import gdpa_inductor  # noqa: F401
+from gdpa_inductor import lowerings
+from gdpa_inductor.kernels.blocked import chunks
+from gdpa_inductor.kernels.triton.configs import Config
+from gdpa_inductor.lowerings.triton import launch, weights
+from gdpa_inductor.program.score_mod import ScoreMod
+from tests._judge import Results, difference, results
+
+ROWS, HEADS, TURNS = 32768, 4, 3
+CASES = [(d, n, "none") for d in (256, 192) for n in (2048, 8192, 1024)]
+CASES += [(256, 2048, "causal"), (192, 2048, "causal")]
+TILES = ("128,32,8,3,32", "128,32,8,4,32", "128,32,8,3,16", "128,32,8,3,64", "128,64,8,2,16",
+         "128,64,8,3,16", "128,64,8,3,32", "64,64,4,3,16")  # fmt: skip
+# Units, rows and columns of a chunk, and the parts of a sum.
+PRODUCTS = ((8, 2048, 2048, 1), (32, 1024, 1024, 1), (1, 4096, 8192, 1), (1, 4096, 8192, 2),
+            (1, 4096, 8192, 4), (1, 8192, 4096, 1), (1, 8192, 4096, 2))  # fmt: skip
+Call = Callable[[], object]
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return F.silu(query @ key.mT * query.shape[-1] ** -0.5) / query.shape[-2] @ value
+
+
+def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    scores = F.silu(query @ key.mT * query.shape[-1] ** -0.5) / query.shape[-2]
+    return scores.tril() @ value
+
+
+def milliseconds(call: Call) -> float:
+    return round(do_bench(call, warmup=20, rep=120, return_mode="median"), 4)
+
+
+def peak_mib(call: Call) -> float:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
+
+
+def fault(
+    function: Callable[..., Tensor], plain: Callable[..., Tensor], given: list[Tensor]
+) -> str:
+    """How output and gradients of the first (batch, head) break the error rule."""
+
+    def run(call: Callable[..., Tensor], operands: Sequence[Tensor]) -> Results:
+        leaves = dict(zip(("query", "key", "value"), operands, strict=True))
+        found = results(lambda **named: call(**named)[:1, :1], leaves)
+        own = {name: grad[:1, :1] for name, grad in found.gradients.items()}
+        return dataclasses.replace(found, gradients=own)
+
+    head = [t.detach()[:1, :1].clone().requires_grad_() for t in given]
+    exact = [t.detach().double().requires_grad_() for t in head]
+    return difference(run(function, given), run(plain, head), run(plain, exact))
+
+
+def measure(dim: int, length: int, mask: str, timed: bool = True) -> None:
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    plain = causal if mask == "causal" else attention
+    size = (ROWS // length, HEADS, length, dim)
+    given = [
+        torch.randn(size, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+    ]
+    grad = torch.randn_like(given[0])
+    options = {"gdpa.expect": 1, "gdpa.profit": False}
+    functions = {
+        "ours": torch.compile(plain, backend="gdpa", options=options, dynamic=False),
+        "stock": torch.compile(plain, dynamic=False),
+    }
+    steps: dict[str, Call] = {
+        name: lambda f=f: torch.autograd.grad(f(*given), given, grad)
+        for name, f in functions.items()
+    }
+    for step in steps.values():
+        step()
+    if not timed:
+        return
+    line: dict[str, object] = {"dim": dim, "length": length, "mask": mask}
+    line["fault"] = fault(functions["ours"], plain, given)
+    forward = lambda: functions["ours"](*given)
+    line["forward"] = milliseconds(lambda: forward().detach())
+    found = {name: [] for name in steps}
+    for _ in range(TURNS):
+        for name, step in steps.items():
+            found[name].append(milliseconds(step))
+    best = {name: sorted(turns)[TURNS // 2] for name, turns in found.items()}
+    line |= found | {"times": round(best["stock"] / best["ours"], 3)}
+    line["mib"] = {name: peak_mib(step) for name, step in steps.items()}
+    line["share"] = round(line["mib"]["ours"] / line["mib"]["stock"], 3)
+    print(json.dumps(line), flush=True)
+
+
+def tile(dim: int, text: str) -> None:
+    """The kernel of P and dS alone, for a chunk of 32 Mi scores."""
+    rows, keys, warps, stages, steps = map(int, text.split(","))
+    config_of_tile = Config(rows, keys, warps, stages)
+    launch.configs = lambda *_: [config_of_tile]
+    launch.PART = steps * keys
+    torch.compiler.reset()
+    program = str(ScoreMod.parse(f"div(silu(mul(s,{dim**-0.5!r})),2048.0)"))
+    size = (1, 8, 2048, dim)
+    given = [torch.randn(size, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+
+    def kernel(*matrices: Tensor) -> list[Tensor]:
+        op = torch.ops.gdpa.attention_weights.default
+        made: list[Tensor] = op(*matrices, [], [], program, [True] * 3, "")
+        return made
+
+    line: dict[str, object] = {"dim": dim, "tile": text}
+    try:
+        with config.patch(force_disable_caches=True):
+            compiled = torch.compile(kernel, dynamic=False, fullgraph=True)
+            pairs = zip(compiled(*given), kernel(*given), strict=True)
+            line["off"] = [float((x - y).abs().max()) for x, y in pairs]
+            line["ms"] = taken = milliseconds(lambda: compiled(*given))
+        line["tflops"] = round(4 * dim * 8 * 2048**2 / taken / 1e9)
+    except Exception as error:
+        line["error"] = f"{type(error).__name__}: {str(error)[-200:]}"
+    print(json.dumps(line), flush=True)
+
+
+def product(dim: int, units: int, rows: int, cols: int, parts: int) -> None:
+    """A product of a chunk of 32 Mi scores. parts: of the sum over the columns, a batch each."""
+    scores = torch.randn(units, rows, cols, device="cuda", dtype=torch.bfloat16)
+    right = torch.randn(units, cols, dim, device="cuda", dtype=torch.bfloat16)
+    if parts > 1:
+        scores = scores[0].unflatten(1, (parts, -1)).movedim(1, 0)
+        right = right[0].unflatten(0, (parts, -1))
+    out = torch.empty(len(scores), rows, dim, device="cuda", dtype=torch.bfloat16)
+    wide, turned = out.float(), scores.mT.contiguous().mT
+    f32, aten = torch.float32, torch.ops.aten
+    calls: dict[str, Call] = {
+        "bf16": lambda: torch.bmm(scores, right, out=out),
+        "fp32": lambda: aten.bmm.dtype_out(scores, right, f32, out=wide),
+        "fp32, added": lambda: aten.baddbmm.dtype_out(wide, scores, right, f32, out=wide),
+        "turned": lambda: torch.bmm(turned, right, out=out),
+        "turned, added": lambda: aten.baddbmm.dtype_out(wide, turned, right, f32, out=wide),
+    }
+    if parts > 1:
+        calls["fp32, summed"] = lambda: (calls["fp32"](), out[0].copy_(wide.sum(0)))
+    flop = 2 * units * rows * cols * dim
+    rates = {name: round(flop / milliseconds(call) / 1e9) for name, call in calls.items()}
+    print(json.dumps({"dim": dim, "product": [units, rows, cols, parts], **rates}), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tiles", nargs="*")
+    parser.add_argument("--products", action="store_true")
+    parser.add_argument("--stored", type=int)
+    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--seconds", type=float, default=130)
+    parser.add_argument("--warm", action="store_true")
+    given = parser.parse_args()
+    lowerings.register()
+    if given.stored:
+        chunks.STORED = given.stored << 20
+    weights.register()
+    for dim in (256, 192):
+        for text in () if given.tiles is None else given.tiles or TILES:
+            tile(dim, text)
+        for shape in PRODUCTS if given.products else ():
+            product(dim, *shape)
+    if given.products or given.tiles is not None:
+        return
+    until = time.monotonic() + given.seconds
+    cases = [x.split(",") for x in given.only or ()] or CASES
+    if not given.warm:
+        command = [sys.executable, __file__, "--warm"]
+        command += ["--stored", str(given.stored)] if given.stored else []
+        each = [[*command, "--only", ",".join(map(str, case))] for case in cases]
+        for process in [subprocess.Popen(command) for command in each]:
+            process.wait()
+    for dim, length, mask in cases:
+        if time.monotonic() < until:
+            measure(int(dim), int(length), mask, timed=not given.warm)
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
