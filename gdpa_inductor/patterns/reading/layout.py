@@ -263,6 +263,16 @@ def aux_dims(layout: Layout, operand: Operand) -> tuple[Index, tuple[str, ...]]:
     return tuple(dims), tuple(access)
 
 
+def _access(layout: Layout, operand: Operand) -> tuple[str, ...]:
+    if not operand.is_seed:
+        return aux_dims(layout, operand)[1]
+    axes = (layout.batch, layout.heads, layout.rows, layout.keys)
+    if not atoms(operand.index) >= {atom for digits in axes for atom in digits}:
+        reason = f"{places.describe(operand.leaf)} draws one number for several scores"
+        raise Refused(Code.DROPOUT, reason)
+    return ()
+
+
 def output_dims(layout: Layout) -> Index:
     if layout.query_tokens is not None:
         return (layout.query_tokens, layout.heads, layout.channels)
@@ -294,7 +304,7 @@ def program_of(reading: Reading, layout: Layout) -> tuple[ScoreMod, list[Operand
 
     terms = [canonical(with_leaves(term, leaf)) for term in reading.terms]
     operands = [reading.aux[number] for number in numbers]
-    declared = [Aux(element_kind(x.kind), aux_dims(layout, y)[1]) for x, y in zip(used, operands)]
+    declared = [Aux(element_kind(x.kind), _access(layout, y)) for x, y in zip(used, operands)]
     if any(SCORE not in set(postorder([term])) for term in terms):
         raise Refused(Code.CONTRACTION, "the weights do not depend on the first product")
     weight, *summed = terms
