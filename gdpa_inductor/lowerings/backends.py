@@ -95,6 +95,11 @@ def row_sums(problem: Problem) -> str:
     return "" if problem.program.summed is None else "it does not sum rows of the weights"
 
 
+def draws(problem: Problem) -> str:
+    """Why a kernel that draws no random numbers does not run a problem, or ""."""
+    return "it draws no random numbers" if problem.program.seeds else ""
+
+
 def one_query(problem: Problem) -> str:
     """Why a dense problem with one query is left unfused, or ""."""
     if problem.jagged or hint(problem.rows) > 1:

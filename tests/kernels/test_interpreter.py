@@ -13,6 +13,7 @@ import pytest
 
 from . import (
     cases,
+    dropout_cases,
     five_matmul_cases,
     jagged_cases,
     one_tile_cases,
@@ -31,6 +32,7 @@ TABLES = (
     table_cases,
     paged_cases,
     row_sum_cases,
+    dropout_cases,
 )
 CASES = [case for table in TABLES for case in table.CASES]
 ROOT = Path(__file__).parents[2]

@@ -32,7 +32,7 @@ from ...problem import Problem
 from ...program.expr import POSITIONS
 from ...program.tile_classes import classify
 from ...rejection import Code
-from ..backends import Rule, hint, row_sums, strange_places
+from ..backends import Rule, draws, hint, row_sums, strange_places
 from ..chunked import LEAST, SLACK, estimate, long_functions, padded_to_all, sizes_vary
 from ..triton import one_tile
 from ..triton.rules import MAX_HEAD_DIM
@@ -289,6 +289,7 @@ REFUSES = (
     Rule(Code.LOWERING, no_such_gradients),
     Rule(Code.LOWERING, pages),
     Rule(Code.LOWERING, row_sums),
+    Rule(Code.LOWERING, draws),
 )
 _TRAINING = Rule(Code.SLOWER, training_is_slower)
 PAYS = (_TRAINING, Rule(Code.SLOWER, slices_are_slower))

@@ -14,7 +14,8 @@ import math
 import torch
 from torch import Tensor
 
-from ..expr import INDEX, Expr, Op, call
+from ..expr import INDEX, Expr, Op, call, const
+from ..intervals import Interval
 
 ROUNDS = 7
 RANGE = 1 << 16
@@ -66,6 +67,7 @@ def is_rate(p: float) -> bool:
 ROWS = {
     "random16": Op(
         ("iiiii>i",), random16, "16 random bits of a seed, at b, h, q_idx, kv_idx",
+        interval=lambda *_: Interval(const(0), const(RANGE - 1)),
         integers=lambda *_: (0, RANGE - 1),
     ),
 }  # fmt: skip
