@@ -112,6 +112,13 @@ def seed_op() -> Any:
     return inductor_prims.seed
 
 
+def seeds_op() -> Any:
+    """`inductor_seeds(int count, Device device) -> Tensor`: what all of those become."""
+    from torch._inductor import inductor_prims
+
+    return inductor_prims.seeds
+
+
 def custom_graph_pass() -> Any:
     """The base class that Inductor requires for a pass with a uuid."""
     from torch._inductor.custom_graph_pass import CustomGraphPass

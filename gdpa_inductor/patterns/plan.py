@@ -28,10 +28,11 @@ from .host.sizes import is_one, is_zero
 from .jagged.padding import GraphPadding, NotPadded
 from .jagged.unpadding import Understood, without_padding
 from .reading import shadow
+from .reading.layout import drawn
 from .reading.matcher import read
 from .reading.reached import with_gradients
 from .reading.reading import Reading
-from .result import Origin, Refused, internal_error
+from .result import Draw, Origin, Refused, internal_error
 from .writing.recipe import Handle, Recipe
 from .writing.replacement import replacement
 from .writing.writer import Writer, may_move
@@ -46,7 +47,7 @@ class RegionPlan:
 
     sums:     The row sums, if they are a result too.
     pads:     The calls that pad its operands.
-    dropouts: Those for which its call draws.
+    draws:    The dropouts for which its call draws.
     biases:   The operands of the score program, if the region trains.
     origins:  Where each of these operands comes from.
     """
@@ -60,7 +61,7 @@ class RegionPlan:
     rank: int
     sums: Handle | None = None
     pads: tuple[Node, ...] = ()
-    dropouts: frozenset[Node] = frozenset()
+    draws: tuple[Draw, ...] = ()
     biases: tuple[Node, ...] = ()
     notes: tuple[Rejection, ...] = ()
     origins: tuple[Origin, ...] = ()
@@ -358,7 +359,7 @@ class Analyst:
             choice=choice,
             rank=rank,
             pads=tuple(n for leaf in region.leaves if leaf in known for n in known[leaf].calls),
-            dropouts=frozenset(o.leaf for o in understood.operands if o.is_seed),
+            draws=tuple(drawn(understood.layout, o) for o in understood.operands if o.is_seed),
             biases=biases,
             origins=tuple(places.origin(leaf, candidate.second) for leaf in leaves),
         )

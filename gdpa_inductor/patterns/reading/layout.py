@@ -29,7 +29,7 @@ from ...program.score_mod import Aux, ScoreMod
 from ...rejection import Code
 from ..host import facts, places
 from ..host.sizes import Size
-from ..result import Refused
+from ..result import Draw, Refused
 from .frame import CUTS_ACROSS, Atom, Digits, Index, atoms, flat
 from .reading import Operand, Reading
 
@@ -271,6 +271,16 @@ def _access(layout: Layout, operand: Operand) -> tuple[str, ...]:
         reason = f"{places.describe(operand.leaf)} draws one number for several scores"
         raise Refused(Code.DROPOUT, reason)
     return ()
+
+
+def drawn(layout: Layout, operand: Operand) -> Draw:
+    """How a dropout lies. operand: Its seed."""
+    known: dict[Atom, tuple[str, Size]] = {}
+    for axis in INDEX:
+        digits = layout.axes[axis]
+        known |= {x: (axis, sizes(digits[n + 1 :])) for n, x in enumerate(digits)}
+    dims = [[(x.size, *known.get(x, ("-", 0))) for x in digits] for digits in operand.index]
+    return Draw(operand.leaf.name, tuple(map(tuple, dims)))
 
 
 def output_dims(layout: Layout) -> Index:
