@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .._compat import operators
 from .record import Event, Log, Ref
 from .samples import COUNT, Lanes
 from .verdict import Fault, Incomplete
@@ -30,7 +29,7 @@ _DROPOUTS = ("native_dropout", "bernoulli_")  # the latter is a part of one
 
 def note(log: Log, events: Sequence[Event], node: str) -> None:
     """Note what calls of one graph alone draw. Raises Fault where it is no dropout and no seed."""
-    for event in (e for e in events if operators.draws(e.op, e.arguments)):
+    for event in (e for e in events if e.draws):
         is_lost = event.side == "before"
         known = _rate(event) is not None if is_lost else event.name == _SEED
         if not known:

@@ -113,6 +113,11 @@ class Event:
         """Whether the name says what the operation does: elsewhere a namesake is another one."""
         return self.space in _KNOWN_SPACES
 
+    @property
+    def draws(self) -> bool:
+        """Whether it draws from a generator. What is no operator has no arguments to ask."""
+        return operators.is_random(self.op) and operators.draws(self.op, self.arguments)
+
     @cached_property
     def arguments(self) -> dict[str, Any]:
         """The arguments by name, defaults included."""
