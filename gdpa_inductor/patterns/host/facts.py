@@ -120,9 +120,8 @@ def _rate(dropout: Node) -> Any:
 
 def arguments_of_dropout(dropout: Node) -> dict[str, Any]:
     """The arguments by name, as `torch.nn.functional.dropout` has them."""
-    names, defaults = ("input", "p", "training", "inplace"), (None, 0.5, True, False)
-    arguments = dict(zip(names, defaults, strict=True))
-    arguments |= zip(names, dropout.args, strict=False)
+    arguments: dict[str, Any] = {"input": None, "p": 0.5, "training": True, "inplace": False}
+    arguments |= zip(list(arguments), dropout.args, strict=False)
     return arguments | {"training" if k == "train" else k: x for k, x in dropout.kwargs.items()}
 
 
