@@ -31,7 +31,9 @@ class Seeds:
 
     @property
     def ways(self) -> list[Callable[[], None]]:
-        """How Inductor's code may draw them, first of all. One of these is called before a run."""
+        """How Inductor's code may draw them, first of all. One of these is called before a run.
+        Else each seed is drawn where it is used, as in a rewritten graph that runs eagerly.
+        """
         return [self._by_code, self._by_torch] if self.recomputes else [self._by_code]
 
     def _by_code(self) -> None:
@@ -52,8 +54,11 @@ class Seeds:
         def dropout_as_drawn(
             input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
         ) -> Tensor:
-            assert self._drawn is not None
-            kept = _kept(input, draw, self._drawn[number], p)
+            if self._drawn is None:
+                seed = inductor.seed_op()(device)
+            else:
+                seed = self._drawn[number]
+            kept = _kept(input, draw, seed, p)
             multiply = torch.Tensor.mul_ if inplace else torch.mul
             return multiply(multiply(input, kept), 1.0 / (1.0 - p))
 

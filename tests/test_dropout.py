@@ -15,6 +15,10 @@ from torch import Tensor, nn
 from torch._inductor import config
 from torch.utils.checkpoint import checkpoint
 
+from gdpa_inductor.drawn import as_drawn
+from gdpa_inductor.graphs import copy_graph
+from gdpa_inductor.options import Options
+from gdpa_inductor.patterns import rewrite_graph
 from gdpa_inductor.patterns.jagged import unpadding
 from gdpa_inductor.patterns.reading import layout
 from gdpa_inductor.program.ops.random import random16, threshold
@@ -215,6 +219,49 @@ def test_sizes_that_vary(caplog: pytest.LogCaptureFixture):
     with no_warning(caplog):
         for n in (40, 70):
             function(*operands(2, 3, n, 16)).sum().backward()
+
+
+OFFSETS = torch.tensor([0, 7, 7, 27])
+
+
+def padded_by_aten(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    pad = lambda x: torch.ops.aten._jagged_to_padded_dense_forward(x, [OFFSETS], [20], 0.0)
+    q, k, v = (pad(x).view(3, 20, 2, 8).transpose(1, 2) for x in (q, k, v))
+    out = (F.dropout(F.silu(q @ k.mT), P) @ v).transpose(1, 2).reshape(3, 20, 16)
+    return torch.ops.aten._padded_dense_to_jagged_forward(out, [OFFSETS], 27)
+
+
+def padded_nested(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.to_padded_tensor(0.0).transpose(1, 2) for x in (q, k, v))
+    return F.dropout(F.silu(q @ k.mT), P) @ v
+
+
+@pytest.mark.parametrize("form", [padded_by_aten, padded_nested])
+def test_jagged_sides_draw_by_places_in_the_sequence(form: Callable):
+    """The rewritten graph against the one before, under the masks that it draws; run eagerly."""
+    values, results = torch.randn(3, 27, 16), []
+    for before in (False, True):
+
+        def backend(gm: torch.fx.GraphModule, _: list) -> Callable:
+            original = copy_graph(gm)
+            result = rewrite_graph(gm, options=Options(profit=False))
+            assert [match.problem.jagged for match in result.matches] == [True]
+            as_drawn(original, result.matches)
+            gm.recompile()
+            return (original if before else gm).forward  # noqa: B023
+
+        given: list[Tensor] = list(values.clone())
+        if form is padded_nested:
+            nest = lambda x: torch.nested.nested_tensor_from_jagged(
+                x.view(27, 2, 8), OFFSETS, min_seqlen=0, max_seqlen=20
+            )
+            given = [nest(x).requires_grad_() for x in given]
+        torch._dynamo.reset()
+        torch.manual_seed(8)
+        out = torch.compile(form, backend=backend)(*given)
+        grads = torch.autograd.grad(out.sum(), given) if out.requires_grad else ()
+        results.append([out, *(x.values() for x in grads)])
+    torch.testing.assert_close(*results)
 
 
 # Dropout that does nothing costs nothing

@@ -88,7 +88,7 @@ def in_background(task: Callable[..., Any], *arguments: Any) -> Future[Any] | No
     return future
 
 
-_AS_EAGER = ("fallback_random", "align_random_eager")  # the latter since torch 2.14
+_AS_EAGER = ("fallback_random", "align_random_eager")  # torch 2.11 lacks the latter
 
 
 def draws_as_eager() -> bool:

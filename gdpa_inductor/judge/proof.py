@@ -110,6 +110,7 @@ class Proof:
     def __init__(self, log: Log, claim: Claim, seed: int = 0) -> None:
         self.log, self.claim, self.seed = log, claim, seed
         self.before, self.after = log.ref(claim.before), log.ref(claim.after)
+        self.owned: Tensor | None = None  # as `_traced` has it
 
     def decide(self) -> bool | Agreement:
         """Whether the claim holds, and how. If it does not, raises Fault.
@@ -127,6 +128,7 @@ class Proof:
         if call.jagged:  # now the lanes know whose row is read
             traced = self._traced(lanes, output, owned)
             assert not isinstance(traced, bool)
+            self.owned = owned
         second, fused, valid = traced
         at = {**call.coordinates(lanes, fused.index, row), "kv_idx": key}
         points = Points(self.log, lanes, call, at)
@@ -324,7 +326,7 @@ class Proof:
         for d in range(call.cu_query is not None, len(output)):  # of a token only its sequence's
             (moved,) = positions([self.before.sizes[d]], self.seed, f"other {d}", ())
             index = (*output[:d], moved, *output[d + 1 :])
-            traced = self._traced(points.lanes, index, torch.ones(COUNT, dtype=torch.bool))
+            traced = self._traced(points.lanes, index, self.owned)
             assert not isinstance(traced, bool)
             row = points.at["q_idx"] if call.cu_query is not None else traced[1].index[2]
             at = call.coordinates(points.lanes, traced[1].index, row)

@@ -113,6 +113,40 @@ def test_row_sums_beside_the_output(capability: int, tmp_path):
     assert [check(x, capability, tmp_path, spills) for x in (case, jagged)] == [3, 3]
 
 
+BITS = "float(ge(random16(a0,b,h,q_idx,kv_idx),6554))"
+DROPPED = f"a0:i[]; mul(mul(where(ge(q_idx,kv_idx),silu(mul(s,0.088)),0.0),{BITS}),1.1111)"
+
+
+@pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(n, marks=pytest.mark.slow) for n in (80, 100, 120))]
+)
+def test_scores_share_their_random_bits(capability: int, tmp_path):
+    """Eight of a forward share a call of Philox, and four of a transposed tile. A call is at least
+    ten products of 32 bits, of which the high half is wanted too.
+    """
+    case = Case("dropped", DROPPED, m=1024, n=1024, d=64, dv=64, h=4)
+    plain = replace(case, program=CAUSAL.program)
+    wide = [
+        {config_of(text)[0]: wide_products(name, text, capability, tmp_path) for name, text in each}
+        for each in (templates(x, capability).items() for x in (plain, case))
+    ]
+    for kernel, count in wide[1].items():
+        name, text = next(
+            x for x in templates(case, capability).items() if config_of(x[1])[0] == kernel
+        )
+        config = config_of(text)[1]
+        scores = config.rows * config.keys // (32 * config.warps)
+        loops = 1 if kernel == "rows" else 2
+        shared = 8 if kernel != "keys" else 4
+        assert count - wide[0][kernel] <= loops * 2 * (scores // shared) * 14, kernel
+
+
+def wide_products(name: str, text: str, capability: int, tmp_path) -> int:
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(compiled(name, text, capability, tmp_path).asm["cubin"])
+    return len(re.findall(r"IMAD\.(?:WIDE|HI)", tool("nvdisasm", "-c", str(path))))
+
+
 def check(case: Case, capability: int, tmp_path, spills=lambda text: None) -> int:
     """Compiles the kernels of a case: how many they are. spills: what a kernel may spill, if it is
     not what all may."""

@@ -61,6 +61,9 @@ QUICK = {
     "paged_split_jagged",
     "sums_tail", "sums_few", "sums_absolute", "sums_other_mask", "sums_of_an_operand",
     "sums_gradient", "sums_jagged", "sums_jagged_keys", "sums_jagged_gradient",
+    "dropout_tail", "dropout_causal", "dropout_gqa", "dropout_few", "dropout_few_inference",
+    "dropout_wide", "dropout_two", "dropout_of_keys", "dropout_of_rows", "dropout_atomic",
+    "dropout_five", "dropout_five_jagged", "dropout_jagged_causal", "dropout_jagged_keys",
 }  # fmt: skip
 
 # Every template and feature once: what the oldest Triton runs too.
@@ -70,7 +73,8 @@ OLDEST = {
     "mask_blocks", "no_keys", "prefix_long", "dynamic_hstu", "jagged_per_token", "jagged_mask",
     "jagged_seeds", "jagged_unowned", "jagged_many_both", "jagged_bias", "five_columns",
     "five_jagged_both", "five_jagged_batch", "few_tail", "few_shares", "split_last",
-    "split_both_unowned", "table_both", "sums_absolute", "sums_jagged_gradient",
+    "split_both_unowned", "table_both", "sums_absolute", "sums_jagged_gradient", "dropout_causal",
+    "dropout_jagged_keys",
 }  # fmt: skip
 
 
