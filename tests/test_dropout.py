@@ -248,7 +248,7 @@ def test_jagged_sides_draw_by_places_in_the_sequence(form: Callable):
             assert [match.problem.jagged for match in result.matches] == [True]
             as_drawn(original, result.matches)
             gm.recompile()
-            return (original if before else gm).forward  # noqa: B023
+            return (original if before else gm).forward
 
         given: list[Tensor] = list(values.clone())
         if form is padded_nested:
