@@ -49,7 +49,8 @@ def gdpa_backend(
     chosen = Options.make(ours)
     settings = inductor.inductor_config(mode, theirs)
     original = copy_graph(gm) if chosen.verify else None
-    result = rewrite(gm, chosen)
+    with inductor.random_settings(settings):
+        result = rewrite(gm, chosen)
     compiled = inductor.compile_with_inductor(gm, example_inputs, settings, source_hash())
     if original is not None and result.matches:
         from .verify import verified

@@ -210,6 +210,15 @@ operators.define(
 )
 
 
+# What a dropout with the rate p keeps of a tensor. It is traced and read, and never run.
+operators.define(
+    _LIBRARY,
+    "kept_by(Tensor x, float p) -> Tensor",
+    lambda x, p: torch.empty_like(x, dtype=torch.bool),
+    lambda x, p: torch.empty_like(x, dtype=torch.bool),
+)
+
+
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """The op has no autocast rule: operands are computed with as they come."""
     known = torch.amp.is_autocast_available(device.type)

@@ -66,8 +66,8 @@ class Code(enum.Enum):
         "do not return or reuse the scores (`output_attentions=False`)",
     )
     DROPOUT = _unsupported(
-        "dropout with p > 0 acts on the weights",
-        "set p to 0, or drop out elsewhere; in `eval()` it vanishes",
+        "random numbers act on the weights, in another way than dropout",
+        "write `F.dropout(weights, p)`, which is fused; in `eval()` dropout vanishes",
     )
     POINTWISE_OP = _unsupported(
         "an operation on the scores is not in the vocabulary",

@@ -10,8 +10,8 @@ each floating dtype that it names. It is wider than the rule for single kernels,
 else in the graph is Inductor's work too. Where the graph does not run in fp64, the bound is
 sqrt(ulp) · max |eager|, by the shortest dtype of its inputs and outputs. NaN and infinity must
 be where eager or exact has them; not everywhere there (docs/numerics.md, docs/masks.md).
-Not compared, with a warning: a graph that draws random numbers (Inductor draws others than eager),
-and one that cannot be run on copies.
+Dropouts on the weights keep what the fused calls keep. Not compared, with a warning: a graph that
+draws other random numbers (Inductor draws others than eager), and one that cannot be run on copies.
 """
 
 from __future__ import annotations
@@ -23,29 +23,33 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
 from ._compat import autograd, fx, operators
+from .drawn import Seeds, as_drawn
 from .patterns import Result
 from .rejection import GDPAError
 
 log = logging.getLogger("gdpa_inductor")
 Graph = Callable[..., Any]
+Named = list[tuple[str, Tensor]]
 
 
-def verified(compiled: Graph, original: Graph, result: Result) -> Graph:
+def verified(compiled: Graph, original: GraphModule, result: Result) -> Graph:
     """`compiled`, which on its first call is compared with `original`, the graph before the
     rewrite.
 
     Raises (at that call, and at all after it):
         GDPAError: they differ; it names the tensor, by how much, and the rewritten regions.
     """
+    seeds = as_drawn(original, result.matches)
     pending = [True]
     failure: list[str] = []
 
     def run(*args: Any) -> Any:
         if pending:
             try:
-                text = difference(compiled, original, args)
+                text = difference(compiled, original, args, seeds)
             except Exception as error:
                 about = type(error).__name__, str(error).split("\n", 1)[0]
                 log.warning("gdpa.verify: not compared, a run on copies raised %s: %s", *about)
@@ -61,13 +65,26 @@ def verified(compiled: Graph, original: Graph, result: Result) -> Graph:
     return run
 
 
-def difference(compiled: Graph, original: Graph, args: Sequence[Any]) -> str:
-    """The first breach of the rule, or ""."""
-    eager, drew = _results(original, args)
-    # Fused code draws in another order, so the numbers differ where both are right.
-    if drew:
-        log.warning("gdpa.verify: the graph draws random numbers and is not compared")
-        return ""
+def difference(
+    compiled: Graph, original: Graph, args: Sequence[Any], seeds: Seeds | None = None
+) -> str:
+    """The first breach of the rule, or "". seeds: Those of dropouts of the original."""
+    seeds, text = seeds or Seeds(), ""
+    for draw in seeds.ways:
+        with torch.random.fork_rng(devices=_devices(args)):
+            draw()
+            eager, drew = _results(original, args)
+        # Fused code draws in another order, so the numbers differ where both are right.
+        if drew or not seeds.is_known:
+            log.warning("gdpa.verify: the graph draws random numbers and is not compared")
+            return ""
+        text = _breach(compiled, original, args, eager)
+        if not text:
+            break
+    return text
+
+
+def _breach(compiled: Graph, original: Graph, args: Sequence[Any], eager: Named) -> str:
     fused, _ = _results(compiled, args)
     if [name for name, _ in fused] != [name for name, _ in eager]:
         return f"there are {len(fused)} outputs, inputs and gradients, not {len(eager)}"
@@ -80,7 +97,6 @@ def difference(compiled: Graph, original: Graph, args: Sequence[Any]) -> str:
     return ""
 
 
-Named = list[tuple[str, Tensor]]
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -90,8 +106,8 @@ def _results(
     """Outputs, inputs afterwards and gradients, by name; and whether random numbers were drawn."""
     copies = _Copies(dtype)
     inputs = [copies.of(x, f"input {i}") for i, x in enumerate(args)]
-    devices = {x.device.index for x in args if isinstance(x, Tensor) and x.device.type == "cuda"}
-    with torch.random.fork_rng(devices=list(devices)):
+    devices = _devices(args)
+    with torch.random.fork_rng(devices=devices):
         before = _generator_states(devices)
         with _InFp64() if dtype is not None else contextlib.nullcontext():
             returned = graph(*inputs)
@@ -107,6 +123,12 @@ def _results(
     named = zip(copies.leaves, gradients)
     named_tensors += [(f"the gradient of {name}", x) for name, y in named for x in _parts(y)]
     return named_tensors, drew
+
+
+def _devices(args: Sequence[Any]) -> list[int]:
+    """The GPUs of tensors."""
+    indices = {x.device.index for x in args if isinstance(x, Tensor) and x.device.type == "cuda"}
+    return sorted(indices)
 
 
 def _parts(value: Any) -> list[Tensor]:
@@ -206,8 +228,8 @@ def _cotangent(output: Tensor) -> Tensor:
     return (steps.mul(0.7).cos() + 0.25).to(torch.bfloat16).to(output.dtype).view(output.shape)
 
 
-def _generator_states(devices: set[int]) -> list[Tensor]:
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(index) for index in sorted(devices))]
+def _generator_states(devices: Sequence[int]) -> list[Tensor]:
+    return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
 
 
 def _exact(original: Graph, args: Sequence[Any], eager: Named) -> list[Tensor | None]:

@@ -47,12 +47,12 @@ class Model(nn.Module):
     def forward(self, x):
         x = self.layers(x)
         seeds = self.seeds.expand(x.shape[0], -1, -1)
-        return F.dropout(F.sigmoid(seeds @ x.mT), 0.1, self.training) @ x
+        return F.alpha_dropout(F.sigmoid(seeds @ x.mT), 0.1, self.training) @ x
 """
 
 
 def report(folder: Path) -> gdpa_inductor.Report:
-    """Of two layers of HSTU, and a pooling whose weights are dropped out."""
+    """Of two layers of HSTU, and a pooling under alpha dropout."""
     path = folder / "model.py"
     path.write_text(MODEL)
     spec = importlib.util.spec_from_file_location("model", path)

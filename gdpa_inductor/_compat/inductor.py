@@ -9,6 +9,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -85,6 +86,37 @@ def in_background(task: Callable[..., Any], *arguments: Any) -> Future[Any] | No
     AsyncCompile.use_process_pool()  # starts them; it waits for none
     future: Future[Any] = AsyncCompile.process_pool().submit(task, *arguments)
     return future
+
+
+_AS_EAGER = ("fallback_random", "align_random_eager")  # torch 2.11 lacks the latter
+
+
+def draws_as_eager() -> bool:
+    """Whether the user asks for eager's random numbers."""
+    from torch._inductor import config
+
+    return any(getattr(config, name, False) for name in _AS_EAGER)
+
+
+def random_settings(settings: Mapping[str, Any]) -> AbstractContextManager[Any]:
+    """A context in which those of these settings hold that random numbers depend on."""
+    from torch._inductor import config
+
+    return config.patch({name: settings[name] for name in _AS_EAGER if name in settings})
+
+
+def seed_op() -> Any:
+    """`inductor_seed(Device device) -> Tensor`: what random numbers of a call begin with."""
+    from torch._inductor import inductor_prims
+
+    return inductor_prims.seed
+
+
+def seeds_op() -> Any:
+    """`inductor_seeds(int count, Device device) -> Tensor`: what all of those become."""
+    from torch._inductor import inductor_prims
+
+    return inductor_prims.seeds
 
 
 def custom_graph_pass() -> Any:

@@ -20,7 +20,7 @@ def drawn(events: Sequence[Event]) -> list[Any]:
     return [
         (event.name, [(x.sizes, x.dtype) for x in event.results if isinstance(x, Ref)])
         for event in events
-        if operators.draws(event.op, event.arguments)
+        if event.draws
     ]
 
 

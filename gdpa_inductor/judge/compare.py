@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..program.expr import AXES, Expr, dtype_of, fold, postorder, torch_apply
+from . import draws
 from .elements import CASTS, Evaluator
 from .fused import Fused
 from .pointwise import Index
@@ -336,6 +337,9 @@ class SampledWeights:
         def without_errors(node: Expr, values: list[Any]) -> Tensor:
             if node.op == "lookup":
                 return values[0](values[1])  # type: ignore[no-any-return]
+            if node.op == "random16":
+                seed = self.call.aux[node.args[0].value]
+                return draws.bits(self.lanes, draws.lost_for(self.log, seed))
             if narrow and node.op == "float" and node.args[0].kind == "i":
                 self.valid = self.valid & (values[0].abs() <= 1 << 24)
             if node.op in ("floordiv", "mod"):

@@ -58,6 +58,7 @@ class Evaluator:
 
     Results:
     touched:        For each product that was read: at which index, and in which lanes.
+    drawn:          The same for calls that draw what dropouts keep.
     tied:           With `turns`: lanes in which a function is exactly at such a number.
     overwrites:     An older value of an element that was read was replaced.
     untracked:      With `differentiate`: the first call met that writes behind autograd's back to
@@ -88,6 +89,7 @@ class Evaluator:
         self.owned: Tensor | None = None
         self.overwrites, self.untracked, self.missed = False, "", set[Event]()
         self.touched: dict[Event, tuple[Index, Tensor]] = {}
+        self.drawn: dict[Event, tuple[Index, Tensor]] = {}
         self.roots: dict[tuple[Any, int], Root] = {}
         self._memo: dict[Any, Any] = {}
         self._alive: list[Any] = []  # indices, so that an `id` is that of one object only
@@ -111,6 +113,10 @@ class Evaluator:
         """Record `owned`. The last call that removes padding counts, and it is read first."""
         if self.owned is None:
             self.owned = self.live & row_is_there
+
+    def note_drawn(self, event: Event, index: Index) -> None:
+        """Numbers that a call draws are read."""
+        self._note(self.drawn, event, index, "random numbers")
 
     def note_gap(self, args: Sequence[Any]) -> None:
         """Two numbers are compared."""
@@ -294,15 +300,19 @@ class Evaluator:
         return result.to(self.dtype(place.dtype))
 
     def _touch(self, event: Event, index: Index) -> None:
-        known, lanes = self.touched.get(event, (index, self.live))
+        known, _ = self.touched.get(event, (index, self.live))
         if len(known) != len(index):
             raise Incomplete("both results of a fused call are read")
+        self._note(self.touched, event, index, "scores")
+
+    def _note(self, read: dict[Event, Any], event: Event, index: Index, what: str) -> None:
+        known, lanes = read.get(event, (index, self.live))
         if known is not index and any(
             bool(((a != b) & lanes & self.live).any()) for a, b in zip(known, index)
         ):
-            raise Incomplete("a weight depends on scores of several positions")
+            raise Incomplete(f"a weight depends on {what} of several positions")
         merged = tuple(torch.where(lanes, a, b) for a, b in zip(known, index))
-        self.touched[event] = (index if known is index else merged, lanes | self.live)
+        read[event] = (index if known is index else merged, lanes | self.live)
 
     def _root(self, key: tuple[Any, ...], ref: Ref, address: Tensor) -> Tensor:
         full = (key, id(address))

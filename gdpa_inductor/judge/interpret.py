@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from .._compat import autograd, fx, operators, subclasses
-from . import calls
+from . import calls, draws
 from .inputs import GraphInputs
 from .record import Log, Recorder, Ref, tensors_of
 from .verdict import Fault, Incomplete
@@ -152,6 +152,7 @@ class Bodies:
                 continue
             for side, node in nodes.items():
                 self._alone(node, side)
+        draws.check_order(self.whole.log, self.whole.node)
         return result
 
     def _merged(self) -> Iterator[dict[str, Node]]:
@@ -182,12 +183,10 @@ class Bodies:
         return torch.fx.map_arg((node.args, node.kwargs), lambda n: self._value(n, side))
 
     def _alone(self, node: Node, side: str) -> None:
-        """Run a node that one graph alone has: it draws no random numbers, or others shift."""
+        """Run a node that one graph alone has: what it draws has a counterpart, or others shift."""
         first = self.whole.log.now
         self._own(node, side)
-        for name, _ in calls.drawn(self.whole.log.events[first:]):
-            word = "lost" if side == "before" else "added"
-            raise Fault(f"the random numbers of `{name}` are {word}", node.name)
+        draws.note(self.whole.log, self.whole.log.events[first:], node.name)
         if side == "after":  # decide what it is said to stand for, before another call uses it
             before = self.whole.claims.get(self.after, {}).get(node.name, "")
             self._agree(self.values.get(before), self.others[node.name], before, node.name)
@@ -226,6 +225,7 @@ class Bodies:
         for operand in old.all_input_nodes:
             self._note_use(operand, "before")
             self._note_shown(operand)
+        first = self.whole.log.now
         agreed = self._agreed(old, new)
         if old.op == "output":
             if not agreed:
@@ -243,6 +243,8 @@ class Bodies:
             self._own(new, "after")
             if calls.drawn(log.events[first:middle]) != calls.drawn(log.events[middle:]):
                 raise Fault(f"`{old.name}` draws other random numbers", new.name)
+        if calls.drawn(self.whole.log.events[first:]):
+            draws.check_order(self.whole.log, new.name)
         return None
 
     def _agreed(self, old: Node, new: Node) -> bool:

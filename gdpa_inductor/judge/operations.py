@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .._compat import operators
-from . import jagged, pointwise
+from . import draws, jagged, pointwise
 from .pointwise import Index, Rule, broadcast
 from .record import Event, Ref
 
@@ -329,6 +329,7 @@ RULES: dict[str, Rule] = {
     "index_select": _selected, "gather": _selected, "embedding": _embedded, "take": _take_flat,
     "index": _indexed, "look_up": _indexed,
     "bucketize": _bucketed, "searchsorted": _bucketed,
+    "native_dropout": draws.dropped, "bernoulli_": draws.dropped, "inductor_seed": _uninitialised,
     **pointwise.RULES,
     **jagged.RULES,
 }  # fmt: skip

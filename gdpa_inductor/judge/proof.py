@@ -14,6 +14,8 @@ Sampled elements of the output lead to both sums. For sampled c the factors must
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,6 +24,8 @@ from torch.fx import GraphModule
 
 from .._compat import shapes
 from .._compat.autograd import plain_torch
+from ..program.expr import AXES
+from . import draws
 from .aim import aimed, scores_at_turns
 from .autograd import (
     check_dropped,
@@ -106,6 +110,7 @@ class Proof:
     def __init__(self, log: Log, claim: Claim, seed: int = 0) -> None:
         self.log, self.claim, self.seed = log, claim, seed
         self.before, self.after = log.ref(claim.before), log.ref(claim.after)
+        self.owned: Tensor | None = None  # as `_traced` has it
 
     def decide(self) -> bool | Agreement:
         """Whether the claim holds, and how. If it does not, raises Fault.
@@ -123,6 +128,7 @@ class Proof:
         if call.jagged:  # now the lanes know whose row is read
             traced = self._traced(lanes, output, owned)
             assert not isinstance(traced, bool)
+            self.owned = owned
         second, fused, valid = traced
         at = {**call.coordinates(lanes, fused.index, row), "kv_idx": key}
         points = Points(self.log, lanes, call, at)
@@ -288,7 +294,48 @@ class Proof:
             side, value, scored = points.split(products, sides(points.at["kv_idx"]))
         valid = self._check_values(points, value, valid)
         weights = self._agreed(points, side, scored, valid, result)
+        if call.program.seeds:
+            is_left = side[0] == left
+            sided = lambda read, m: _weights_of(read, is_left, m)
+            self._check_draws(weights, second, sided, result[2])
         return Agreement(weights, value, valid)
+
+    def _check_draws(
+        self,
+        weights: SampledWeights,
+        second: _Read,
+        sided: Callable[[_Read, Tensor], Side],
+        output: Index,
+    ) -> None:
+        """Each score has a number of its own. Raises Fault where others have the same.
+
+        sided: The weights that a second product reads for some keys.
+        """
+        points, call = weights.points, weights.call
+        numbers = math.prod([call.batch, call.heads, call.rows, call.keys])
+        (recorded,) = weights.recorded(wide=False)
+        known = recorded.ev.drawn
+        for event in known:
+            if math.prod(event.writes[0][0].sizes) != numbers:
+                raise self._fault(f"`{event.name}` does not draw a number for each score")
+            if event in self.log.decided:
+                raise Incomplete(f"several fused calls stand for one `{event.name}`")
+        self.log.decided |= known.keys()
+        other = positions([call.keys], self.seed, "other key", ())[0]
+        moves = [(second, points.at, other)]
+        for d in range(call.cu_query is not None, len(output)):  # of a token only its sequence's
+            (moved,) = positions([self.before.sizes[d]], self.seed, f"other {d}", ())
+            index = (*output[:d], moved, *output[d + 1 :])
+            traced = self._traced(points.lanes, index, self.owned)
+            assert not isinstance(traced, bool)
+            row = points.at["q_idx"] if call.cu_query is not None else traced[1].index[2]
+            at = call.coordinates(points.lanes, traced[1].index, row)
+            moves.append((traced[0], at, points.at["kv_idx"]))
+        for read, at, key in moves:
+            ev = weights.evaluator(weights.scores)
+            ev.element(*sided(read, key))
+            apart = [at[x] != points.at[x] for x in AXES[:3]] + [key != points.at["kv_idx"]]
+            draws.check_apart(known, ev.drawn, torch.stack(apart).any(0))
 
     def _compared_sums(
         self, second: _Read, points: Points, valid: Tensor, result: Side
@@ -376,6 +423,12 @@ def _has_sums(event: Event) -> bool:
 def _is_of_rows(read: _Read) -> bool:
     """Whether row sums are read of a fused call, and not its output."""
     return _has_sums(read.event) and Fused(read.event, read.index).sums
+
+
+def _weights_of(second: _Read, is_left: bool, key: Tensor) -> Side:
+    place = _factors(second.event)[not is_left]
+    *batch, j, k = second.index
+    return place, second.event.number, (*batch, j, key) if is_left else (*batch, key, k)
 
 
 def _factors(event: Event) -> tuple[Ref, Ref]:

@@ -113,6 +113,11 @@ class Event:
         """Whether the name says what the operation does: elsewhere a namesake is another one."""
         return self.space in _KNOWN_SPACES
 
+    @property
+    def draws(self) -> bool:
+        """Whether it draws from a generator. What is no operator has no arguments to ask."""
+        return operators.is_random(self.op) and operators.draws(self.op, self.arguments)
+
     @cached_property
     def arguments(self) -> dict[str, Any]:
         """The arguments by name, defaults included."""
@@ -146,6 +151,8 @@ class Log:
     literals:         Integers that only one graph names, since the last claim.
     numbers:          The place that an `.item()` has read, by the number that it returned.
     nested:           Some tensors consist of others, which may or may not need gradients.
+    lost, seeds:      Calls that draw random numbers, and that one graph alone has (`draws`).
+    decided:          Those of `lost` for which a claim has found the fused call.
     hooked:           Where in autograd's graph the tensors are that hooks watch.
     """
 
@@ -161,6 +168,9 @@ class Log:
     literal_tensors: dict[int, Tensor] = field(default_factory=dict)
     literals: dict[int, None] = field(default_factory=dict)
     numbers: dict[float, tuple[Ref, int]] = field(default_factory=dict)
+    lost: list[Event] = field(default_factory=list)
+    seeds: list[Event] = field(default_factory=list)
+    decided: set[Event] = field(default_factory=set)
     nested: bool = False
     hooked: dict[Any, None] = field(default_factory=dict)
     _known: dict[int, int] = field(default_factory=dict)

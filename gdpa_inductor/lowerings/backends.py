@@ -90,6 +90,11 @@ def strange_places(problem: Problem) -> str:
     return "a table is looked up by the score, or by an element of a table"
 
 
+def draws(problem: Problem) -> str:
+    """Why a kernel that draws no random numbers does not run a problem, or ""."""
+    return "it draws no random numbers" if problem.program.seeds else ""
+
+
 def one_query(problem: Problem) -> str:
     """Why a dense problem with one query is left unfused, or ""."""
     if problem.jagged or hint(problem.rows) > 1:

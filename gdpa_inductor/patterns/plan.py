@@ -28,10 +28,11 @@ from .host.sizes import is_one, is_zero
 from .jagged.padding import GraphPadding, NotPadded
 from .jagged.unpadding import Understood, without_padding
 from .reading import shadow
+from .reading.layout import drawn
 from .reading.matcher import read
 from .reading.reached import with_gradients
 from .reading.reading import Reading
-from .result import Origin, Refused, internal_error
+from .result import Draw, Origin, Refused, internal_error
 from .writing.recipe import Handle, Recipe
 from .writing.replacement import replacement
 from .writing.writer import Writer, may_move
@@ -46,6 +47,7 @@ class RegionPlan:
 
     sums:     The row sums, if they are a result too.
     pads:     The calls that pad its operands.
+    draws:    The dropouts for which its call draws.
     biases:   The operands of the score program, if the region trains.
     origins:  Where each of these operands comes from.
     """
@@ -59,6 +61,7 @@ class RegionPlan:
     rank: int
     sums: Handle | None = None
     pads: tuple[Node, ...] = ()
+    draws: tuple[Draw, ...] = ()
     biases: tuple[Node, ...] = ()
     notes: tuple[Rejection, ...] = ()
     origins: tuple[Origin, ...] = ()
@@ -322,7 +325,8 @@ class Analyst:
         recipe, results, problem = replacement(self.graph, region, understood, self.options)
         first = self._first_end(region, recipe.until(*results[1:]))
         leaves = tuple(operand.leaf for operand in understood.operands)
-        biases = leaves if problem.training else ()
+        others = tuple(operand.leaf for operand in understood.operands if not operand.is_seed)
+        biases = others if problem.training else ()
         key = understood.layout.key.leaf
         copies = (key, understood.layout.value.leaf)
         looking = [n for n in region.makers if self.graph.looks_up(n) and n not in copies]
@@ -355,6 +359,7 @@ class Analyst:
             choice=choice,
             rank=rank,
             pads=tuple(n for leaf in region.leaves if leaf in known for n in known[leaf].calls),
+            draws=tuple(drawn(understood.layout, o) for o in understood.operands if o.is_seed),
             biases=biases,
             origins=tuple(places.origin(leaf, candidate.second) for leaf in leaves),
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.fx import Node
 
+from ..operands import Size
 from ..problem import Problem
 from ..program.score_mod import ScoreMod
 from ..rejection import Code, Rejection
@@ -31,6 +32,19 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class Draw:
+    """A dropout of the user for which a fused call draws.
+
+    node:  Its name.
+    dims:  What each of its dims counts: the size, the axis of the scores, and how far that goes on.
+           A dim that is folded counts several.
+    """
+
+    node: str
+    dims: tuple[tuple[tuple[Size, str, Size], ...], ...]
+
+
+@dataclass(frozen=True)
 class Match:
     """One rewritten region.
 
@@ -42,6 +56,7 @@ class Match:
     stands_for:  The node that returns the result now, and the one that returned it before.
     also:        The same of other second products, whose values stand beside the first one's.
     sums:        The same of row sums.
+    draws:       The dropouts on the weights, in the order of their seeds.
     choice:      The answer of the caller's `supports`, such as the chosen kernel.
     origins:     Where each operand of the score program comes from.
     notes:       Why a padded side stays padded, or why a learned table keeps its gradient.
@@ -59,6 +74,7 @@ class Match:
     body: str = ""
     also: tuple[tuple[str, str], ...] = ()
     sums: tuple[tuple[str, str], ...] = ()
+    draws: tuple[Draw, ...] = ()
 
     @property
     def score_mod(self) -> ScoreMod:

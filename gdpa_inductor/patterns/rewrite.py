@@ -269,6 +269,7 @@ def _commit(rewrite: Replacement, writer: Writer, left: list[RegionPlan]) -> Mat
         origins=first.origins,
         also=tuple(pairs[1:]),
         sums=sums,
+        draws=first.draws,
     )
 
 

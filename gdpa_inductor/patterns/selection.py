@@ -97,6 +97,8 @@ def _may_meet(one: RegionPlan, other: RegionPlan) -> bool:
     mine, theirs = set(one.region.all_nodes), set(other.region.all_nodes)
     if mine.isdisjoint(theirs):
         return True
+    if not {x.node for x in one.draws}.isdisjoint(x.node for x in other.draws):
+        return False  # their masks might differ
     same = one.candidate.firsts == other.candidate.firsts
     return same and one.region.end not in theirs and other.region.end not in mine
 
@@ -141,7 +143,7 @@ def _beside(
         return None
     if first.problem.page is not None:  # pools are not copied
         return None
-    if any(p.sums is not None for p in plans):
+    if any(p.sums is not None or p.draws for p in plans):
         return None
     here, there = first.region.end, plan.region.end
     if not may_move(plan.recipe.calls, here, there, writer.host):

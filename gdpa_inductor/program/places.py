@@ -39,11 +39,13 @@ def by_distance(program: ScoreMod, number: int) -> bool:
 
 
 def elements(roots: Sequence[Expr]) -> list[Expr]:
-    """The terms with the elements of tables as those of other operands, without their places."""
+    """The terms with the elements of tables as those of other operands, without their places. So
+    are the random bits of a seed.
+    """
 
     def apply(node: Expr, args: list[Any]) -> Expr:
-        if node.op == "lookup":
-            return aux(args[0].value)
+        if node.op in ("lookup", "random16"):
+            return aux(args[0].value, node.kind)
         changed = any(new is not old for new, old in zip(args, node.args, strict=False))
         return call(node.op, *args) if changed else node
 

@@ -153,6 +153,7 @@ class ScoreMod:
             if node is GRAD:
                 raise ScoreModError("g has no meaning in a forward program")
         self._check_tables()
+        self._check_seeds()
 
     def _check_tables(self) -> None:
         for spec in self.aux:
@@ -162,6 +163,20 @@ class ScoreMod:
         for table, count in tables.items():
             if table.op != "aux" or count > 1:
                 raise ScoreModError(f"{leaf_text(table)} is looked up at several places")
+
+    def _check_seeds(self) -> None:
+        for draw in (x for x in postorder(self.roots) if x.op == "random16"):
+            seed, *index = draw.args
+            if index != [*INDEX.values()]:
+                raise ScoreModError(f"random16 is of the score at {', '.join(INDEX)}")
+            if seed.op != "aux" or self.aux[seed.value].access:
+                raise ScoreModError(f"{leaf_text(seed)} is no operand i[], as a seed is")
+
+    @functools.cached_property
+    def seeds(self) -> frozenset[int]:
+        """The numbers of the operands that are seeds of random numbers."""
+        draws = (x for x in postorder(self.roots) if x.op == "random16")
+        return frozenset(x.args[0].value for x in draws)
 
     @property
     def roots(self) -> tuple[Expr, ...]:

@@ -231,7 +231,7 @@ def _conditions(roots: Sequence[Expr], leaf: Leaf) -> list[Expr]:
             interval = leaf(node)
             if interval.lo is not None and interval.lo is not FALSE:
                 decided.add(node)
-        elif all(a in decided for a in node.args):
+        elif node.op != "random16" and all(a in decided for a in node.args):
             decided.add(node)
         if node.op in (*POSITIONS, "aux") or any(a in masking for a in node.args):
             masking.add(node)

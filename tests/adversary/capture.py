@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from gdpa_inductor.backend import copy_graph
+from gdpa_inductor.drawn import as_drawn
 from gdpa_inductor.options import Options
 from gdpa_inductor.patterns import rewrite_graph
 from gdpa_inductor.verify import verified
@@ -32,7 +33,9 @@ def judged_options(judge: str) -> dict[str, Options]:
 
 @dataclass
 class Form:
-    """One form of one graph. crash: what the pass raised, instead of a graph."""
+    """One form of one graph. crash: what the pass raised, instead of a graph. as_drawn: the graph
+    before the rewrite, whose dropouts draw the masks of fused calls; None where none are drawn.
+    """
 
     gm: torch.fx.GraphModule | None
     before: str
@@ -42,6 +45,7 @@ class Form:
     guards_added: int = 0
     crash: Exception | None = None
     run: Callable[..., object] | None = None
+    as_drawn: torch.fx.GraphModule | None = None
 
     @property
     def fault(self) -> str:
@@ -70,17 +74,24 @@ def rewritten(gm: torch.fx.GraphModule, options: Options) -> Form:
     form.after = text_of(built)
     form.matches, form.rejections = tuple(result.matches), tuple(result.rejections)
     form.guards_added = _guard_count() - guards
-    if options.verify and result.matches:
+    if any(match.draws for match in result.matches):
+        form.as_drawn = copy_graph(gm)
+        as_drawn(form.as_drawn, result.matches)
+    elif options.verify and result.matches:
         form.run = verified(built.forward, copy_graph(gm), result)
     return form
 
 
 @dataclass
 class Capture:
-    """Callable as a Dynamo backend. `graphs` holds the forms of every compiled graph by name."""
+    """Callable as a Dynamo backend. `graphs` holds the forms of every compiled graph by name.
+
+    before: Run the graph before the rewrite, with the masks of the current form.
+    """
 
     options: Mapping[str, Options]
     current: str = PLAIN
+    before: bool = False
     graphs: list[dict[str, Form]] = field(default_factory=list)
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
@@ -93,6 +104,8 @@ class Capture:
             form = forms[self.current]
             if form.crash is not None:
                 raise form.crash
+            if self.before:
+                return (form.as_drawn or gm).forward(*arguments)
             return (form.run or form.gm.forward)(*arguments)
 
         return run
@@ -102,6 +115,9 @@ class Capture:
 
     def matched(self, name: str) -> int:
         return sum(len(form.matches) for form in self.forms(name))
+
+    def draws(self, name: str) -> bool:
+        return any(form.as_drawn is not None for form in self.forms(name))
 
     def codes(self, name: str) -> list[str]:
         return [r.code.name for form in self.forms(name) for r in form.rejections]

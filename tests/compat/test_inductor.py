@@ -152,6 +152,33 @@ def test_in_background(processes):
         assert inductor.in_background(os.getpid) is None
 
 
+def test_draws_as_eager():
+    """By the settings of the process, and by those of one compile."""
+    assert not inductor.draws_as_eager()
+    with config.patch(fallback_random=True):
+        assert inductor.draws_as_eager()
+    with inductor.random_settings({"fallback_random": True, "max_autotune": True}):
+        assert inductor.draws_as_eager() and not inductor.thorough()
+    with inductor.random_settings({}):
+        assert not inductor.draws_as_eager()
+
+
+def test_seed_op():
+    """It draws an integer from the generator, and is known to draw."""
+    device = torch.device("cpu")
+    for op, arguments, size in (
+        (inductor.seed_op(), (device,), ()),
+        (inductor.seeds_op(), (3, device), (3,)),
+    ):
+        torch.manual_seed(0)
+        first = op(*arguments)
+        assert first.shape == size and first.dtype == torch.int64
+        assert not torch.equal(first, op(*arguments))
+        torch.manual_seed(0)
+        assert torch.equal(first, op(*arguments))
+        assert torch.Tag.nondeterministic_seeded in op.tags
+
+
 def test_custom_graph_pass(graph_cache):
     """Inductor calls a pass of this class with the captured graph."""
     calls = []

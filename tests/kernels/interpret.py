@@ -27,6 +27,7 @@ from gdpa_inductor.lowerings import donation
 
 from . import (
     cases,
+    dropout_cases,
     five_matmul_cases,
     jagged_cases,
     one_tile_cases,
@@ -248,6 +249,7 @@ def main() -> None:
     _addresses.watch()
     tables = (cases, jagged_cases, five_matmul_cases, one_tile_cases)
     tables += (split_cases, table_cases, paged_cases, row_sum_cases, weights_cases)
+    tables += (dropout_cases,)
     every = [case for table in tables for case in table.CASES]
     by_name = {case.name: case for case in every}
     for line in sys.stdin:

@@ -113,6 +113,36 @@ def test_row_sums_beside_the_output(capability: int, tmp_path):
     assert [check(x, capability, tmp_path, spills) for x in (case, jagged)] == [3, 3]
 
 
+BITS = "float(ge(random16(a0,b,h,q_idx,kv_idx),6554))"
+DROPPED = f"a0:i[]; mul(mul({PLAIN.program},{BITS}),1.1111)"
+SHARING = {"forward": 8, "rows": 8, "keys": 4}
+
+
+@pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(n, marks=pytest.mark.slow) for n in (80, 100, 120))]
+)
+def test_scores_share_their_random_bits(capability: int, tmp_path):
+    """Eight of a tile share a call of Philox, and four of a transposed one. A call has at least ten
+    products of 32 bits of which the high half is wanted too.
+    """
+    known: dict[str, int] = {}
+    for program in (PLAIN.program, DROPPED):
+        case = Case("dropped", program, m=1024, n=1024, d=64, dv=64, h=4)
+        for name, text in templates(case, capability).items():
+            kernel, config = config_of(text)
+            wide = wide_products(name, text, capability, tmp_path)
+            if program is DROPPED:
+                calls = config.rows * config.keys // (32 * config.warps * SHARING[kernel])
+                assert wide - known[kernel] < 16 * calls, (kernel, config)
+            known[kernel] = wide
+
+
+def wide_products(name: str, text: str, capability: int, tmp_path) -> int:
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(compiled(name, text, capability, tmp_path).asm["cubin"])
+    return len(re.findall(r"IMAD\.(?:WIDE|HI)", tool("nvdisasm", "-c", str(path))))
+
+
 def check(case: Case, capability: int, tmp_path, spills=lambda text: None) -> int:
     """Compiles the kernels of a case: how many they are. spills: what a kernel may spill, if it is
     not what all may."""

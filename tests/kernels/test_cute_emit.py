@@ -109,7 +109,8 @@ def exact(program: ScoreMod) -> torch.Tensor:
 
 def test_every_operation_has_a_use():
     assert set(PLAIN) < {*OPS, *INSTRUCTIONS}
-    assert {*USES, "lookup"} == set(OPS)  # it has test_cute_lookups.py
+    # It has test_cute_lookups.py, and no CuTe kernel draws.
+    assert {*USES, "lookup", "random16"} == set(OPS)
     for name, text in USES.items():
         assert any(node.op == name for node in postorder([ScoreMod.parse(text).weight])), text
 

@@ -13,6 +13,7 @@ import pytest
 
 from . import (
     cases,
+    dropout_cases,
     five_matmul_cases,
     jagged_cases,
     one_tile_cases,
@@ -33,6 +34,7 @@ TABLES = (
     paged_cases,
     row_sum_cases,
     weights_cases,
+    dropout_cases,
 )
 CASES = [case for table in TABLES for case in table.CASES]
 ROOT = Path(__file__).parents[2]
@@ -63,6 +65,9 @@ QUICK = {
     "sums_gradient", "sums_jagged", "sums_jagged_keys", "sums_jagged_gradient",
     "weights", "weights_tail", "weights_parts", "weights_channels", "weights_causal",
     "weights_later", "weights_terms", "weights_table", "weights_flat", "weights_one",
+    "dropout_tail", "dropout_causal", "dropout_gqa", "dropout_few", "dropout_few_inference",
+    "dropout_wide", "dropout_two", "dropout_of_keys", "dropout_of_rows", "dropout_atomic",
+    "dropout_five", "dropout_five_jagged", "dropout_jagged_causal", "dropout_jagged_keys",
 }  # fmt: skip
 
 # Every template and feature once: what the oldest Triton runs too.
@@ -72,7 +77,8 @@ OLDEST = {
     "mask_blocks", "no_keys", "prefix_long", "dynamic_hstu", "jagged_per_token", "jagged_mask",
     "jagged_seeds", "jagged_unowned", "jagged_many_both", "jagged_bias", "five_columns",
     "five_jagged_both", "five_jagged_batch", "few_tail", "few_shares", "split_last",
-    "split_both_unowned", "table_both", "sums_absolute", "sums_jagged_gradient",
+    "split_both_unowned", "table_both", "sums_absolute", "sums_jagged_gradient", "dropout_causal",
+    "dropout_jagged_keys",
 }  # fmt: skip
 
 

@@ -170,6 +170,7 @@ def test_it_is_the_choice_of_blackwell(blackwell, kernel: str, choice: str):
     assert lowerings.choose(problem(), Options(kernel=kernel)).kernel == choice
 
 
+DROPPED = "a0:i[]; mul(silu(s),float(ge(random16(a0,b,h,q_idx,kv_idx),6554)))"
 MULTIPLES = "the CuTe kernel takes multiples of 8 up to 256"
 SLICES = f"{MULTIPLES}; wider values run in equal slices of such a size"
 OFF, ON = Options(profit=False), Options()
@@ -195,6 +196,7 @@ LEFT = {
         "hopper", {**GAU, "value_dim": 1032}, ON, None,
         f"a head dim of 1032 for the value; {SLICES}",
     ),
+    "random bits": ("blackwell", {"program": DROPPED}, ON, "triton", "it draws no random numbers"),
     "keys in pages": ("blackwell", {"page": 16}, ON, "triton", "values that lie in order"),
     "odd pages": ("hopper", {**LARGE, "page": 24}, ON, "triton", "pages of 24 rows"),
     "wide heads in large pages": (

@@ -155,11 +155,6 @@ def one_key(q, k, v):
 # Randomness
 
 
-@refuse("DROPOUT", "OPAQUE_CALL", "POINTWISE_OP", varies=True, **HEADS)
-def dropout_in_training(q, k, v):
-    return F.dropout(F.silu(q @ k.mT), 0.3, training=True) @ v
-
-
 @refuse("DROPOUT", **HEADS)
 def rrelu_in_training(q, k, v):
     return F.rrelu(q @ k.mT, 0.1, 0.4, training=True) @ v

@@ -35,6 +35,11 @@ def random_program(rng: random.Random) -> ScoreMod:
     for _ in range(rng.randrange(1, 40)):
         name = rng.choice(sorted(OPS))
         kinds, result = rng.choice(OPS[name].kinds).split(">")
+        if name == "random16":
+            seeds = [n for n, spec in enumerate(declared) if (spec.kind, spec.access) == ("i", ())]
+            for seed in seeds[:1]:
+                pool["i"].append(call(name, aux(seed, "i"), *INDEX.values()))
+            continue
         if name == "lookup":
             if pool["t"]:  # a table has one place
                 place = rng.choice(pool["i"])

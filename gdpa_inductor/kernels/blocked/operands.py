@@ -225,7 +225,8 @@ class BlockOperands:
     def stores(self, sums: bool) -> bool:
         """Whether one kernel computes P and dS in a backward. sums: As of `fused`."""
         tables = sums and any(spec.is_table for spec in self.program.aux)
-        plain = not (tables or self.lengths_vary) and self.only is None
+        # Its kernel numbers scores from the chunk's first on, and random bits are of the call's.
+        plain = not (tables or self.program.seeds or self.lengths_vary) and self.only is None
         return plain and stores(self.query, self.value)
 
     def index(self, name: str) -> Tensor:

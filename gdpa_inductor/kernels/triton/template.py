@@ -25,7 +25,8 @@ _SOURCES = Path(__file__).parent / "templates"
 class AuxRead:
     """An aux operand as a kernel reads it.
 
-    along: The axes along which the place of a table varies. inside: The place is inside of it.
+    along: The axes along which the place of a table varies, or what is drawn by a seed. inside: The
+    place is inside of the table.
     """
 
     number: int
@@ -53,6 +54,11 @@ class AuxRead:
     def axes(self) -> frozenset[str]:
         """The axes along which what is read varies."""
         return self.spec.axes | set(self.along)
+
+    @property
+    def draws(self) -> bool:
+        """Whether it is the seed of random bits, which a kernel draws."""
+        return bool(self.along) and not self.spec.is_table
 
     @property
     def place(self) -> str:
@@ -123,6 +129,10 @@ class Plan:
         places = [a.place for a in self.reads if a.place]
         known = (*self.names, *self.longest, *places, *(skipping if self.skips else ()))
         return {name: number for number, name in enumerate(known)}
+
+    @property
+    def draws(self) -> bool:
+        return any(a.draws for a in self.reads)
 
     @property
     def branches(self) -> bool:

@@ -36,7 +36,7 @@ from ...problem import Problem
 from ...program.expr import POSITIONS
 from ...program.tile_classes import classify
 from ...rejection import Code
-from ..backends import Rule, hint, strange_places
+from ..backends import Rule, draws, hint, strange_places
 from ..chunked import LEAST, SLACK, estimate, long_functions, padded_to_all, sizes_vary
 from ..triton import one_tile
 from ..triton.rules import MAX_HEAD_DIM
@@ -303,6 +303,7 @@ REFUSES = (
     Rule(Code.LOWERING, no_such_gradients),
     Rule(Code.LOWERING, pages),
     Rule(Code.LOWERING, lambda problem: no_sums(_kind(problem), problem.program)),
+    Rule(Code.LOWERING, draws),
 )
 _TRAINING = Rule(Code.SLOWER, training_is_slower)
 PAYS = (_TRAINING, Rule(Code.SLOWER, slices_are_slower))

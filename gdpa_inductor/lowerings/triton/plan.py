@@ -133,6 +133,8 @@ def _reads(terms: Sequence[Expr], o: Inputs) -> tuple[AuxRead, ...]:
 
 def _read(number: int, o: Inputs) -> AuxRead:
     spec = o.program.aux[number]
+    if number in o.program.seeds:
+        return AuxRead(number, spec, AXES)
     if not spec.is_table:
         return AuxRead(number, spec)
     along = o.program.place_axes(number)

@@ -103,11 +103,26 @@ def drops_at_times(node: Node) -> bool:
     return "dropout" in name(node) and isinstance(_rate(node), Node)
 
 
+def drops(node: Node) -> bool:
+    """Whether a node is a dropout in training whose rate is a number between 0 and 1."""
+    rate = _rate(node) if node.target in _DROPOUTS else None
+    return isinstance(rate, float) and 0.0 < rate < 1.0
+
+
+_DROPOUTS = (torch.nn.functional.dropout, torch.dropout)
+
+
 def _rate(dropout: Node) -> Any:
     """The p of a dropout; None where it is not in training."""
-    arguments = dict(zip(("input", "p", "training", "inplace"), dropout.args, strict=False))
-    arguments |= {"training" if k == "train" else k: x for k, x in dropout.kwargs.items()}
-    return None if arguments.get("training", True) is False else arguments.get("p", 0.5)
+    arguments = arguments_of_dropout(dropout)
+    return None if arguments["training"] is False else arguments["p"]
+
+
+def arguments_of_dropout(dropout: Node) -> dict[str, Any]:
+    """The arguments by name, as `torch.nn.functional.dropout` has them."""
+    arguments: dict[str, Any] = {"input": None, "p": 0.5, "training": True, "inplace": False}
+    arguments |= zip(list(arguments), dropout.args, strict=False)
+    return arguments | {"training" if k == "train" else k: x for k, x in dropout.kwargs.items()}
 
 
 def _storages(values: Iterable[torch.Tensor]) -> set[int]:

@@ -89,7 +89,7 @@ class Sides:
 
     def operand(self, operand: Operand) -> Operand:
         """An operand of the program, indexed by tokens if it is padded as a side is."""
-        for side in () if operand.summed else self.jagged:
+        for side in () if operand.summed or operand.is_seed else self.jagged:
             if operand.index[:2] == (side.batch, side.positions):
                 # If its padding cannot go, it is read with its padding.
                 with contextlib.suppress(Refused):
@@ -168,7 +168,8 @@ def _check_padding(padding: GraphPadding, reading: Reading) -> None:
     """
     if not _is_finite(reading.weight, {}, set()):
         raise Refused(Code.JAGGED_FILL, "a score of zero has an infinite weight or slope")
-    leaves = {number: operand.leaf for number, operand in enumerate(reading.aux)}
+    own = [(number, operand) for number, operand in enumerate(reading.aux) if not operand.is_seed]
+    leaves = {number: operand.leaf for number, operand in own}
     known = {n: padding.absent(leaf) for n, leaf in leaves.items()}
     fills = {n: x for n, x in known.items() if x is not None}
     keys = {n for n in fills if {*reading.keys} <= {*flat(reading.aux[n].index)}}

@@ -29,7 +29,7 @@ from ...program.score_mod import Aux, ScoreMod
 from ...rejection import Code
 from ..host import facts, places
 from ..host.sizes import Size
-from ..result import Refused
+from ..result import Draw, Refused
 from .frame import CUTS_ACROSS, Atom, Digits, Index, atoms, flat
 from .reading import Operand, Reading
 
@@ -263,6 +263,26 @@ def aux_dims(layout: Layout, operand: Operand) -> tuple[Index, tuple[str, ...]]:
     return tuple(dims), tuple(access)
 
 
+def _access(layout: Layout, operand: Operand) -> tuple[str, ...]:
+    if not operand.is_seed:
+        return aux_dims(layout, operand)[1]
+    axes = (layout.batch, layout.heads, layout.rows, layout.keys)
+    if not atoms(operand.index) >= {atom for digits in axes for atom in digits}:
+        reason = f"{places.describe(operand.leaf)} draws one number for several scores"
+        raise Refused(Code.DROPOUT, reason)
+    return ()
+
+
+def drawn(layout: Layout, operand: Operand) -> Draw:
+    """How a dropout lies. operand: Its seed."""
+    known: dict[Atom, tuple[str, Size]] = {}
+    for axis in INDEX:
+        digits = layout.axes[axis]
+        known |= {x: (axis, sizes(digits[n + 1 :])) for n, x in enumerate(digits)}
+    dims = [[(x.size, *known.get(x, ("-", 0))) for x in digits] for digits in operand.index]
+    return Draw(operand.leaf.name, tuple(map(tuple, dims)))
+
+
 def output_dims(layout: Layout) -> Index:
     if layout.query_tokens is not None:
         return (layout.query_tokens, layout.heads, layout.channels)
@@ -294,7 +314,7 @@ def program_of(reading: Reading, layout: Layout) -> tuple[ScoreMod, list[Operand
 
     terms = [canonical(with_leaves(term, leaf)) for term in reading.terms]
     operands = [reading.aux[number] for number in numbers]
-    declared = [Aux(element_kind(x.kind), aux_dims(layout, y)[1]) for x, y in zip(used, operands)]
+    declared = [Aux(element_kind(x.kind), _access(layout, y)) for x, y in zip(used, operands)]
     if any(SCORE not in set(postorder([term])) for term in terms):
         raise Refused(Code.CONTRACTION, "the weights do not depend on the first product")
     weight, *summed = terms

@@ -63,6 +63,8 @@ class Matcher:
         if SCORE not in set(postorder([weight])) or weights.score is None:
             raise Refused(Code.CONTRACTION, "the weights do not depend on the first product")
         weight, sums, factor = row_sums.read(weights, weight, keys, dtypes[0])
+        if sums is not None and any(operand.is_seed for operand in weights.operands):
+            raise Refused(Code.DROPOUT, "random numbers are drawn beside row sums")
         terms = [weight] if sums is None else [weight, sums.term]
         terms = list(map(weights.precision.checked, terms))
         value = factors.operand(*value_side)

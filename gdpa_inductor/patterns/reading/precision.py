@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 
 from ..._compat import shapes
-from ...program.expr import SCORE, Expr, call, const, postorder, with_leaves
+from ...program.expr import AXES, SCORE, Expr, call, const, postorder, with_leaves
 from ...program.integers import ANY, INT32, Range, inside, ranges
 from ...program.rounding import (
     decision_at_limit,
@@ -81,7 +81,10 @@ class Precision:
 
     def range_of(self, leaf: Expr) -> Range:
         if leaf.op == "aux":
-            return _limits(facts.tensors(self.operands[leaf.value].leaf)[0].dtype)
+            operand = self.operands[leaf.value]
+            return ANY if operand.is_seed else _limits(facts.tensors(operand.leaf)[0].dtype)
+        if leaf.op in AXES:
+            return 0, INT32[1]
         if leaf.op == "scalar":
             return _size_range(self.scalars[leaf.value])
         low, high = _size_range(math.prod(atom.size for atom in self.positions[leaf.value]))

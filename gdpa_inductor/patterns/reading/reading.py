@@ -27,6 +27,7 @@ class Operand:
     places: It is the index into a table of so many places, and stored as small integers.
     wraps: A negative one of these places counts from the end.
     pages: The pages that its rows are copied from. The leaf is this copy.
+    is_seed: It is the seed of a dropout, which is the leaf. The index is that of what is drawn.
     """
 
     leaf: Node
@@ -37,6 +38,7 @@ class Operand:
     places: Size | None = None
     wraps: bool = False
     pages: Pages | None = None
+    is_seed: bool = False
 
 
 @dataclass(frozen=True)

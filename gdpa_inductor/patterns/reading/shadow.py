@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..._compat import fx, operators, subclasses
+from ..._compat import fx, inductor, operators, subclasses
+from ...program.ops.random import is_rate
 from ...rejection import Code
 from ..host import facts, places
 from ..host.candidates import HostGraph
@@ -73,8 +74,9 @@ def trace(graph: HostGraph, region: Region, first: Node) -> Shadow:
             if facts.drops_at_times(node):
                 more = "unless its rate, which varies from call to call, is 0"
                 raise _random(node, more)
+            run_node = _dropped if facts.drops(node) else execute
             with graph.ambient[node].entered():
-                environment[node] = execute(node, environment)
+                environment[node] = run_node(node, environment)
             written = fx.traced_so_far()
             new = written.keys() - known.keys()
             if any(operators.is_random(written[name]) for name in new):
@@ -101,6 +103,18 @@ def trace(graph: HostGraph, region: Region, first: Node) -> Shadow:
     first_result = own[-1] if own else ""
     known = dict(zip(placeholders, leaves, strict=True))
     return Shadow(known, result, origin, first_result, sums, *others)
+
+
+def _dropped(node: Node, environment: dict[Node, Any]) -> Any:
+    """A dropout as a product with its mask and its scale. The mask is a call of `gdpa::kept_by`."""
+    arguments = facts.arguments_of_dropout(node)
+    x, p = environment[arguments["input"]], arguments["p"]
+    if inductor.draws_as_eager():
+        raise _random(node, "as eager does, by an option of Inductor")
+    if not is_rate(p):
+        raise _random(node, f"with a rate of {p}, which 16 bits do not hold")
+    multiply = torch.Tensor.mul_ if arguments["inplace"] else torch.mul
+    return multiply(multiply(x, torch.ops.gdpa.kept_by.default(x, p)), 1.0 / (1.0 - p))
 
 
 def _random(node: Node, more: str = "") -> Refused:

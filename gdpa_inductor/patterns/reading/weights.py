@@ -25,6 +25,7 @@ from torch.fx import Node
 from ..._compat import shapes
 from ...program.expr import SCORE, Expr, aux, call, const, postorder
 from ...program.integers import ranges
+from ...program.ops.random import kept
 from ...program.rounding import fragile_condition
 from ...program.simplify import chosen as choice
 from ...program.simplify import substitute
@@ -69,6 +70,7 @@ _READERS = {
     "detach": "_detached",
     "_to_copy": "_cast",
     "copy": "_copied",
+    "kept_by": "_kept",
     "sum": "_summed",
 }  # the methods of `Weights`
 
@@ -173,6 +175,17 @@ class Weights:
         kind = kind_of(facts.tensors(leaf)[0].dtype)
         is_table = kind == "f" and any(atom.place for atom in flat(index))
         return aux(self.operands.index(operand), "t" if is_table else kind)
+
+    def _kept(self, node: Node, at: Element) -> Expr:
+        """Whether a dropout keeps an element, by the numbers that are drawn for its score."""
+        dropout, p = self.shadow.source(node), node.args[1]
+        assert dropout is not None and isinstance(p, float)
+        if at.branches or any(atom.part or atom.place for atom in flat(at.index)):
+            raise self.shadow.refused(Code.DROPOUT, node, "drops a part of the scores")
+        operand = Operand(dropout, at.index, detached=True, is_seed=True)
+        if operand not in self.operands:
+            self.operands.append(operand)
+        return kept(aux(self.operands.index(operand), "i"), p)
 
     def _summed(self, node: Node, at: Element) -> Expr:
         # `einsum` sums over a letter that one operand alone has.

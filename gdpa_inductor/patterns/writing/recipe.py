@@ -7,14 +7,14 @@ the graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
-from ..._compat import fx, shapes
+from ..._compat import fx, inductor, shapes
 from ...ops import FORWARDS
 from ...rejection import Code
 from ..host import facts
@@ -30,6 +30,8 @@ aten = torch.ops.aten
 class Handle:
     """A tensor of the replacement: its fake value, and the user's node or the call that makes
     it.
+
+    dropout: The call draws the seed of this node, and is written there.
     """
 
     value: torch.Tensor
@@ -37,6 +39,7 @@ class Handle:
     target: Callable[..., Any] | str | None = None
     args: tuple[Any, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
+    dropout: Node | None = None
 
 
 def _is_attention(call: Handle) -> bool:
@@ -97,6 +100,13 @@ class Recipe:
             value = function(*values, **named)
         handle = Handle(value, None, target, args, options)
         self.calls.append(handle)
+        return handle
+
+    def seed(self, dropout: Node) -> Handle:
+        """The seed of a dropout, drawn where stock Inductor draws it."""
+        device = facts.tensors(dropout)[0].device
+        handle = replace(self.call(inductor.seed_op(), device), dropout=dropout)
+        self.calls[-1] = handle
         return handle
 
     def arrange(self, source: Handle, index: Index, target: Index) -> Handle:

@@ -90,8 +90,9 @@ def _row_sums(
 def _recipe(graph: HostGraph, region: Region, understood: Understood) -> Recipe:
     layout, grad = understood.layout, graph.ambient[region.end].grad
     factors = [layout.query.leaf, layout.key.leaf, layout.value.leaf]
-    # What is stored as small integers is a copy anyway.
-    others = [operand.leaf for operand in understood.operands if operand.places is None]
+    # What is stored as small integers is a copy anyway, and a seed is nobody else's.
+    copies = [o for o in understood.operands if o.places is not None or o.is_seed]
+    others = [operand.leaf for operand in understood.operands if operand not in copies]
     pads = [side.pad for side in understood.sides.jagged]
     copied = saved.to_copy(graph, region, factors, others, pads) if grad else ()
     return Recipe(grad, subclasses.fake_mode_of(facts.tensors(region.end)[0]), copied)
@@ -119,7 +120,10 @@ def _inputs(
         value = _in_place(recipe, *paging.value, layout.value)
         table = _operand(recipe, *paging.table)
         query = _with_batch(recipe, layout, query, (table,))
-    aux = [_operand(recipe, x, aux_dims(layout, x)[0]) for x in understood.operands]
+    aux = [
+        recipe.seed(x.leaf) if x.is_seed else _operand(recipe, x, aux_dims(layout, x)[0])
+        for x in understood.operands
+    ]
     device = query.value.device
     for number, tensor in enumerate(aux):
         # A scalar on the CPU may meet tensors of any device, but a kernel reads its own.

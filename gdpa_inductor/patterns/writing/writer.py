@@ -47,9 +47,9 @@ class Writer:
         known: The nodes of earlier calls. Returns these and the new ones.
         """
         written, graph = dict(known), self.host.graph
-        with graph.inserting_before(before):
-            for call in calls:
-                assert call.target is not None
+        for call in calls:
+            assert call.target is not None
+            with graph.inserting_before(call.dropout or before):
                 given = call.args, call.options
                 args, kwargs = map_aggregate(given, lambda x: self._argument(x, written, like))
                 op = "call_method" if isinstance(call.target, str) else "call_function"
@@ -155,6 +155,7 @@ def may_move(calls: Sequence[Handle], here: Node, there: Node, graph: HostGraph)
     between = (m for m in graph.mutators if start < graph.order[m] < end)
     changed = set[int]().union(*(graph.mutators[m] for m in between))
     own = set[int]().union(*map(facts.storages, nodes))
+    nodes |= {call.dropout for call in calls if call.dropout is not None}
     return (
         graph.ambient[here] == graph.ambient[there]
         and all(graph.order[node] < start for node in nodes)

@@ -121,6 +121,17 @@ lines(
     exact=False, at="weights",
 )  # fmt: skip
 lines(
+    "dropout on the weights",
+    "w = F.dropout(w, 0.3)",
+    "F.dropout(w, 0.3, True, True)",
+    "w = F.dropout(F.dropout(w, 0.3), 0.2)",
+    "w = torch.dropout(w, 0.5, True)",
+    "w = w * F.dropout(torch.ones_like(w), 0.25)",
+    "w = F.dropout(w, 0.4) - w * 0.1",
+    "w = torch.utils.checkpoint.checkpoint(lambda x: F.dropout(x, 0.3), w, use_reentrant=False)",
+    exact=False, at="weights",
+)  # fmt: skip
+lines(
     "dropout that does nothing",
     "w = F.dropout(w, 0.0)",
     "w = F.dropout(w, 0.5, training=False)",
