@@ -143,6 +143,7 @@ GRADIENT = "a0:f[b,h,q_idx]; "
 OF_SIGMOID = GRADIENT + "t0=sigmoid(mul(s,0.125)); r=mul(a0,t0); t0"
 OF_ABSOLUTE = GRADIENT + "t0=where(ge(q_idx,kv_idx),tanh(s),0.0); r=mul(a0,abs(t0)); t0"
 OF_SQUARES = GRADIENT + "t0=relu(mul(s,0.25)); r=mul(a0,mul(t0,t0)); mul(t0,0.5)"
+OF_ROOTS = GRADIENT + "t0=sigmoid(mul(s,0.125)); r=mul(a0,sqrt(t0)); t0"  # ∞ at 0
 OF_ROWS = "a0:f[q,h]; t0=relu(mul(s,0.125)); r=mul(a0,t0); t0"
 OF_BIASED = (
     "a0:f[h,q_idx,kv_idx]; a1:f[b,h,q_idx]; t0=sigmoid(add(mul(s,0.125),a0)); r=mul(a1,t0); t0"
@@ -155,6 +156,7 @@ GRADIENTS = {
     "squares, fp16": gradients.Case(
         OF_SQUARES, rows=100, keys=260, dims=(96, 40), dtype=torch.float16
     ),
+    "roots, tails": gradients.Case(OF_ROOTS, heads=1, key_heads=1, rows=100, keys=150),
     "jagged": gradients.Case(OF_ROWS, **SEQUENCES),
     "jagged, D 128": gradients.Case(
         OF_ROWS.replace("relu", "sigmoid"), **SEQUENCES, **WIDE, dtype=torch.float16
@@ -165,15 +167,25 @@ GRADIENTS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(["absolute, D 128", "jagged", "jagged keys"], GRADIENTS))
+OFTEN_BACK = ("absolute, D 128", "roots, tails", "jagged", "jagged keys")
+
+
+@pytest.mark.parametrize("name", slow_but(OFTEN_BACK, GRADIENTS))
 def test_backward(name: str):
     case = GRADIENTS[name]
     call = gradients.make_call(case)
     gradients.check_errors(emulated(case, call), case, call)
 
 
-@pytest.mark.parametrize("rows", [140, (140, 37)], ids=["dense", "jagged"])
-@pytest.mark.parametrize("room", [256 << 20, 1], ids=["at once", "in parts"])
+@pytest.mark.parametrize(
+    ("rows", "room"),
+    [
+        pytest.param(140, 256 << 20, id="dense, at once", marks=pytest.mark.slow),
+        pytest.param(140, 1, id="dense, in parts"),
+        pytest.param((140, 37), 256 << 20, id="jagged, at once"),
+        pytest.param((140, 37), 1, id="jagged, in parts", marks=pytest.mark.slow),
+    ],
+)
 def test_beside_the_gradient_of_a_bias(rows, room: int):
     """On integers: a wrong index is a wrong bit."""
     body, sums = "t0=relu(add(mul(s,0.5),a0)); r=mul(a1,t0); t0", "b,h,q_idx"
@@ -245,10 +257,16 @@ def products(config: Sm90Config) -> Binary:
     return kernel.before("USETMAXREG.DEALLOC")
 
 
-@pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("program", [SIGMOID, ABSOLUTE], ids=["sigmoid", "absolute"])
-def test_machine_code_of_the_forward(program: str, dim: int):
+FORWARDS = {f"{name}, D {dim}": (dim, program) for dim in (64, 128)
+            for name, program in (("sigmoid", SIGMOID), ("absolute", ABSOLUTE))}  # fmt: skip
+BACKWARDS = {f"{name}, D {dim}": (dim, program) for dim in (64, 128)
+             for name, program in (("sigmoid", OF_SIGMOID), ("absolute", OF_ABSOLUTE))}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", slow_but(["sigmoid, D 64", "absolute, D 128"], FORWARDS))
+def test_machine_code_of_the_forward(name: str):
     """An addition for each score, and at the end of a tile two shuffles for each of two rows."""
+    dim, program = FORWARDS[name]
     kernel = products(Sm90Config("bfloat16", dim, dim, program))
     # A tile's first block and the block of a step, each with and without a mask.
     assert kernel.count("FADD") >= 2 * 2 * 128 // 2
@@ -256,10 +274,10 @@ def test_machine_code_of_the_forward(program: str, dim: int):
     assert kernel.count("LDG") == 0
 
 
-@pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("program", [OF_SIGMOID, OF_ABSOLUTE], ids=["sigmoid", "absolute"])
-def test_machine_code_of_the_backward(program: str, dim: int):
+@pytest.mark.parametrize("name", slow_but(["absolute, D 64", "sigmoid, D 128"], BACKWARDS))
+def test_machine_code_of_the_backward(name: str):
     """A warp loads the gradients of a query tile once, in a step and in the last one."""
+    dim, program = BACKWARDS[name]
     config = Sm90Config("bfloat16", dim, dim, program, ("float32",), kernel="backward")
     kernel = products(config)
     assert kernel.count("LDG") == 2 * config.query_rows // 32

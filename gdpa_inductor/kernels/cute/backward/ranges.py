@@ -16,7 +16,7 @@ from ..operands import KernelArguments
 from ..places import unchecked
 from ..ranges import LANES, TileClass, both, ends_are_bare, lowest, past, span
 from ..values import Fixed, smaller
-from .roots import roots_of
+from .roots import roots_of, row_gradient
 from .walk import ResidentTile
 
 
@@ -56,9 +56,10 @@ class StreamedRanges(Fixed):
 
         dP · 0 is not zero if dP is infinite or NaN. Under a mask dP may be either. Past the end of
         a sequence one factor of dP is zero, and the other may be infinite. The latter matters only
-        if dS is stored.
+        if dS is stored. A gradient of row sums may have an infinite factor there.
         """
-        return self.masks or self.config.notes
+        of_rows = row_gradient(self.config.program) is not None
+        return self.masks or self.config.notes or of_rows
 
     def holds(self, condition: TileClass, tile: ResidentTile, first, head, block):
         """Whether a condition holds for the resident tile from row `first` on and streamed tile
