@@ -58,9 +58,9 @@ class Seeds:
                 seed = inductor.seed_op()(device)
             else:
                 seed = self._drawn[number]
-            kept = _kept(input, draw, seed, p)
+            mask = _mask(input, draw, seed, p)
             multiply = torch.Tensor.mul_ if inplace else torch.mul
-            return multiply(multiply(input, kept), 1.0 / (1.0 - p))
+            return multiply(multiply(input, mask), 1.0 / (1.0 - p))
 
         return dropout_as_drawn
 
@@ -86,7 +86,7 @@ def _visit(gm: GraphModule, path: str, known: Mapping[tuple[str, str], Draw], se
     gm.recompile()
 
 
-def _kept(x: Tensor, draw: Draw, seed: Tensor, p: float) -> Tensor:
+def _mask(x: Tensor, draw: Draw, seed: Tensor, p: float) -> Tensor:
     sizes: list[int] = []
     index = dict.fromkeys(AXES, torch.zeros((), dtype=torch.int64, device=x.device))
     for dim, size in zip(draw.dims, x.shape, strict=True):

@@ -213,7 +213,7 @@ operators.define(
 # What a dropout with the rate p keeps of a tensor. It is traced and read, and never run.
 operators.define(
     _LIBRARY,
-    "kept_by(Tensor x, float p) -> Tensor",
+    "dropout_mask(Tensor x, float p) -> Tensor",
     lambda x, p: torch.empty_like(x, dtype=torch.bool),
     lambda x, p: torch.empty_like(x, dtype=torch.bool),
 )

@@ -88,6 +88,16 @@ def _rate(event: Event) -> float | None:
     return rate if 0.0 < rate < 1.0 and arguments.get("train", True) else None
 
 
+def decide(log: Log, dropouts: Sequence[Event], numbers: int) -> None:
+    """A fused call stands for dropouts. Raises Fault unless each draws so many numbers."""
+    for event in dropouts:
+        if math.prod(event.writes[0][0].sizes) != numbers:
+            raise Fault(f"`{event.name}` does not draw a number for each score")
+        if event in log.decided:
+            raise Incomplete(f"several fused calls stand for one `{event.name}`")
+    log.decided.update(dropouts)
+
+
 def check_apart(
     known: dict[Event, tuple[Index, Tensor]],
     other: dict[Event, tuple[Index, Tensor]],

@@ -15,7 +15,7 @@ Sampled elements of the output lead to both sums. For sampled c the factors must
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -90,6 +90,9 @@ class _Read:
 
     event: Event
     index: Index
+
+
+Sided = Callable[[_Read, Tensor], Side]
 
 
 @dataclass(frozen=True)
@@ -301,41 +304,37 @@ class Proof:
         return Agreement(weights, value, valid)
 
     def _check_draws(
-        self,
-        weights: SampledWeights,
-        second: _Read,
-        sided: Callable[[_Read, Tensor], Side],
-        output: Index,
+        self, weights: SampledWeights, second: _Read, sided: Sided, output: Index
     ) -> None:
         """Each score has a number of its own. Raises Fault where others have the same.
 
         sided: The weights that a second product reads for some keys.
         """
         points, call = weights.points, weights.call
-        numbers = math.prod([call.batch, call.heads, call.rows, call.keys])
         (recorded,) = weights.recorded(wide=False)
         known = recorded.ev.drawn
-        for event in known:
-            if math.prod(event.writes[0][0].sizes) != numbers:
-                raise self._fault(f"`{event.name}` does not draw a number for each score")
-            if event in self.log.decided:
-                raise Incomplete(f"several fused calls stand for one `{event.name}`")
-        self.log.decided |= known.keys()
-        other = positions([call.keys], self.seed, "other key", ())[0]
-        moves = [(second, points.at, other)]
-        for d in range(call.cu_query is not None, len(output)):  # of a token only its sequence's
+        numbers = math.prod([call.batch, call.heads, call.rows, call.keys])
+        draws.decide(self.log, list(known), numbers)
+        for read, at in self._other_scores(points, second, output):
+            ev = weights.evaluator(weights.scores)
+            ev.element(*sided(read, at["kv_idx"]))
+            apart = torch.stack([at[x] != points.at[x] for x in AXES]).any(0)
+            draws.check_apart(known, ev.drawn, apart)
+
+    def _other_scores(
+        self, points: Points, second: _Read, output: Index
+    ) -> Iterator[tuple[_Read, dict[str, Tensor]]]:
+        """Second products and coordinates, where one index of the output or the key is another."""
+        call, key = points.call, points.at["kv_idx"]
+        yield second, {**points.at, "kv_idx": positions([call.keys], self.seed, "key", ())[0]}
+        for d in range(call.cu_query is not None, len(output)):  # a token is its sequence's
             (moved,) = positions([self.before.sizes[d]], self.seed, f"other {d}", ())
             index = (*output[:d], moved, *output[d + 1 :])
             traced = self._traced(points.lanes, index, self.owned)
             assert not isinstance(traced, bool)
             row = points.at["q_idx"] if call.cu_query is not None else traced[1].index[2]
             at = call.coordinates(points.lanes, traced[1].index, row)
-            moves.append((traced[0], at, points.at["kv_idx"]))
-        for read, at, key in moves:
-            ev = weights.evaluator(weights.scores)
-            ev.element(*sided(read, key))
-            apart = [at[x] != points.at[x] for x in AXES[:3]] + [key != points.at["kv_idx"]]
-            draws.check_apart(known, ev.drawn, torch.stack(apart).any(0))
+            yield traced[0], {**at, "kv_idx": key}
 
     def _compared_sums(
         self, second: _Read, points: Points, valid: Tensor, result: Side

@@ -106,7 +106,7 @@ def trace(graph: HostGraph, region: Region, first: Node) -> Shadow:
 
 
 def _dropped(node: Node, environment: dict[Node, Any]) -> Any:
-    """A dropout as a product with its mask and its scale. The mask is a call of `gdpa::kept_by`."""
+    """A dropout as a product with its mask, a call of `gdpa::dropout_mask`, and its scale."""
     arguments = facts.arguments_of_dropout(node)
     x, p = environment[arguments["input"]], arguments["p"]
     if inductor.draws_as_eager():
@@ -114,7 +114,7 @@ def _dropped(node: Node, environment: dict[Node, Any]) -> Any:
     if not is_rate(p):
         raise _random(node, f"with a rate of {p}, which 16 bits do not hold")
     multiply = torch.Tensor.mul_ if arguments["inplace"] else torch.mul
-    return multiply(multiply(x, torch.ops.gdpa.kept_by.default(x, p)), 1.0 / (1.0 - p))
+    return multiply(multiply(x, torch.ops.gdpa.dropout_mask.default(x, p)), 1.0 / (1.0 - p))
 
 
 def _random(node: Node, more: str = "") -> Refused:

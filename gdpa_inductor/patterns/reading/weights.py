@@ -25,7 +25,7 @@ from torch.fx import Node
 from ..._compat import shapes
 from ...program.expr import SCORE, Expr, aux, call, const, postorder
 from ...program.integers import ranges
-from ...program.ops.random import kept
+from ...program.ops.random import keeps
 from ...program.rounding import fragile_condition
 from ...program.simplify import chosen as choice
 from ...program.simplify import substitute
@@ -70,7 +70,7 @@ _READERS = {
     "detach": "_detached",
     "_to_copy": "_cast",
     "copy": "_copied",
-    "kept_by": "_kept",
+    "dropout_mask": "_dropout_mask",
     "sum": "_summed",
 }  # the methods of `Weights`
 
@@ -176,7 +176,7 @@ class Weights:
         is_table = kind == "f" and any(atom.place for atom in flat(index))
         return aux(self.operands.index(operand), "t" if is_table else kind)
 
-    def _kept(self, node: Node, at: Element) -> Expr:
+    def _dropout_mask(self, node: Node, at: Element) -> Expr:
         """Whether a dropout keeps an element, by the numbers that are drawn for its score."""
         dropout, p = self.shadow.source(node), node.args[1]
         assert dropout is not None and isinstance(p, float)
@@ -185,7 +185,7 @@ class Weights:
         operand = Operand(dropout, at.index, detached=True, is_seed=True)
         if operand not in self.operands:
             self.operands.append(operand)
-        return kept(aux(self.operands.index(operand), "i"), p)
+        return keeps(aux(self.operands.index(operand), "i"), p)
 
     def _summed(self, node: Node, at: Element) -> Expr:
         # `einsum` sums over a letter that one operand alone has.

@@ -48,7 +48,7 @@ def _philox(seed: Tensor, *counter: Tensor) -> tuple[Tensor, ...]:
     return c0, c1, c2, c3
 
 
-def kept(seed: Expr, p: float) -> Expr:
+def keeps(seed: Expr, p: float) -> Expr:
     """Whether a dropout with this rate keeps a score."""
     return call("ge", call("random16", seed, *INDEX.values()), threshold(p))
 
