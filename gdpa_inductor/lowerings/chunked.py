@@ -58,9 +58,9 @@ RATES = Rates(
     chunk={"half": 400e12, "tf32": 200e12, "ieee": 30e12, "double": 20e12},
     fused=300e12,
     deep=200e12,
-    forward=540e12,
-    both=400e12,  # this and the next are estimates
-    stored=540e12,
+    forward=700e12,  # this and the next two: docs/lab/2026-11-29-wide-training.md
+    both=270e12,
+    stored=450e12,
     memory=3.0e12,
     cache=4.3e12,
     crowded=0.9e9,
@@ -113,7 +113,9 @@ def estimate(problem: Problem) -> Estimate:
     stock += problem.crowded / RATES.crowded
     if stored:
         per_flop = 1 / RATES.forward + 1 / RATES.both
-        busy = 2 * scores * ((dim + value_dim) * per_flop + (2 * dim + value_dim) / RATES.stored)
+        # The library takes as long for 192 channels as for 256.
+        wide = (2 * math.ceil(dim / WIDEST) + math.ceil(value_dim / WIDEST)) * WIDEST
+        busy = 2 * scores * ((dim + value_dim) * per_flop + wide / RATES.stored)
         busy += scores * (2 * long_functions(problem) + 3 * _operand_bytes(problem) / RATES.cache)
         kernels = 1 + _parts(batch * heads, rows, cols, 2 * itemsize, chunks.STORED) * 4
         return Estimate(stock, max(busy, RATES.call + kernels * RATES.launch), kernels)

@@ -131,9 +131,9 @@ def triton_is_faster(problem: Problem) -> str:
     if narrowest <= narrow:
         return f"on {kind.gpu} Triton is faster here at head dims up to {narrow}"
     # Gradients of biases need more launches by the CPU. At head dims up to 64 the forwards of both
-    # backends are close, but for row sums, which cost Triton's more.
-    close = dense_forward and widest <= 64 and problem.program.summed is None
-    enough = ENOUGH + any(problem.needs[3:]) + 2 * close
+    # backends are close, less so with row sums, which cost Triton's more.
+    close = dense_forward and widest <= 64
+    enough = ENOUGH + any(problem.needs[3:]) + close * (2 - (problem.program.summed is not None))
     few = _few_scores(problem, kind.gpu, enough)
     return few or ("" if problem.jagged else _of_each_score(problem, kind.gpu))
 
