@@ -78,7 +78,7 @@ def test_sums_in_any_order() -> None:
 def test_the_next_tile_comes_ahead(dims: tuple[int, int]) -> None:
     """One CTA takes all key tiles, the last keys first: all but the first of them come ahead, and
     the two query tiles that each head begins with."""
-    case = Case(rows=200, keys=260, batch=2, heads=1, key_heads=1, dims=dims)
+    case = Case(rows=300, keys=260, batch=2, heads=1, key_heads=1, dims=dims)
     call, noted = make_call(case), set[int]()
     check_errors(emulated(case, call, noted=noted), case, call)
     o, streamed = call.operands, 2 * (96 if max(dims) <= 64 else 64)
