@@ -153,30 +153,36 @@ def test_in_background(processes):
 
 
 def test_draws_as_eager():
-    """By the settings of the process, and by those of one compile."""
     assert not inductor.draws_as_eager()
     with config.patch(fallback_random=True):
         assert inductor.draws_as_eager()
+
+
+def test_random_settings():
+    """Those of one compile that say how it draws."""
     with inductor.random_settings({"fallback_random": True, "max_autotune": True}):
         assert inductor.draws_as_eager() and not inductor.thorough()
     with inductor.random_settings({}):
         assert not inductor.draws_as_eager()
 
 
+def draws_integers(op, arguments: tuple, size: tuple[int, ...]) -> None:
+    """It draws them from the generator, and is known to draw."""
+    torch.manual_seed(0)
+    first = op(*arguments)
+    assert first.shape == size and first.dtype == torch.int64
+    assert not torch.equal(first, op(*arguments))
+    torch.manual_seed(0)
+    assert torch.equal(first, op(*arguments))
+    assert torch.Tag.nondeterministic_seeded in op.tags
+
+
 def test_seed_op():
-    """It draws an integer from the generator, and is known to draw."""
-    device = torch.device("cpu")
-    for op, arguments, size in (
-        (inductor.seed_op(), (device,), ()),
-        (inductor.seeds_op(), (3, device), (3,)),
-    ):
-        torch.manual_seed(0)
-        first = op(*arguments)
-        assert first.shape == size and first.dtype == torch.int64
-        assert not torch.equal(first, op(*arguments))
-        torch.manual_seed(0)
-        assert torch.equal(first, op(*arguments))
-        assert torch.Tag.nondeterministic_seeded in op.tags
+    draws_integers(inductor.seed_op(), (torch.device("cpu"),), ())
+
+
+def test_seeds_op():
+    draws_integers(inductor.seeds_op(), (3, torch.device("cpu")), (3,))
 
 
 def test_custom_graph_pass(graph_cache):
