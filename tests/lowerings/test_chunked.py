@@ -48,6 +48,7 @@ STORED = {
     "mask and gate": "a0:b[b,-,q_idx,kv_idx]; a1:f[h]; mul(where(a0,silu(s),0.0),a1)",
     "scalar and lengths": "a0:i[b]; where(lt(kv_idx,a0),div(silu(s),float(i0)),0.0)",
     "apart": "a0:f[kv_idx]; add(silu(s),a0)",
+    "dropout": "a0:i[]; mul(silu(s),float(ge(random16(a0,b,h,q_idx,kv_idx),32768)))",
 }
 
 
