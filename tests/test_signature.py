@@ -24,10 +24,12 @@ SCHEMAS = {
         "bool skip=True) -> Tensor[]"
     ),
     calls.FORWARD: (
-        f"attention_cute({OPERANDS}, {LENGTHS}, *, bool fast=True, bool skip=True) -> Tensor"
+        f"attention_cute({OPERANDS}, {LENGTHS}, Tensor? page_table=None, *, bool fast=True, "
+        f"bool skip=True) -> Tensor"
     ),
     calls.FORWARD.with_sums: (
-        f"attention_cute_sums({OPERANDS}, {LENGTHS}, *, bool fast=True, bool skip=True) -> "
+        f"attention_cute_sums({OPERANDS}, {LENGTHS}, Tensor? page_table=None, *, bool fast=True, "
+        "bool skip=True) -> "
         "(Tensor, Tensor)"
     ),
     calls.BACKWARD: (
