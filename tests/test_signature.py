@@ -25,7 +25,7 @@ SCHEMAS = {
     ),
     calls.FORWARD: (
         f"attention_cute({OPERANDS}, {LENGTHS}, Tensor? page_table=None, *, bool fast=True, "
-        f"bool skip=True) -> Tensor"
+        "bool skip=True) -> Tensor"
     ),
     calls.FORWARD.with_sums: (
         f"attention_cute_sums({OPERANDS}, {LENGTHS}, Tensor? page_table=None, *, bool fast=True, "

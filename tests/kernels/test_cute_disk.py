@@ -117,7 +117,8 @@ def test_nothing_is_kept_where_torch_keeps_nothing(folder: Path, exports: None, 
 
 OTHERS = {
     "dtype": "float16", "head_dim": 72, "value_dim": 72, "program": "relu(s)", "aux": ("bool",),
-    "jagged_q": True, "jagged_k": True, "shared": frozenset("q"), "page": 16, "page_dtype": "int64", "fast": False, "skip": False,
+    "jagged_q": True, "jagged_k": True, "shared": frozenset("q"), "page": 16, "page_dtype": "int64",
+    "fast": False, "skip": False,
     "offsets": "int64", "vectors": frozenset([0]), "expanded": frozenset([0]), "stored": 0,
     "ordered": False, "part": "last", "bounded": frozenset([0]), "kernel": "backward",
     "lookups": (TableLayout(0, 9, 1),), "sums": False,
