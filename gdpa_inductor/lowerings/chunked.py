@@ -167,6 +167,7 @@ def _stored(problem: Problem) -> bool:
         and max(map(hint, dims)) <= WIDEST
         and not problem.jagged
         and not any(spec.is_table for spec in problem.program.aux)
+        and not problem.program.seeds
     )
 
 

@@ -286,7 +286,9 @@ def test_training_at_wide_heads_has_a_backward_in_chunks(dim: int, batch: int, l
     assert f"a head dim of {dim}; the CuTe backward takes up to 128" in choice.reason
 
 
+DROPOUT = "a0:i[]; mul(silu(s),float(ge(random16(a0,b,h,q_idx,kv_idx),6554)))"
 UNFUSED = {
+    "dropout": {"program": DROPOUT, "aux_dtypes": (torch.int64,)},
     "small": {"batch": 2},
     "jagged": {"jagged_query": True, "jagged_key": True, "total_rows": 4096, "total_cols": 4096},
     "fp32": {"dtype": torch.float32, "value_dtype": torch.float32},
@@ -299,6 +301,7 @@ def test_other_training_at_wide_heads_is_left_unfused(name: str):
     """Its backward would be Triton's, which is slower than the unfused form."""
     case = problem(**{**LARGE, **WIDE, "training": True, **UNFUSED[name]})
     assert not lowerings.choose(case, Options())
+    assert not lowerings.choose(case, Options(profit="memory"))
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (10, 0)])

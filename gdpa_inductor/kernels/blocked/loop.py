@@ -98,7 +98,8 @@ def run(
 def _layout_key(o: BlockOperands, results: Results, grad_out: Tensor | None) -> object:
     """Calls with equal keys have the same steps, but for the addresses of their tensors."""
     layouts = [(t.dtype, t.shape, t.stride()) for t in (*_bases(o, results, grad_out, ()), *o.aux)]
-    limits = chunks.SCORES, chunks.SUMS, chunks.MIN_ROWS, chunks.ALIGNED, chunks.STORED
+    sums = chunks.SUMS, chunks.STORED_SUMS
+    limits = chunks.SCORES, chunks.STORED, *sums, chunks.MIN_ROWS, chunks.ALIGNED
     names, wanted = tuple(results.matrices), results.wanted
     fused = o.fused(any(wanted)), o.stores(any(wanted)), o.options
     program = o.program, o.only, o.wide, o.device, *fused
@@ -276,14 +277,14 @@ class BlockLoop:
         inputs = {name: sides[name].matrices(t, block) for name, t in self._inputs.items()}
         query, key, value = inputs["query"], inputs["key"], inputs["value"]
         grad_out = inputs.get("out")
-        grad: Tensor | None = None
-        if self._work.reads_grad and not self._stored:
-            assert grad_out is not None
-            grad = self._product("grad", block, grad_out, value, self._o.value.dtype)
         if self._stored:
             assert grad_out is not None
             weight, slope = self._weights_at_once(block, (grad_out, query, key, value))
         else:
+            grad: Tensor | None = None
+            if self._work.reads_grad:
+                assert grad_out is not None
+                grad = self._product("grad", block, grad_out, value, self._o.value.dtype)
             weight, slope = self._weights(block, query, key, grad)
         if weight is not None:
             weight = weight.view(value.shape[0], -1, value.shape[1])

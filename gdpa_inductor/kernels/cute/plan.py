@@ -134,8 +134,15 @@ class LaunchPlan:
             x.clone(memory_format=torch.contiguous_format) if copied else x
             for x, copied in zip((o.query, o.key, o.value), self.copied, strict=True)
         )
-        lists = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "page_table": table}
-        return replace(o, query=query, key=key, value=value, **lists)  # type: ignore[arg-type]
+        return replace(
+            o,
+            query=query,
+            key=key,
+            value=value,
+            cu_seqlens_q=cu_q,
+            cu_seqlens_k=cu_k,
+            page_table=table,
+        )
 
     def form_words(
         self, others: Sequence[Tensor], dealt: int | None = None, tables: Sequence[Any] = ()

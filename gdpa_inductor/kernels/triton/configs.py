@@ -97,8 +97,8 @@ _TABLE: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
     ("tiles", 2, 128, (Config(64, 64, 4, 3), Config(64, 128, 8, 2))),
     ("tiles", 2, 256, (Config(64, 64, 8, 1), Config(32, 32, 4, 1))),
     ("tiles", 4, 256, (Config(32, 32, 4, 1), Config(64, 64, 8, 1), Config(16, 16, 4, 1))),
-    # Compiled for sm_90, not timed. Triton 3.6 issues loads at the end of a step, so that with two
-    # stages the next step would wait for them.
+    # The best of docs/lab/2026-11-29-wide-training.md. Triton 3.6 issues loads at the end of a
+    # step, so that with two stages the next step would wait for them.
     ("weights", 2, 192, (Config(128, 64, 8, 3), Config(128, 32, 8, 3))),
     ("weights", 2, 256, (Config(128, 32, 8, 3), Config(128, 64, 8, 2))),
     ("weights", 4, 256, (Config(32, 32, 4, 1), Config(16, 16, 4, 1))),

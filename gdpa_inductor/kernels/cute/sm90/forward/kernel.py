@@ -77,6 +77,8 @@ class HopperForward(AttentionKernel):
         }
         if config.tiled is not None:
             self.tiles["bias"] = (ROWS, HALF)
+        # What one TMA copy brings or stores.
+        self.boxes = self.tiles | {x: (config.box, self.tiles[x][1]) for x in "kv"}
 
     def storage(self, stages):
         count, own = HopperChannels.count(self.config), dict.fromkeys(PLACES, 0)
@@ -136,14 +138,12 @@ class HopperForward(AttentionKernel):
         tiles = {name: tile_layout(dtypes[name], *x) for name, x in self.tiles.items()}
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         copied = dict(tiles)
-        if c.box < c.cols:
-            for name in "kv":
-                self.tiles[name] = (c.box, self.tiles[name][1])
-                parts = cute.flat_divide(tiles[name], self.tiles[name])
-                copied[name] = cute.slice_(parts, (None, None, 0, 0))
+        for name in "kv" if c.box < c.cols else "":
+            parts = cute.flat_divide(tiles[name], self.boxes[name])
+            copied[name] = cute.slice_(parts, (None, None, 0, 0))
         copies = {
             name: cpasync.make_tiled_tma_atom(
-                store if name == "o" else load, matrix.tensor(), copied[name], self.tiles[name]
+                store if name == "o" else load, matrix.tensor(), copied[name], self.boxes[name]
             )
             for name, matrix in sources.items()
         }
@@ -213,7 +213,7 @@ class HopperForward(AttentionKernel):
         return [Program(c, x, held)] if held and c.tiled in c.places else []
 
     def source(self, name: str, copy, sX, pages: PageTable | None) -> Tiles:
-        c, tile, size = self.config, self.tiles[name], self.bytes[name]
+        c, tile, size = self.config, self.boxes[name], self.bytes[name]
         if name == "bias":
             return score_tiles(c, copy, sX, tile, size)
         jagged = c.jagged_q if name in "qo" else c.jagged_k
