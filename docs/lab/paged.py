@@ -5,21 +5,22 @@
 It writes a line of JSON for each case: 256 requests of up to 4096 cached rows, bf16, with 1, 16 and
 128 new rows each. "dense" reads a cache without pages, fused; "paged" reads pages in place, fused;
 "stock" is stock Inductor on the pages. A result is first held to the error rule against fp64, on a
-few requests. Times are ms with the L2 cache flushed before each call: the contenders of a case take
-turns, and each turn has its median. `extra_mib` is the peak beyond the inputs. It stops when
-`--seconds` are over.
+few requests. Times are ms of CUDA graphs, with the L2 cache flushed before each call: the
+contenders of a case take turns, and each turn has its median. `extra_mib` is the peak beyond the
+inputs. It stops when `--seconds` are over.
 """
 
 import argparse
 import itertools
 import json
-import statistics
 import time
 from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from docs.tools.timing import graph_times
 
 HEADS = ((4, 64), (8, 128))  # H, D
 NEW = (1, 16, 128)
@@ -76,20 +77,6 @@ def fault(function: Callable, out: Tensor, given: list[Tensor]) -> str:
     return "" if error <= max(2 * bound, least) else f"error {error:.2e}, eager {bound:.2e}"
 
 
-def median(run: Callable[[], object], count: int = 8) -> float:
-    flushed = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
-    times = []
-    for _ in range(count):
-        flushed.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times)
-
-
 def checked(function: Callable, given: list[Tensor], fused: bool) -> tuple[Callable, dict]:
     """The compiled function, and what is known of it before it is timed."""
     options = {"gdpa.expect": 1, "gdpa.strict": True, "gdpa.profit": False}
@@ -125,12 +112,11 @@ def measured(o: argparse.Namespace, heads: int, dim: int, new: int) -> Iterator[
             yield row | {"error": f"{type(error).__name__}: {error}"[:300]}
             continue
         calls.append(call)
-        rows.append(row | known | {"ms": []})
-    for _ in range(o.turns if o.device == "cuda" else 0):
-        for call, row in zip(calls, rows, strict=True):
-            row["ms"].append(round(median(call), 4))
-    for call, row in zip(calls, rows, strict=True):
-        yield row | ({"extra_mib": extra_mib(call)} if o.device == "cuda" else {})
+        rows.append(row | known)
+    if o.device == "cuda":
+        for call, row, times in zip(calls, rows, graph_times(calls, o.turns), strict=True):
+            row |= {"extra_mib": extra_mib(call), "ms": [round(x, 4) for x in times]}
+    yield from rows
 
 
 def main() -> None:
