@@ -63,8 +63,17 @@ def no_kernel(problem: Problem) -> str:
     if config_of(problem.device):
         return ""
     major, minor = torch.cuda.get_device_capability(problem.device)
-    known = " or ".join(f"{number}.x" for number in sorted(CONFIGS))
+    *others, last = (f"{major}.{minor}" for major, minor in CONFIGS)
+    known = f"{', '.join(others)} or {last}"
     return f"the CuTe kernel needs compute capability {known}, this device has {major}.{minor}"
+
+
+def too_old(problem: Problem) -> str:
+    """As `no_kernel`, for devices older than all that have kernels, or ""."""
+    reason = no_kernel(problem)
+    if not reason or torch.cuda.get_device_capability(problem.device) > min(CONFIGS):
+        return ""
+    return reason
 
 
 def unusable() -> str:
@@ -296,7 +305,8 @@ def pages(problem: Problem) -> str:
 
 
 REFUSES = (
-    Rule(Code.DEVICE, no_kernel, quiet=True),
+    Rule(Code.DEVICE, too_old, quiet=True),
+    Rule(Code.DEVICE, no_kernel),
     Rule(Code.DEVICE, lambda problem: unusable()),
     Rule(Code.DTYPE, unsupported_operands),
     Rule(Code.POINTWISE_OP, strange_places),
