@@ -44,6 +44,8 @@ def _lower(signature: Signature, *args: Any, **kwargs: Any) -> Any:
         return _fall_back(call, str(choice))
     if call.options.kernel not in ("auto", choice.kernel):
         log.warning("asked for the %s kernel, but got %s", call.options.kernel, choice)
+    if choice.doubt:
+        _warn_of(choice.kernel, choice.doubt)
     if choice.kernel == REFERENCE:
         return unfused(call)
     try:
@@ -57,6 +59,12 @@ def _lower(signature: Signature, *args: Any, **kwargs: Any) -> Any:
     about = (signature.name, choice.kernel, choice.reason, call.problem.program)
     log.info("%s lowered to the %s kernel (%s): %s", *about)
     return result
+
+
+@functools.cache
+def _warn_of(kernel: str, doubt: str) -> None:
+    """Once in a process."""
+    log.warning("the %s kernel runs because it was asked for by name: %s", kernel, doubt)
 
 
 # One object for each op, so that a second registration is recognised as the same.

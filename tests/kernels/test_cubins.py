@@ -1,4 +1,4 @@
-"""The rendered kernels compile to machine code for every architecture of `DEVICES`: on tensor cores,
+"""The rendered kernels compile to machine code for all architectures of `DEVICES`: on tensor cores,
 without spills, and in the shared memory that there is."""
 
 import re

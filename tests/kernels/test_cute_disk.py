@@ -129,7 +129,9 @@ def test_the_folder_follows_from_all_of_a_configuration(folder: Path):
     fields = [f.name for f in dataclasses.fields(Sm90Config)]
     places = {disk._place(("forward", dataclasses.replace(CONFIG, **{x: OTHERS[x]})))
               for x in fields}  # fmt: skip
-    others = [kind(**{x: getattr(CONFIG, x) for x in fields}) for kind in (Sm100Config, Sm103Config)]
+    others = [
+        kind(**{x: getattr(CONFIG, x) for x in fields}) for kind in (Sm100Config, Sm103Config)
+    ]
     places |= {disk._place(("forward", config)) for config in (CONFIG, *others)}
     places |= {disk._place(("backward", CONFIG)), disk._place(("backward", "keys", CONFIG))}
     assert len(places) == len(fields) + 5

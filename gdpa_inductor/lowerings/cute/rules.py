@@ -17,6 +17,7 @@ import torch
 
 from ..._compat import shapes
 from ..._compat.versions import version_of
+from ...kernels.cute import certificates
 from ...kernels.cute.architectures import CONFIGS, config_of
 from ...kernels.cute.backward import roots
 from ...kernels.cute.config import (
@@ -304,6 +305,23 @@ def pages(problem: Problem) -> str:
     return next(filter(None, reasons), "")
 
 
+def uncertified(problem: Problem) -> str:
+    """Why the kernels are not trusted with the problem on this machine, or ""."""
+    families = ["backward" if problem.needs else "forward"]
+    families += ["biases"] * any(problem.needs[3:])
+    reasons = (certificates.objection(problem.device, family) for family in families)
+    return next(filter(None, reasons), "")
+
+
+def was_slower(problem: Problem) -> str:
+    """Why a certificate says that Triton is faster, or ""."""
+    if config_of(problem.device) is None or _no_rival(problem):
+        return ""
+    family = "backward" if problem.needs else "forward"
+    shape = certificates.shape_of(problem.jagged, max(_dims(problem)))
+    return certificates.slower(problem.device, family, shape)
+
+
 REFUSES = (
     Rule(Code.DEVICE, too_old, quiet=True),
     Rule(Code.DEVICE, no_kernel),
@@ -318,10 +336,12 @@ REFUSES = (
 _TRAINING = Rule(Code.SLOWER, training_is_slower)
 PAYS = (_TRAINING, Rule(Code.SLOWER, slices_are_slower))
 FRUGAL = (_TRAINING, Rule(Code.SLOWER, lambda problem: slices_are_slower(problem, SLACK)))
+DOUBTS = (Rule(Code.DEVICE, uncertified),)
 YIELDS = (
     Rule(Code.SLOWER, few_queries),
     Rule(Code.SLOWER, triton_is_faster),
     Rule(Code.SLOWER, mostly_padded),
     Rule(Code.SLOWER, fewer_channels),
     Rule(Code.SLOWER, slower_than_chunks),
+    Rule(Code.SLOWER, was_slower),
 )

@@ -21,6 +21,7 @@ class Sm100Config(config.KernelConfig):
     rows = ROWS
     max_dim = max_backward_dim = 128
     rivalled = False
+    measured = False
     overwrites = False  # both sides read a bias
 
     def backward_kernels(self, ordered: bool, stored: int | None) -> list[config.KernelConfig]:
