@@ -26,8 +26,7 @@ from ..kernels.cute.architectures import config_of
 from ..kernels.cute.certificates import FAMILIES, RIVALS, Record
 from ..lowerings.cute.rules import unusable
 from ..rejection import GDPAError
-from .child import SPEED
-from .watchdog import Ended, package_path, python, watched
+from .watchdog import SPEED, Ended, package_path, python, watched
 
 TIMED = ("forward", "backward")  # families that have a rival
 PATIENCE = 3600.0  # seconds until the mark of a proof under way counts for nothing

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .child import RUNS
-
+SPEED = ":speed"  # ends the name of what `child` does if it times families
+COMPILES, RUNS = "compiles", "runs"  # what it says that it does
 START = 180.0  # seconds until the first line: it imports torch, and makes a context on the GPU
 COMPILING = 180.0  # seconds for the kernels of one case
 RUNNING = 30.0  # seconds for its runs, which take less than one
