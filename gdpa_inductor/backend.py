@@ -63,8 +63,15 @@ def rewrite(gm: torch.fx.GraphModule, options: Options) -> Result:
     judged."""
     result = apply(gm, options, lowerings.begin)
     if options.prove:
-        proving.begin(match.problem.device for match in result.matches)
+        _begin_proof(result)
     return result
+
+
+def _begin_proof(result: Result) -> None:
+    try:
+        proving.begin(match.problem.device for match in result.matches)
+    except Exception as error:
+        log.warning("kernels are not proved in the background: %s: %s", type(error).__name__, error)
 
 
 def apply(

@@ -24,7 +24,7 @@ from ..rejection import GDPAError
 from . import tables
 from .backends import backend
 from .call import Call, extern_call
-from .choose import select
+from .choose import Choice, select
 
 log = logging.getLogger("gdpa_inductor")
 
@@ -45,7 +45,7 @@ def _lower(signature: Signature, *args: Any, **kwargs: Any) -> Any:
     if call.options.kernel not in ("auto", choice.kernel):
         log.warning("asked for the %s kernel, but got %s", call.options.kernel, choice)
     if choice.doubt:
-        _warn_of(choice.kernel, choice.doubt)
+        warn_of(choice)
     if choice.kernel == REFERENCE:
         return unfused(call)
     try:
@@ -62,9 +62,10 @@ def _lower(signature: Signature, *args: Any, **kwargs: Any) -> Any:
 
 
 @functools.cache
-def _warn_of(kernel: str, doubt: str) -> None:
-    """Once in a process."""
-    log.warning("the %s kernel runs because it was asked for by name: %s", kernel, doubt)
+def warn_of(choice: Choice) -> None:
+    """That a backend is not trusted with a problem. Once in a process for each choice."""
+    why = "the %s kernel runs because it was asked for by name: %s"
+    log.warning(why, choice.kernel, choice.doubt)
 
 
 # One object for each op, so that a second registration is recognised as the same.

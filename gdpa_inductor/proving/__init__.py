@@ -59,6 +59,7 @@ def prove(
     for family in families:
         record["families"][family] = cases = _proved(family, device)
         say(f"{family:9} {certificates.failure_of(record, family) or f'{len(cases)} cases right'}")
+    certificates.write(record)
     timed = [x for x in families if x in TIMED and not certificates.failure_of(record, x)]
     if timed:
         _time(timed, device, record, say)

@@ -12,6 +12,7 @@ hang or a crash came from:
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, TextIO
@@ -83,4 +84,5 @@ def _described(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    # Without the end of the interpreter: a fault of a library there is none of the kernels.
+    os._exit(main(*sys.argv[1:]))

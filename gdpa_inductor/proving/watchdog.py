@@ -46,10 +46,10 @@ def watched(
 ) -> Ended:
     """Run `command` with the name of a file, to which it adds a line of JSON at each step.
 
-    limits: Seconds that may pass after a line, by what it says that the process is "doing". The
-    default is `COMPILING`. Of "" it is the time until the first line.
+    limits: Seconds that may pass after a line, by what it says that the process is "doing". By ""
+    those until the first line. Some may be given, for tests.
     """
-    limits = {"": START, RUNS: RUNNING, **(limits or {})}
+    limits = {"": START, COMPILES: COMPILING, RUNS: RUNNING, **(limits or {})}
     with tempfile.TemporaryDirectory() as folder:
         notes, errors = Path(folder, "notes"), Path(folder, "errors")
         with errors.open("wb") as stderr:
@@ -79,7 +79,7 @@ def _wait(process: subprocess.Popen[bytes], notes: Path, limits: Mapping[str, fl
             heard, size = time.monotonic(), now
             lines = _lines(notes)
             if lines:
-                limit = limits.get(str(lines[-1].get("doing")), COMPILING)
+                limit = limits[lines[-1].get("doing", COMPILES)]
         if time.monotonic() - heard > limit:
             return f"no end after {limit:g} s"
     return ""
