@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 
-class Factors(NamedTuple):
+class ErrorFactors(NamedTuple):
     """What multiplies eager's own maximal and mean error."""
 
     maximum: float
@@ -28,12 +28,12 @@ class Factors(NamedTuple):
 
 
 FACTORS = {
-    ("forward", torch.float32): Factors(2.0, 2.0),
-    ("backward", torch.float32): Factors(3.0, 3.0),
-    ("forward", torch.float16): Factors(2.0, 1.1),
-    ("backward", torch.float16): Factors(3.0, 1.5),
-    ("forward", torch.bfloat16): Factors(2.0, 1.1),
-    ("backward", torch.bfloat16): Factors(3.0, 1.5),
+    ("forward", torch.float32): ErrorFactors(2.0, 2.0),
+    ("backward", torch.float32): ErrorFactors(3.0, 3.0),
+    ("forward", torch.float16): ErrorFactors(2.0, 1.1),
+    ("backward", torch.float16): ErrorFactors(3.0, 1.5),
+    ("forward", torch.bfloat16): ErrorFactors(2.0, 1.1),
+    ("backward", torch.bfloat16): ErrorFactors(3.0, 1.5),
 }
 FLOOR_ULP = 2
 # fp64 against fp64 differs by the order of the sums only; a wrong program is off by 1e-3 and more.
@@ -95,7 +95,7 @@ def _fp64_error(fused: torch.Tensor, eager: torch.Tensor, relative: float) -> st
 
 
 def _low_precision_error(
-    fused: torch.Tensor, eager: torch.Tensor, floor: float, factors: Factors, noise: float
+    fused: torch.Tensor, eager: torch.Tensor, floor: float, factors: ErrorFactors, noise: float
 ) -> str | None:
     for name, got, own, factor in (
         ("maximal", fused.max(), eager.max(), factors.maximum),
