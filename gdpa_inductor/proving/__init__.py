@@ -26,7 +26,7 @@ from ..kernels.cute.architectures import config_of
 from ..kernels.cute.certificates import FAMILIES, RIVALS, Record
 from ..lowerings.cute.rules import unusable
 from ..rejection import GDPAError
-from .watchdog import SPEED, Ended, package_path, python, watched
+from .watchdog import SPEED, Ended, environment, python, watched
 
 TIMED = ("forward", "backward")  # families that have a rival
 PATIENCE = 3600.0  # seconds until the mark of a proof under way counts for nothing
@@ -78,7 +78,7 @@ def cannot(device: torch.device) -> str:
 
 def _child(work: str, device: torch.device) -> Ended:
     module = f"{__package__}.child"
-    ended = watched(python(module, work, str(device.index or 0)), package_path())
+    ended = watched(python(module, work, str(device.index or 0)))
     if not ended.lines:
         raise GDPAError(f"the process that proves kernels did not start: {ended.how}")
     return ended
@@ -144,7 +144,7 @@ def begin(devices: Iterable[torch.device]) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, **package_path()},
+            env=environment(),
             start_new_session=True,
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +37,7 @@ def compiled(family: str, case: Case, kernel: str, device: torch.device) -> Call
 
 
 def milliseconds(run: Callable[[], Any]) -> float:
-    """The median of a few repeats, of the least disturbed half of which this is the slowest."""
+    """The least of a few repeats: other processes may use the GPU meanwhile."""
     run()
     times = []
     for _ in range(REPEATS):
@@ -49,4 +48,4 @@ def milliseconds(run: Callable[[], Any]) -> float:
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) / LAUNCHES)
-    return statistics.median(times)
+    return min(times)

@@ -39,11 +39,7 @@ class Ended:
         return self.lines[-1] if self.lines else {}
 
 
-def watched(
-    command: Sequence[str],
-    environment: Mapping[str, str] | None = None,
-    limits: Mapping[str, float] | None = None,
-) -> Ended:
+def watched(command: Sequence[str], limits: Mapping[str, float] | None = None) -> Ended:
     """Run `command` with the name of a file, to which it adds a line of JSON at each step.
 
     limits: Seconds that may pass after a line, by what it says that the process is "doing". By ""
@@ -57,7 +53,7 @@ def watched(
                 [*command, str(notes)],
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
-                env={**os.environ, **(environment or {})},
+                env=environment(),
                 start_new_session=True,  # a group of its own, which is killed with its children
             )
         try:
@@ -111,8 +107,7 @@ def python(*arguments: str) -> list[str]:
     return [sys.executable, "-m", *arguments]
 
 
-def package_path() -> dict[str, str]:
-    """The environment in which a process finds this package, wherever this one has it from."""
-    root = str(Path(__file__).parents[2])
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(paths)}
+def environment() -> dict[str, str]:
+    """Ours, in which a process also finds this package, wherever this one has it from."""
+    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}

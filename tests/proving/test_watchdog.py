@@ -1,13 +1,12 @@
 """The watchdog, with processes that hang, crash and end."""
 
-import json
-import os
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+import gdpa_inductor
 from gdpa_inductor.proving.watchdog import COMPILES, RUNS, Ended, watched
 
 NOTE = """
@@ -89,8 +88,10 @@ def test_a_line_that_a_crash_cut_is_left_out():
     assert ended.lines == [{"case": "a"}]
 
 
-def test_the_environment_is_ours_and_what_is_added(monkeypatch):
-    monkeypatch.setenv("GIVEN", "1")
-    program = NOTE + 'note(seen=[os.environ.get(x) for x in ("GIVEN", "ADDED")])'
-    ended = watched([sys.executable, "-c", program], {"ADDED": "2"})
-    assert json.dumps(ended.at) == '{"seen": ["1", "2"]}' and "ADDED" not in os.environ
+def test_the_process_finds_the_package_and_what_we_find(monkeypatch, tmp_path):
+    """Also if it runs in another folder, as a script of the user does."""
+    (tmp_path / "elsewhere.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    program = "import elsewhere, gdpa_inductor; note(file=gdpa_inductor.__file__)"
+    assert ran(program).at == {"file": gdpa_inductor.__file__}
