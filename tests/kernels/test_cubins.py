@@ -60,6 +60,8 @@ def compiled(name: str, source: str, capability: int, tmp_path):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    if capability == 110 and TRITON < (3, 7):
+        pytest.skip("ptxas of Triton 3.6 does not know sm_110")
     path = tmp_path / f"{name}.py"
     path.write_text(render.bare(source))
     namespace = {"__file__": str(path)}
