@@ -26,7 +26,7 @@ from ..kernels.cute.architectures import config_of
 from ..kernels.cute.certificates import FAMILIES, RIVALS, Record
 from ..lowerings.cute.rules import unusable
 from ..rejection import GDPAError
-from .watchdog import SPEED, Ended, environment, python, watched
+from .watchdog import SPEED, STARVES, Ended, environment, python, watched
 
 TIMED = ("forward", "backward")  # families that have a rival
 PATIENCE = 3600.0  # seconds until the mark of a proof under way counts for nothing
@@ -44,7 +44,7 @@ def prove(
     for each result.
 
     Raises:
-        GDPAError: nothing can be proved here. The message says why.
+        GDPAError: nothing (more) can be proved here. The message says why.
     """
     if reason := cannot(device):
         raise GDPAError(reason)
@@ -58,8 +58,8 @@ def prove(
     start = time.monotonic()
     for family in families:
         record["families"][family] = cases = _proved(family, device)
+        certificates.write(record)
         say(f"{family:9} {certificates.failure_of(record, family) or f'{len(cases)} cases right'}")
-    certificates.write(record)
     timed = [x for x in families if x in TIMED and not certificates.failure_of(record, x)]
     if timed:
         _time(timed, device, record, say)
@@ -81,6 +81,8 @@ def _child(work: str, device: torch.device) -> Ended:
     ended = watched(python(module, work, str(device.index or 0)))
     if not ended.lines:
         raise GDPAError(f"the process that proves kernels did not start: {ended.how}")
+    if ended.at.get("doing") == STARVES:  # no fault of the kernels
+        raise GDPAError(f"the GPU has too little free memory for {work}, {ended.at['case']}")
     return ended
 
 
@@ -133,10 +135,10 @@ def begin(devices: Iterable[torch.device]) -> None:
     It has low priority, and outlives this process. Only the first process of several starts it.
     """
     for device in dict.fromkeys(devices):
-        if device.type != "cuda" or cannot(device) or certificates.read(device) is not None:
+        kind = config_of(device) if device.type == "cuda" else None
+        if kind is None or kind.measured or unusable() or certificates.is_complete(device):
             continue
-        kind = config_of(device)
-        if kind is None or kind.measured or _shares_faults() or not _is_first(device):
+        if _shares_faults() or not _is_first(device):
             continue
         number = torch.cuda.current_device() if device.index is None else device.index
         subprocess.Popen(

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 import torch
 
 from ..kernels.cute.certificates import RIVALS
-from .watchdog import COMPILES, RUNS, SPEED
+from .watchdog import COMPILES, RUNS, SPEED, STARVES
 
 Note = Callable[..., None]
 
@@ -51,6 +51,9 @@ def _prove(family: str, device: torch.device, note: Note) -> int:
             note(case=name, doing=RUNS)
             torch.cuda.synchronize(device)
             found = verdict(run, eager, exact, direction, device)
+        except torch.OutOfMemoryError:
+            note(case=name, doing=STARVES)
+            return 1
         except Exception as error:  # the context may be lost: no other case can be trusted
             note(case=name, verdict=_described(error))
             return 1
@@ -71,6 +74,9 @@ def _time(families: list[str], device: torch.device, note: Note) -> int:
                 run()
                 note(**about, doing=RUNS)
                 note(**about, milliseconds=milliseconds(run))
+            except torch.OutOfMemoryError:
+                note(**about, doing=STARVES)
+                return 1
             except Exception as error:
                 note(**about, verdict=_described(error))
                 if kernel == RIVALS[0]:

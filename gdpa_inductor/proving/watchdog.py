@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 SPEED = ":speed"  # ends the name of what `child` does if it times families
-COMPILES, RUNS = "compiles", "runs"  # what it says that it does
+COMPILES, RUNS, STARVES = "compiles", "runs", "lacks memory"  # what it says that it does
 START = 180.0  # seconds until the first line: it imports torch, and makes a context on the GPU
 COMPILING = 180.0  # seconds for the kernels of one case
 RUNNING = 30.0  # seconds for its runs, which take less than one
@@ -45,7 +45,7 @@ def watched(command: Sequence[str], limits: Mapping[str, float] | None = None) -
     limits: Seconds that may pass after a line, by what it says that the process is "doing". By ""
     those until the first line. Some may be given, for tests.
     """
-    limits = {"": START, COMPILES: COMPILING, RUNS: RUNNING, **(limits or {})}
+    limits = {"": START, COMPILES: COMPILING, RUNS: RUNNING, STARVES: RUNNING, **(limits or {})}
     with tempfile.TemporaryDirectory() as folder:
         notes, errors = Path(folder, "notes"), Path(folder, "errors")
         with errors.open("wb") as stderr:

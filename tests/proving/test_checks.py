@@ -11,7 +11,7 @@ from gdpa_inductor.kernels.cute.certificates import FAMILIES, shape_of
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from gdpa_inductor.ops import Arguments
-from gdpa_inductor.proving import cases, checks, speed
+from gdpa_inductor.proving import cases, checks, child, speed, watchdog
 from gdpa_inductor.proving.cases import CASES, SHAPES, Case
 from gdpa_inductor.reference import reference, reference_backward
 
@@ -182,3 +182,55 @@ def _tiles(case: Case) -> int:
 
 def test_lengths_of_many_sequences_differ():
     assert len(set(cases.MANY)) > 40 and max(cases.MANY) < 640
+
+
+ENDS = {
+    "right": (lambda: "", {"verdict": ""}, 0),
+    "wrong": (lambda: "off", {"verdict": "off"}, 0),
+    "a fault": (None, {"verdict": "RuntimeError: CUDA error: illegal"}, 1),
+    "no memory": (None, {"doing": watchdog.STARVES}, 1),
+}
+RAISED = {
+    "a fault": RuntimeError("CUDA error: illegal\nCUDA kernel errors might be"),
+    "no memory": torch.OutOfMemoryError("CUDA out of memory"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_what_a_child_notes_of_a_case(name: str, monkeypatch):
+    """An error ends it, since no later case could be trusted."""
+    judge, line, status = ENDS[name]
+    notes: list[dict] = []
+
+    def verdict(*_):
+        if judge is None:
+            raise RAISED[name]
+        return judge()
+
+    made = [(case, lambda: (lambda: None, (), ())) for case in ("first", "second")]
+    monkeypatch.setattr(checks, "checks_of", lambda *_: made)
+    monkeypatch.setattr(checks, "verdict", verdict)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    assert child._prove("forward", CPU, lambda **x: notes.append(x)) == status
+    begin = [{"case": "first", "doing": x} for x in (watchdog.COMPILES, watchdog.RUNS)]
+    assert notes[:3] == [*begin, {"case": "first", **line}]
+    assert len(notes) == (3 if status else 6)
+
+
+def test_what_a_child_notes_of_times(monkeypatch):
+    """Triton's fault leaves out a time, a fault of ours ends it."""
+    notes: list[dict] = []
+
+    def compiled(family: str, case: Case, kernel: str, device: torch.device):
+        if (kernel, family) in (("triton", "forward"), ("cute", "backward")):
+            raise RuntimeError("broken")
+        return lambda: None
+
+    monkeypatch.setattr(speed, "compiled", compiled)
+    monkeypatch.setattr(speed, "milliseconds", lambda run: 1.5)
+    assert child._time(["forward"], CPU, lambda **x: notes.append(x)) == 0
+    assert sum("milliseconds" in x for x in notes) == 4
+    assert {x["kernel"] for x in notes if "verdict" in x} == {"triton"}
+    notes.clear()
+    assert child._time(["forward", "backward"], CPU, lambda **x: notes.append(x)) == 1
+    assert notes[-1]["verdict"] == "RuntimeError: broken" and notes[-1]["kernel"] == "cute"

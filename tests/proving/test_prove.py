@@ -153,6 +153,14 @@ def test_times_that_cannot_be_had_do_not_lose_what_was_proved(behave, monkeypatc
     assert [objection(DEVICE, family) for family in FAMILIES] == [""] * 4
 
 
+def test_a_gpu_without_free_memory_is_no_fault_of_the_kernels(behave):
+    """As beside a training that has all of it. What was proved before stays."""
+    behave(**{"backward jagged": "note(case=case, doing='lacks memory'); os._exit(1)"})
+    with pytest.raises(GDPAError, match="too little free memory for backward, jagged"):
+        proving.prove(DEVICE)
+    assert objection(DEVICE, "forward") == "" and "no certificate" in objection(DEVICE, "backward")
+
+
 def test_gpus_without_kernels_prove_nothing(device: Device):
     device(12, 0)
     with pytest.raises(GDPAError, match="no CuTe kernels for compute capability 12"):
@@ -227,6 +235,9 @@ def test_no_proof_is_begun_where_none_is_needed(begun, device: Device, monkeypat
     certify()
     proving.begin([DEVICE])
     assert begun == []
+    certify(families=("forward",))
+    proving.begin([DEVICE])
+    assert len(begun) == 1
 
 
 def test_no_proof_is_begun_under_mps(begun, monkeypatch, tmp_path):

@@ -104,6 +104,12 @@ def state() -> str:
     return f"-{hashlib.sha256(content).hexdigest()[:16]}"
 
 
+def is_complete(device: torch.device) -> bool:
+    """Whether a device has a certificate that knows all families."""
+    record = read(device)
+    return record is not None and record["families"].keys() >= FAMILIES.keys()
+
+
 def failure_of(record: Record, family: str) -> str:
     """What was wrong with a family: the first case that failed, and how. "" if nothing was."""
     cases = record["families"][family].items()
