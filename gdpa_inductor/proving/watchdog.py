@@ -18,7 +18,9 @@ from typing import Any
 SPEED = ":speed"  # ends the name of what `child` does if it times families
 COMPILES, RUNS, STARVES = "compiles", "runs", "lacks memory"  # what it says that it does
 START = 180.0  # seconds until the first line: it imports torch, and makes a context on the GPU
-COMPILING = 180.0  # seconds for the kernels of one case
+# Seconds for the kernels of one case. A kernel that hangs may hold back the load of the next one,
+# so such a hang takes as long.
+COMPILING = 300.0
 RUNNING = 30.0  # seconds for its runs, which take less than one
 REAPING = 20.0  # seconds until a killed process has to be gone
 INTERVAL = 0.05
