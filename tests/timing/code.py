@@ -38,8 +38,8 @@ def target(x: Instruction) -> int | None:
     return int(found[1], 16) if found and x.opcode.startswith("BRA") else None
 
 
-def loop(code: Sequence[Instruction], kinds: Sequence[str]) -> list[Instruction]:
-    """The innermost loop with instructions of all these kinds."""
+def loops(code: Sequence[Instruction], kinds: Sequence[str]) -> list[list[Instruction]]:
+    """All loops with instructions of all these kinds, the innermost first."""
     found = []
     for x in code:
         begin = target(x)
@@ -48,7 +48,7 @@ def loop(code: Sequence[Instruction], kinds: Sequence[str]) -> list[Instruction]
             body = [y for y in code if begin <= y.address <= x.address]
             if set(kinds) <= {name_of(y) for y in body}:
                 found.append(body)
-    return min(found, key=len)
+    return sorted(found, key=len)
 
 
 def shortest(body: Sequence[Instruction], kinds: Sequence[str]) -> list[Instruction]:
@@ -91,7 +91,15 @@ def cut(way: Sequence[Instruction], waits: str) -> list[Counts]:
 
 
 def step(kernel: Binary, kinds: Sequence[str]) -> list[Instruction]:
-    return shortest(loop(kernel.code, kinds), kinds)
+    return shortest(loops(kernel.code, kinds)[0], kinds)
+
+
+def tile(kernel: Binary, kinds: Sequence[str]) -> Counts:
+    """Of a tile with one step, beside this step."""
+    inner, *others = loops(kernel.code, kinds)
+    outer = others[0] if others else kernel.code
+    whole = counted(visible(shortest(outer, kinds)))
+    return whole.minus(counted(visible(shortest(inner, kinds))))
 
 
 def visible(way: Sequence[Instruction]) -> list[Instruction]:
@@ -105,20 +113,34 @@ def visible(way: Sequence[Instruction]) -> list[Instruction]:
     return [x for i, x in enumerate(way) if i not in hidden]
 
 
+def begins(way: Sequence[Instruction]) -> Counts:
+    """Up to the first product."""
+    return counted(way[: next(i for i, x in enumerate(way) if name_of(x) == "HGMMA")])
+
+
 def hopper_forward(kernel: Binary) -> dict[str, Counts]:
-    """issue: of products; activate: between the scores and O; convert: P, after O."""
+    """turn: from the turn to the first product; activate: between the scores and O; convert: P,
+    after O; tile: of a tile, beside its steps.
+    """
     way = visible(step(kernel, ["HGMMA"]))
-    issue, activate, convert = cut(way, r"WARPGROUP\.DEPBAR")
-    return {"issue": issue, "activate": activate, "convert": convert}
+    _, activate, convert = cut(way, r"WARPGROUP\.DEPBAR")
+    taken = next(i for i, x in enumerate(way) if x.opcode.startswith("BAR.SYNC"))
+    turn, rest = begins(way[taken:]), tile(kernel, ["HGMMA"]).minus(activate).minus(convert)
+    return {"turn": turn, "activate": activate, "convert": convert, "tile": rest}
 
 
 def hopper_backward(kernel: Binary) -> dict[str, Counts]:
-    """weigh: until the turn; after: from there to dP; chain: from dP to dS; rest."""
+    """weigh: until the turn; after: from there to dP; chain: from dP to dS; rest; tile: of a tile,
+    beside its steps.
+    """
     way = visible(step(kernel, ["HGMMA"]))
     weigh, *_ = cut(way, r"BAR\.SYNC")
     first, chain, *_ = cut(way, r"WARPGROUP\.DEPBAR|STSM")
     rest = counted(way).minus(first).minus(chain)
-    return {"weigh": weigh, "after": first.minus(weigh), "chain": chain, "rest": rest}
+    # The last step of a tile is outside of the loop.
+    outer = tile(kernel, ["HGMMA"]).minus(counted(way))
+    parts = {"weigh": weigh, "after": first.minus(weigh), "chain": chain, "rest": rest}
+    return parts | {"tile": outer}
 
 
 def blackwell_forward(kernel: Binary) -> dict[str, Counts]:

@@ -22,6 +22,7 @@ class Machine:
     shared: float  # bytes of shared memory
     mufu: float  # special functions
     l2: float  # bytes from the L2 cache to one multiprocessor
+    adds: float  # bytes that it adds to sums there
     hbm: float  # bytes per second of the whole memory
     latency: float  # of a load by TMA that hits the L2 cache
     far: float  # more of a load from memory
@@ -29,8 +30,11 @@ class Machine:
     signal: float  # from an arrival to the warp that waits for it
     drain: float  # from the last operation of a product to its signal
     held: float = 0.0  # share of a product from registers after which its warps go on
+    operand: float = 0.0  # least clocks of a part of a product whose operand is in registers
+    fills: float = 1.0  # the share of what TMA writes that takes shared memory from other accesses
     tmem: float = 0.0  # bytes per clock that one warpgroup moves to or from tensor memory
     launch: float = 3e-6  # seconds of a kernel without work
+    dirty: float = 0.0  # bytes of the L2 cache that were written before the kernel
     mhz: float = 0.0  # the clock
 
     def hbm_share(self) -> float:
@@ -69,13 +73,15 @@ class Run:
 class Multiply:
     """Issues a product: operations, and the bytes of shared memory that its operands take.
 
-    held: its first operand is in registers, so the warps that issue it wait with it.
+    held: its first operand is in registers, so the warps that issue it wait with it. into: names
+    sums that are added to in several parts.
     """
 
     flops: float
     shared: float = 0.0
     held: bool = False
     parts: int = 8
+    into: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,10 +109,10 @@ class Load:
 
 @dataclass(frozen=True)
 class Store:
-    """A store by TMA, or an addition: it is in flight afterwards. to_memory: not only to L2."""
+    """A store by TMA, which is in flight afterwards. adds: it adds to sums in the L2 cache."""
 
     bytes: float
-    to_memory: float = 1.0
+    adds: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,7 +180,7 @@ class Unit:
         return self.free
 
 
-UNITS = ("tensor", "shared", "mufu", "fma", "alu", "issue", "l2", "hbm", "tmem")
+UNITS = ("tensor", "shared", "mufu", "fma", "alu", "issue", "l2", "adds", "hbm", "tmem")
 LANDING = 2048  # bytes that land at once
 PIECES = 8  # a piece of a `Run` is served at once
 
@@ -291,7 +297,7 @@ class Simulation:
         """The tensor core begins the next part of its first product."""
         m, product = self.machine, self.queue[0]
         x = product.operation
-        clocks = x.flops / m.tensor / x.parts
+        clocks = max(x.flops / m.tensor / x.parts, m.operand if x.held else 0.0)
         begun = self.units["tensor"].serve(time, clocks)
         read = self.units["shared"].serve(time, x.shared / m.shared / x.parts) if x.shared else 0.0
         product.parts += 1
@@ -343,17 +349,20 @@ class Simulation:
 
     def landed(self, size: float, name: str, time: float) -> None:
         """What lands is written to shared memory. The last part is signalled."""
-        end = self.units["shared"].serve(time, size / self.machine.shared)
+        m = self.machine
+        end = self.units["shared"].serve(time, m.fills * size / m.shared)
         if name:
             self.at(end, name)
 
     def _store(self, actor: Actor, x: Store, time: float) -> float:
         m = self.machine
         sent = self.units["shared"].serve(time, x.bytes / m.shared)
-        actor.read = max(sent, self.units["l2"].serve(time, x.bytes / m.l2)) + m.latency / 2
+        rate = m.adds if x.adds else m.l2
+        taken = self.units["adds" if x.adds else "l2"].serve(time, x.bytes / rate)
+        actor.read = max(sent, taken) + m.latency / 2
         actor.stored = actor.read + m.latency / 2
-        if x.to_memory:
-            self.units["hbm"].serve(time, x.bytes * x.to_memory / m.hbm_share())
+        if not x.adds:
+            self.units["hbm"].serve(time, x.bytes / m.hbm_share())
         self.end = max(self.end, actor.stored)
         return time
 

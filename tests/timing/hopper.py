@@ -35,7 +35,8 @@ class Forward:
     row_tiles: int = 8  # tiles that read the same keys
 
     def barriers(self) -> dict[str, Barrier]:
-        found = ring("K", self.stages, self.tiles)
+        # K and V take turns in a ring with an even number of buffers.
+        found = ring("K", self.stages // 2, self.tiles) | ring("V", self.stages // 2, self.tiles)
         for t in range(self.tiles):
             found |= ring(f"Q{t}", 2)
             found[f"turn{t}"] = Barrier(1, 1 if t == 0 else 0)
@@ -49,8 +50,8 @@ class Forward:
         for _ in range(tiles):
             for t in range(self.tiles):
                 yield from (Wait(f"-Q{t}"), Load(2 * ROWS * self.dim, f"Q{t}", 1.0))
-            for _ in range(2 * steps):
-                yield from (Wait("-K"), Load(2 * COLS * self.dim, "K", 1 / self.row_tiles))
+            for name in "KV" * steps:
+                yield from (Wait(f"-{name}"), Load(2 * COLS * self.dim, name, 1 / self.row_tiles))
 
     def products(self, t: int, tiles: int, steps: int) -> Iterator[Operation]:
         flops = 2 * ROWS * COLS * self.dim
@@ -58,17 +59,17 @@ class Forward:
         score = Multiply(flops, keys + queries, parts=self.dim // 16)
         total = Multiply(flops, keys, held=True, parts=COLS // 16)
         turn, passes = f"turn{t}", Signal(f"turn{(t + 1) % self.tiles}")
-        issue, activate, convert = (Run(*self.counts[x]) for x in ("issue", "activate", "convert"))
+        issue, activate, convert = (Run(*self.counts[x]) for x in ("turn", "activate", "convert"))
+        half = Run(*(x / 2 for x in self.counts["tile"]))
         for _ in range(tiles):
-            yield from (Wait(f"Q{t}"), Wait("K"), Wait(turn), issue, score, passes, Done())
+            yield from (half, Wait(f"Q{t}"), Wait("K"), Wait(turn), issue, score, passes, Done())
             yield from (Signal("-K"), activate, convert)
             for _ in range(steps - 1):
-                # K of the next block comes after V of this one.
-                yield from (Wait("K"), Wait("K"), Wait(turn), issue, score, total, passes, Done(1))
-                yield from (Signal("-K"), activate, Done(), Signal("-K"), convert)
-            yield from (Wait("K"), total, Done(), Signal("-K"), Signal(f"-Q{t}"))
+                yield from (Wait("K"), Wait(turn), issue, score, Wait("V"), total, passes, Done(1))
+                yield from (Signal("-K"), activate, Done(), Signal("-V"), convert)
+            yield from (Wait("V"), total, Done(), Signal("-V"), Signal(f"-Q{t}"))
             moved = 2 * ROWS * self.dim
-            yield from (Stored(), Run(self.dim, shared=moved), Store(moved))
+            yield from (half, Stored(), Run(shared=moved), Store(moved))
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ class Backward:
     key_tiles: int = 8  # that meet the same queries
 
     def barriers(self) -> dict[str, Barrier]:
-        found = ring("Q", 2, 2) | ring("O", 2, 2) | ring("KV", 1, 2) | ring("S", 2, 2, 2)
+        found = ring("Q", 2, 2) | ring("O", 2, 2) | ring("S", 2, 2, 2)
+        found |= ring("K", 1, 2) | ring("V", 1, 2)
         found |= {"both": Barrier(2)}
         for t in range(2):
             found |= ring(f"dQ{t}", 1) | {f"turn{t}": Barrier(1, 1 if t == 0 else 0)}
@@ -93,17 +95,19 @@ class Backward:
         return roles | {"loads": self.loads(tiles, steps)}
 
     def loads(self, tiles: int, steps: int) -> Iterator[Operation]:
-        streamed, fresh = 2 * self.rows * self.dim, 1 / self.key_tiles
+        streamed = 2 * self.rows * self.dim
         for _ in range(tiles):
-            yield from (Wait("-KV"), Load(2 * 2 * COLS * self.dim, "KV", 1.0))
-            for _ in range(steps):
-                yield from (Wait("-Q"), Load(streamed, "Q", fresh))
-                yield from (Wait("-O"), Load(streamed, "O", fresh))
+            for i in range(steps):
+                fresh = float(i % self.key_tiles == 0)  # another key tile has loaded the others
+                for own, name in ("KQ", "VO"):
+                    if i == 0:
+                        yield from (Wait(f"-{own}"), Load(2 * COLS * self.dim, own, 1.0))
+                    yield from (Wait(f"-{name}"), Load(streamed, name, fresh))
 
     def sums(self, t: int, tiles: int, steps: int) -> Iterator[Operation]:
         """Adds what warpgroup t hands over."""
         for _ in range(tiles * steps):
-            yield from (Wait(f"dQ{t}"), Run(30), Store(4 * ROWS * self.rows, 0.0), Stored())
+            yield from (Wait(f"dQ{t}"), Run(30), Store(4 * ROWS * self.rows, True), Stored())
             yield from (Signal(f"-dQ{t}"), Stored(complete=True))
 
     def products(self, t: int, tiles: int, steps: int) -> Iterator[Operation]:
@@ -115,10 +119,11 @@ class Backward:
         part = Multiply(2 * ROWS * rows * COLS, 2 * COLS * (ROWS + rows), parts=COLS // 16)
         turn, passes = f"turn{t}", Signal(f"turn{1 - t}")
         weigh, after, chain = (Run(*self.counts[x]) for x in ("weigh", "after", "chain"))
+        half = Run(*(x / 2 for x in self.counts["tile"]))
         third = Counts(*(x / 3 for x in self.counts["rest"]))
         hand = (Wait(f"-dQ{t}"), Run(*third, shared=4 * ROWS * rows), Signal(f"dQ{t}"))
         for _ in range(tiles):
-            yield from (Wait("KV"), Wait("Q"), score, Done())
+            yield from (Wait("K"), Wait("Q"), score, Wait("V"), Done())
             for i in range(steps):
                 last = i == steps - 1
                 yield from (Wait("O"), score, weigh, Wait(turn), after, total, Done(1), chain)
@@ -128,12 +133,11 @@ class Backward:
                     yield from (Wait("S"), Run(*third), part)
                 if not last:
                     yield from (Wait("Q"), score)
-                yield from (passes, Done(0 if last else 1), Signal("-Q"))
+                yield from (passes, Done(1 if i and not last else 0), Signal("-Q"))
                 if i:
                     yield from (Signal("-S"), *hand, Done())
-                else:
-                    yield Done()
-            yield from (Wait("S"), part, Done(), Signal("-KV"))
-            store = Store(own)
-            yield from (Run(dim, shared=own), store, Stored(), Run(dim, shared=own), store)
+            yield from (Wait("S"), part, Done(), Signal("-K"), Signal("-V"))
+            for _ in "VK":
+                yield from (Stored(), Signal("both"), Wait("both"), half, Run(shared=own))
+                yield Store(own)
             yield from (*hand, Stored(), Signal("-S"))
