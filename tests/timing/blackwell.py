@@ -31,6 +31,7 @@ SPLIT = (3, 4)  # parts of P after which products may begin
 class Forward:
     """Two query tiles of 128 rows, all keys in blocks of 128.
 
+    early: V is free after its products, and not only after the scores that follow.
     pair: two CTAs multiply together, so each reads half of the keys from its shared memory.
     start: clocks until a CTA that is no longer persistent has replaced the one before.
     """
@@ -40,6 +41,7 @@ class Forward:
     stages: int  # of K and V
     outputs: int = 1  # buffers of sums
     softmax: bool = False
+    early: bool = False
     pair: bool = False
     row_tiles: int = 8  # tiles that read the same keys
     start: float = 0.0
@@ -83,15 +85,15 @@ class Forward:
                     yield from (Wait(f"P{t}0"), sums[0], Wait(f"P{t}1"), sums[1])
                     if block == 0:
                         yield Commit(f"O{t}")
-                    if t and self.softmax:
-                        yield Commit("-K")  # ours frees V after the scores
+                    if t and self.early:
+                        yield Commit("-K")
                 if number < tiles * steps:
                     if t == 0:
                         yield Wait("K")
                     if block == 0:
                         yield Wait(f"Q{t}")
                     yield from (score, Commit(f"S{t}"))
-            if number and not self.softmax:
+            if number and not self.early:
                 yield Commit("-K")
             if number < tiles * steps:
                 yield Commit("-K")
@@ -141,7 +143,7 @@ class Backward:
     def barriers(self) -> dict[str, Barrier]:
         tile = 2 * ROWS * self.dim
         stages = min(3, (225 * 1024 - 3 * tile) // (2 * tile))
-        found = ring("A", stages + 1) | ring("B", stages) 
+        found = ring("A", stages + 1) | ring("B", stages)
         found |= {"ownA": Barrier(), "ownB": Barrier(), "-own": Barrier(1, 1)}
         found |= {"S": Barrier(), "dP": Barrier(), "dS": Barrier(2), "sums": Barrier()}
         return found | {"P0": Barrier(2), "P1": Barrier(2)}

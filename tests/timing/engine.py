@@ -11,6 +11,9 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+# Watts at 1 GHz: of a clock, and more where the tensor core, and shared memory, work all the time.
+ENERGY = (185.0, 49.0, 161.0)
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -35,7 +38,19 @@ class Machine:
     tmem: float = 0.0  # bytes per clock that one warpgroup moves to or from tensor memory
     launch: float = 3e-6  # seconds of a kernel without work
     dirty: float = 0.0  # bytes of the L2 cache that were written before the kernel
-    mhz: float = 0.0  # the clock
+    mhz: float = 0.0  # the clock, the highest one if `power` is given
+    power: float = 0.0  # watts, as `clock` takes them; 0: the clock does not depend on the work
+
+    def clock(self, tensor: float, shared: float) -> float:
+        """In MHz, where these units work for such shares of the time.
+
+        The watts of a clock grow with its square, by what is done in it: `ENERGY`.
+        """
+        if not self.power:
+            return self.mhz
+        base, of_tensor, of_shared = ENERGY
+        energy = base + of_tensor * tensor + of_shared * shared
+        return min(self.mhz, 1e3 * (self.power / energy) ** 0.5)
 
     def hbm_share(self) -> float:
         """Bytes per clock that memory has for one multiprocessor."""

@@ -21,6 +21,7 @@ class Costs:
     tile: float
     first: float
     busy: tuple[tuple[str, float], ...]
+    mhz: float
 
     @property
     def bound(self) -> str:
@@ -32,9 +33,19 @@ class Costs:
         return self.first + tiles * (self.tile + steps * self.step)
 
 
-@cache
 def costs(machine: Machine, schedule: Any) -> Costs:
-    """A kernel's costs, from four runs of a CTA."""
+    """A kernel's costs, by the clock that its power allows."""
+    found = simulated(replace(machine, power=0.0), schedule)
+    busy = dict(found.busy)
+    mhz = machine.clock(busy["tensor"], busy["shared"])
+    if mhz == machine.mhz:
+        return found
+    return simulated(replace(machine, power=0.0, mhz=float(round(mhz / 10) * 10)), schedule)
+
+
+@cache
+def simulated(machine: Machine, schedule: Any) -> Costs:
+    """The same by a given clock, from four runs of a CTA."""
     ends, busy = {}, {}
     for tiles in (1, 2):
         for steps in (FEW, MANY):
@@ -47,7 +58,7 @@ def costs(machine: Machine, schedule: Any) -> Costs:
     shares = tuple(
         (name, (busy[2, MANY][name] - busy[2, FEW][name]) / many / step) for name in UNITS
     )
-    return Costs(step, tile, ends[1, FEW] - tile - FEW * step, shares)
+    return Costs(step, tile, ends[1, FEW] - tile - FEW * step, shares, machine.mhz)
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,7 @@ class Prediction:
     seconds: float
     bound: str
     step: float
+    mhz: float
 
     def tflops(self, problem: Problem, products: int) -> float:
         return problem.flops(products) / self.seconds / 1e12
@@ -92,10 +104,10 @@ def timed(machine: Machine, clocks: float, size: float, found: Costs) -> Predict
 
     `do_bench` leaves the L2 cache full of numbers that have to be written to memory first.
     """
-    work, traffic = clocks / (machine.mhz * 1e6), size / machine.hbm
+    work, traffic = clocks / (found.mhz * 1e6), size / machine.hbm
     bound = "memory" if traffic > work else found.bound
     start = machine.launch + machine.dirty / machine.hbm
-    return Prediction(start + max(work, traffic), bound, found.step)
+    return Prediction(start + max(work, traffic), bound, found.step, found.mhz)
 
 
 def dealt(machine: Machine, schedule: Any, problem: Problem, rows: int) -> Prediction:
@@ -145,5 +157,5 @@ def sides(machine: Machine, schedules: tuple[Any, Any], problem: Problem) -> Pre
         size = problem.bytes(4, 8) if schedule.keys else problem.bytes(6, 4)
         parts.append(timed(machine, found.clocks(rounds, above(streamed, 128)), size, found))
     bound = ", ".join(x.bound for x in parts)
-    return Prediction(sum(x.seconds for x in parts), bound, sum(x.step for x in parts))
-
+    step, mhz = sum(x.step for x in parts), sum(x.mhz for x in parts) / 2
+    return Prediction(sum(x.seconds for x in parts), bound, step, mhz)

@@ -15,7 +15,13 @@ PROGRAMS = {
     "relu": "relu(mul(s,{}))",
 }
 DIMS = (64, 128)
-KINDS = ("hopper forward", "hopper backward", "blackwell forward", "blackwell keys", "blackwell rows")
+KINDS = (
+    "hopper forward",
+    "hopper backward",
+    "blackwell forward",
+    "blackwell keys",
+    "blackwell rows",
+)
 
 
 class Frozen(dict[str, Counts]):
@@ -90,8 +96,6 @@ def blackwell_forward(activation: str, dim: int) -> blackwell.Forward:
     return blackwell.Forward(dim, parts, stages, outputs)
 
 
-def blackwell_backward(
-    activation: str, dim: int
-) -> tuple[blackwell.Backward, blackwell.Backward]:
+def blackwell_backward(activation: str, dim: int) -> tuple[blackwell.Backward, blackwell.Backward]:
     keys, rows = (counts(name_of(activation, dim, kind)) for kind in KINDS[3:])
     return blackwell.Backward(dim, True, keys), blackwell.Backward(dim, False, rows)
