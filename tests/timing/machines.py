@@ -13,10 +13,10 @@ H200 = Machine(
     tensor=4096,
     shared=128,
     mufu=16,
-    l2=64,
+    l2=64,  # assumed
     hbm=4.25e12,  # a copy of 1 GiB, measured
-    adds=16,
-    latency=500,  # calibrated, as all that follow: 24 figures
+    adds=16,  # calibrated, as what follows: 24 figures
+    latency=500,
     far=600,
     cpi=4.0,
     signal=40,
@@ -25,7 +25,7 @@ H200 = Machine(
     operand=36,
     fills=0.3,
     launch=3e-6,
-    dirty=50e6,  # its L2 cache
+    dirty=50e6,  # NVIDIA's: its L2 cache
 )
 
 B200 = replace(
@@ -33,13 +33,13 @@ B200 = replace(
     name="B200",
     processors=148,
     tensor=8192,
-    hbm=7.2e12,  # 90 % of 8 TB/s, as on the H200
+    hbm=7.2e12,  # assumed: 90 % of 8 TB/s, as much as a copy has on the H200
     adds=32,  # calibrated, as `cpi` and `power` of peers.py
     cpi=2.3,
     held=0.0,  # products have no operands in registers
     operand=0.0,
-    tmem=512,
+    tmem=512,  # assumed
     dirty=126e6,
-    mhz=1965,
+    mhz=1965,  # at most
 )
 B300 = replace(B200, name="B300", mufu=32)

@@ -23,13 +23,13 @@ class Source:
 
 
 SOURCES = {
-    "FA PR 2605, B200": Source(B200, 719.0),
-    "FA PR 2605, B300": Source(B300, 814.0),
-    "FA PR 2280, B200": Source(B200, 981.0),
-    "GDPA, B200": Source(B200, 441.0),
+    "FA PR 2605, B200": Source(B200, 716.0),
+    "FA PR 2605, B300": Source(B300, 789.0),
+    "FA PR 2280, B200": Source(B200, 977.0),
+    "GDPA, B200": Source(B200, 437.0),
 }
 # Clocks until a CTA of a jagged launch has found its sequence among 1152: each by one figure.
-SEARCH = {"forward": 19500.0, "backward": 32400.0}
+SEARCH = {"forward": 19300.0, "backward": 32000.0}
 
 
 def machine_of(source: str) -> Machine:

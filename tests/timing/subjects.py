@@ -93,7 +93,7 @@ def hopper_backward(activation: str, dim: int) -> hopper.Backward:
 def blackwell_forward(activation: str, dim: int) -> blackwell.Forward:
     stages, outputs = (6, 2) if dim <= 64 else (3, 1)
     parts = counts(name_of(activation, dim, KINDS[2]))
-    return blackwell.Forward(dim, parts, stages, outputs)
+    return blackwell.Forward(dim, parts, stages, outputs, early=True)
 
 
 def blackwell_backward(activation: str, dim: int) -> tuple[blackwell.Backward, blackwell.Backward]:

@@ -7,7 +7,7 @@ Then its scores are computed before the epilogue has read the sums of this tile.
 from dataclasses import dataclass
 from typing import Any
 
-from cutlass import Boolean, Constexpr, cute, range_constexpr
+from cutlass import Boolean, Constexpr, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 
 from ...barriers import Cursor, but
@@ -68,11 +68,14 @@ class ForwardProducts(Fixed):
                     if closing[t]:
                         arrive_when_multiplied(sums[t].full, o[t])
                         o = but(o, t, o[t].next())
+                # V is free before the last scores, so that its load begins earlier. Where there
+                # are three buffers, the next step would wait for it.
+                if const_expr(t + 1 == TILES):  # noqa: SIM102 (decided at compile time)
+                    if busy:
+                        arrive_when_multiplied(keys.empty, v)
                 if (tile.valid == 1) & (block < tile.last(t)):
                     keys.full.wait(k)
                     self.score(t, q[t], k, block == tile.first)
-            if busy:
-                arrive_when_multiplied(keys.empty, v)
             busy, pending, closing = (tile.valid == 1) & (block < tile.end), nothing, nothing
             if busy:
                 arrive_when_multiplied(keys.empty, k)
