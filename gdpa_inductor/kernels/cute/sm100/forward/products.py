@@ -68,11 +68,7 @@ class ForwardProducts(Fixed):
                     if closing[t]:
                         arrive_when_multiplied(sums[t].full, o[t])
                         o = but(o, t, o[t].next())
-                # V is free before the last scores, so that its load begins earlier. Where there
-                # are three buffers, the next step would wait for it.
-                if const_expr(t + 1 == TILES):  # noqa: SIM102 (decided at compile time)
-                    if busy:
-                        arrive_when_multiplied(keys.empty, v)
+                self.free_values(t, v, busy)
                 if (tile.valid == 1) & (block < tile.last(t)):
                     keys.full.wait(k)
                     self.score(t, q[t], k, block == tile.first)
@@ -86,6 +82,15 @@ class ForwardProducts(Fixed):
             if (tile.valid == 1) & (block >= tile.end):
                 tile, at = scheduler.take(at)
                 block = tile.first
+
+    @cute.jit
+    def free_values(self, t: Constexpr, v: Cursor, busy):
+        """Free V after its last product, so before the last scores. Then its buffer is loaded
+        earlier. Where there are three buffers of K and V, the next step would wait for it.
+        """
+        if const_expr(t + 1 == TILES):  # noqa: SIM102 (decided at compile time)
+            if busy:
+                arrive_when_multiplied(self.channels.keys.empty, v)
 
     @cute.jit
     def left_over(self, tile, block, q):
