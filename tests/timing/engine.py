@@ -34,6 +34,7 @@ class Machine:
     drain: float  # from the last operation of a product to its signal
     held: float = 0.0  # share of a product from registers after which its warps go on
     operand: float = 0.0  # least clocks of a part of a product whose operand is in registers
+    gap: float = 0.0  # clocks of the tensor core between two products
     fills: float = 1.0  # the share of what TMA writes that takes shared memory from other accesses
     tmem: float = 0.0  # bytes per clock that one warpgroup moves to or from tensor memory
     launch: float = 3e-6  # seconds of a kernel without work
@@ -305,7 +306,7 @@ class Simulation:
         actor.products.append(product)
         self.queue.append(product)
         if len(self.queue) == 1:
-            self.at(time, self.next_part)
+            self.at(max(time, self.units["tensor"].free + self.machine.gap), self.next_part)
         return None if x.held else time
 
     def next_part(self, time: float) -> None:
@@ -324,7 +325,7 @@ class Simulation:
         product = self.queue.popleft()
         self.at(time + self.machine.drain, functools.partial(self.completed, product))
         if self.queue:
-            self.next_part(time)
+            self.at(time + self.machine.gap, self.next_part)
 
     def completed(self, product: "Product", time: float) -> None:
         product.done = True

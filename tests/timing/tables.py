@@ -1,14 +1,14 @@
 """The tables of docs/timing_model.md and docs/blackwell.md."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import peers, subjects
 from .engine import Machine
 from .kernels import Prediction, Problem, cut_rounds, dealt, sides, together
-from .machines import H200
+from .machines import B200, B300, H200
 
 FIGURES = Path(__file__).parent / "figures.json"
 CALIBRATED = (1024, 8192)  # lengths on Hopper; the other lengths are held back
@@ -66,12 +66,10 @@ def hopper_rows(machine: Machine = H200, lasting: bool = False) -> Iterator[Row]
             )
 
 
-def published_rows(
-    machine_of: Callable[[str], Machine] = peers.machine_of,
-) -> Iterator[Row]:
+def published_rows(machines: Mapping[str, Machine] = peers.SOURCES) -> Iterator[Row]:
     for source, kernel, *sizes, rate, use in figures()["published"]:
         problem, (products, predict) = Problem(*sizes), peers.KERNELS[kernel]
-        found = predict(machine_of(source), problem)
+        found = predict(machines[source], problem)
         tflops = found.tflops(problem, products)
         yield Row(source, kernel, problem, rate, tflops, use, found.bound)
 
@@ -83,12 +81,11 @@ def spread(rows: list[Row]) -> str:
     return f"{mean:.1%}, at most {max(map(abs, errors)):.0%}, of {len(errors)}"
 
 
-# Predictions of our kernels for Blackwell. The two B200 are the machines with the least and the
-# most power of those whose FA4 figures are published (peers.py).
+# Predictions of our kernels for Blackwell, by two clocks whose figures are published, and a B300.
 MACHINES = {
-    "B200, slow": peers.machine_of("FA PR 2605, B200"),
-    "B200, fast": peers.machine_of("FA PR 2280, B200"),
-    "B300": peers.machine_of("FA PR 2605, B300"),
+    "B200, 1755 MHz": replace(B200, mhz=1755),
+    "B200, 1965 MHz": replace(B200, mhz=1965),
+    "B300, 1957 MHz": replace(B300, mhz=1957),
 }
 SHAPES = ((16, 4, 1024, 128), (4, 4, 4096, 128), (16, 8, 1024, 64), (4, 8, 4096, 64))
 FLOPS = {"forward": 2, "backward": 5}
@@ -148,7 +145,7 @@ def prediction_table() -> str:
     lines = head("batch×heads×N×D", *MACHINES, "bound on a B200")
     for kernel, problem, found in predictions():
         rates = [f"{x.tflops(problem, FLOPS[kernel]):.0f}" for x in found.values()]
-        bound = found["B200, fast"].bound
+        bound = found["B200, 1755 MHz"].bound
         lines.append(f"| {kernel}, {shape(problem)} | {' | '.join(rates)} | {bound} |")
     return "\n".join(lines)
 
