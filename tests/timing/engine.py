@@ -8,7 +8,7 @@ import functools
 import heapq
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 # Watts at 1 GHz: of a clock, and more where the tensor core, and shared memory, work all the time.
@@ -168,8 +168,6 @@ class Actor:
     until: "Product | None" = None  # what it waits for
     read: float = 0.0  # when its stores have read shared memory
     stored: float = 0.0  # when they are complete
-    now: float = 0.0
-    waited: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 @dataclass
@@ -247,7 +245,6 @@ class Simulation:
         left = []
         for needed, actor in barrier.waiting:
             if barrier.completed >= needed:
-                actor.waited[name] += time - actor.now
                 self.at(time + self.machine.signal, actor)
             else:
                 left.append((needed, actor))
@@ -255,7 +252,6 @@ class Simulation:
 
     def advance(self, actor: Actor, time: float) -> None:
         """Goes on with a role until it has to wait."""
-        actor.now = time
         operation = next(actor.operations, None)
         if operation is None:
             return
@@ -334,7 +330,6 @@ class Simulation:
         actor = product.actor
         if actor.until is product:
             actor.until = None
-            actor.waited["products"] += time - actor.now
             self.at(time, actor)
 
     def _commit(self, actor: Actor, x: Commit, time: float) -> float:
@@ -397,7 +392,3 @@ def simulate(
 def ring(name: str, stages: int, readers: int = 1, writers: int = 1) -> dict[str, Barrier]:
     """`name` says that a buffer is full, `-name` that it is empty again."""
     return {name: Barrier(writers), f"-{name}": Barrier(readers, stages)}
-
-
-def repeat(operations: Sequence[Operation], count: int) -> Iterator[Operation]:
-    return itertools.chain.from_iterable(itertools.repeat(operations, count))
