@@ -14,8 +14,8 @@ from .machines import B200, B300
 from .subjects import counts
 
 # Machines whose figures are published. Two have clocks that their source says, and that of PR 2280
-# is taken to be the highest. GDPA's has a power, by one of its figures. A GB300 is taken to have 152
-# multiprocessors.
+# is taken to be the highest. GDPA's has a power, by one of its figures. A GB300 is taken to have
+# 152 multiprocessors.
 SOURCES = {
     "FA PR 2605, B200": replace(B200, mhz=1755),
     "FA PR 2605, GB300": replace(B300, name="GB300", processors=152, mhz=1957),

@@ -9,6 +9,7 @@ from . import blackwell, hopper
 from .code import Counts
 
 COUNTS = Path(__file__).parent / "counts.json"
+COMPILER = "4.8.1"  # CuTe DSL, of counts.json
 PROGRAMS = {
     "silu": "silu(mul(s,{}))",
     "gelu_tanh": "gelu_tanh(mul(s,{}))",
