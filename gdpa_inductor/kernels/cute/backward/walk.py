@@ -107,6 +107,14 @@ class Walk(Fixed):
         with cute.arch.elect_one():
             place[0], place[1] = Int32(tile.begin), Int32(tile.end)
 
+    def entry(self, tile: ResidentTile):
+        """The streamed tile with which each pass of this tile begins."""
+        return tile.begin
+
+    def block(self, tile: ResidentTile, entry, step):
+        """The streamed tile of a step of a pass."""
+        return entry + step
+
     def place(self, tile: ResidentTile, turn) -> tuple[Any, Any]:
         """(batch, query head) of the scores in pass `turn`."""
         return tile.batch, self.streamed_head(tile, turn) if self.keys else tile.head
