@@ -124,11 +124,6 @@ def atom(t: "Translator", op: list[str], a: list[str]) -> None:
 def red(t: "Translator", op: list[str], a: list[str]) -> None:
     if "async" in op:
         raise NotImplementedError("remote reductions")
-    if "add" in op and op[-1] == "f32" and has(op, "global") and {"v2", "v4"} & set(op):
-        data = "".join(f"{t.read(text, 'f32')}, " for text in members(a[1]))
-        t.line("yield")
-        t.line(f"C.memory.add({t.address(a[0], 'u64')}, ({data}), m)")
-        return
     atomic(t, op, None, a)
 
 

@@ -133,13 +133,6 @@ class GlobalMemory:
         places, view = self.places(address, 1, dtype.itemsize, mask)
         return update(view.view(dtype), places, name, data, mask)
 
-    def add(self, address: Vector, data: tuple, mask: Vector) -> None:
-        """A vector of fp32 of each active lane in order."""
-        places, view = self.places(address, len(data), 4, mask)
-        lanes = np.flatnonzero(mask)
-        for i, values in enumerate(data):
-            np.add.at(view.view(np.float32), places[lanes] + i, values[lanes])
-
     def bytes_at(self, address: int, count: int) -> Vector:
         base, array = self.region(address, address + count)
         return array[address - base : address - base + count]

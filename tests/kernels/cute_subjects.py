@@ -56,7 +56,7 @@ def of_backward(
     kernel is a function of."""
 
     def call(resident: Any, streamed: Any) -> Any:
-        rows, keys = (streamed, resident) if side == "keys" else (resident, streamed)
+        rows, keys = (resident, streamed) if side == "rows" else (streamed, resident)
         options = {"program": POLE, "heads": 1, "key_heads": 1, "ctas": 1, **fixed}
         return partial(backward, side, BackwardCase(rows=rows, keys=keys, **options))
 
@@ -97,14 +97,15 @@ SUBJECTS: dict[str, Subject] = {
         redundant={"mask": FIRST, "wait": TOGETHER},
     ),
 }  # fmt: skip
-for _side in ("keys", "rows"):
+for _side in ("keys", "rows", "both"):
     SUBJECTS |= {
         f"backward-{_side}": of_backward(
             _side, (300, 100), (200, 1030), tails=((70, n) for n in HALF)
         ),
         f"backward-causal-{_side}": of_backward(
-            _side, (300, 100), (300, 1100) if _side == "keys" else (1100, 1000),
-            tails=((70, n) for n in HALF), program=CAUSAL_POLE, dims=(72, 40), dtype=F16,
+            _side, (300, 100), (1100, 1000) if _side == "rows" else (300, 1100),
+            tails=((70, n) for n in HALF), program=CAUSAL_POLE, dtype=F16,
+            dims=(40, 72) if _side == "both" else (72, 40),
         ),
         f"backward-jagged-{_side}": of_backward(
             _side, ((300, 140), (100, 80)), (SHORT, LONG),

@@ -23,6 +23,7 @@ from tests.kernels.cute_mask_cases import blocks
 
 from . import cute_backward_cases
 from .cute_backward_cases import exact, make_call
+from .cute_kinds import OneKernel, TwoKernels
 from .cute_memory import fresh_kernels, gradients
 from .marks import slow_but
 
@@ -91,8 +92,12 @@ CASES = {
 }
 
 
-# How many CTAs: those of Hopper wait for each other, and the emulator has one at a time.
-KINDS = {"sm100": (Sm100Config, 2, "lazy"), "sm90": (Sm90Config, 1, "random")}
+# How many CTAs: those that add dQ in turn wait for each other, and the emulator has one at a time.
+KINDS = {
+    "two kernels": (TwoKernels, 2, "lazy"),
+    "one kernel": (OneKernel, 1, "random"),
+    "sm90": (Sm90Config, 1, "random"),
+}
 fresh = pytest.fixture(scope="module", autouse=True)(fresh_kernels)
 
 
@@ -131,7 +136,7 @@ def check(case: Case, grad: Tensor, o: Operands[Tensor], needs: Sequence[bool], 
 
 @pytest.mark.parametrize("rows", [70, (70, 40)], ids=["dense", "jagged"])
 def test_only_the_gradient_of_a_bias(rows, emulated) -> None:
-    """The side of the keys is not launched."""
+    """Of two kernels, that of the keys is not launched."""
     case = of(ADDED, HEADS, rows=rows, keys=rows)
     grad, o = case.call()
     check(case, grad, o, (False, False, False, True), emulated)

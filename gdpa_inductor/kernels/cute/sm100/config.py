@@ -8,6 +8,7 @@ from .costs import one_kernel_pays
 
 ROWS = COLS = BOX  # a score tile: 128 lanes of tensor memory, 128 fp32 columns
 TMEM_COLUMNS = 512
+MOST_ADDED = 64  # columns of dQ that a thread adds
 # The two kernels of a backward, and which gradients each computes: "keys" dK and dV, "rows" dQ.
 SIDES = {"keys": "kv", "rows": "q"}
 BOTH = "both"  # the one kernel that computes all three
@@ -38,12 +39,19 @@ class Sm100Config(config.KernelConfig):
         """Whether one kernel computes all gradients of sequences with at most so many queries and
         keys.
         """
-        dims = self.padded_head_dim, self.padded_value_dim
-        # S, dP, and the sums of dK, dV and dQ have to fit into tensor memory.
-        fits = 2 * COLS + 2 * dims[0] + dims[1] <= TMEM_COLUMNS
         # With fewer query tiles than key tiles these would wait for their turns to add dQ.
         apart = -(-rows // ROWS) >= -(-cols // COLS)
-        return fits and apart and one_kernel_pays(dims, self.program, self.fast)
+        dims = self.padded_head_dim, self.padded_value_dim
+        return self.both_fit and apart and one_kernel_pays(dims, self.program, self.fast)
+
+    @property
+    def both_fit(self) -> bool:
+        """There is room for one kernel that computes all gradients.
+
+        Tensor memory holds S, dP, and the sums of dK, dV and dQ. A thread that adds dQ holds a row.
+        """
+        a, b = self.padded_head_dim, self.padded_value_dim
+        return a <= MOST_ADDED and 2 * COLS + 2 * a + b <= TMEM_COLUMNS
 
     def side(self, side: str, stored: int | None) -> "Sm100Config":
         """The kernel of one side, or of both. That of the keys stores no gradient of a bias."""

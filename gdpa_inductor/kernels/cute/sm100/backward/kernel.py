@@ -30,9 +30,9 @@ Notation
     tile     128 resident rows.
     step     A tile with one streamed tile.
 
-Warps 0-7 activate, 8 multiplies, 9 loads. On both sides 10 and 11 convert dQ, and 12-15 add it;
-else two are idle. `Sm100Config` and the side are known at compile time. `MOST_STAGES` and `PART` of
-shapes.py, and the order in products.py, are tuned.
+Warps 0-7 activate, 8 multiplies, 9 loads. On both sides 10 adds dQ, 11 converts it, and 12-15 copy
+it from tensor memory; else two are idle. `Sm100Config` and the side are known at compile time.
+`MOST_STAGES` and `PART` of shapes.py, and the order in products.py, are tuned.
 """
 
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from ...backward.ranges import Heights, StreamedRanges
 from ...backward.roots import factor_of, terms_of
-from ...backward.sums import Conversion, Counters
+from ...backward.sums import Conversion, Counters, QuerySums
 from ...backward.turns import Turns
 from ...backward.walk import ResidentTile, Walk
 from ...barriers import Signal, initialize
@@ -55,13 +55,13 @@ from ..config import BOTH, ROWS, TMEM_COLUMNS, Sm100Config
 from ..tensor_memory import TensorMemoryRow
 from .activation import BackwardActivation, GradientSums, ScoreStores, SharedSlopes
 from .products import BackwardProducts
-from .query_sums import ADDING_WARPS, ConvertedRows, QueryParts, QueryRows
+from .query_sums import COPYING_WARPS, ConvertedRows, QueryCopies, QueryRows, SharedParts
 from .shapes import Shapes
 
-ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, CONVERSION, WARPS = 8, 8, 9, 10, 12  # whole warpgroups
+ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, SUMS, CONVERSION, WARPS = 8, 8, 9, 10, 11, 12
 # Registers of a thread. At the launch all have as many: 168, or 128 in the kernel of both sides.
 REGISTERS = {"activation": 208, "others": 80}
-REGISTERS_OF_BOTH = {"activation": 168, "others": 80, "sums": 96}
+REGISTERS_OF_BOTH = {"activation": 184, "others": 80, "copies": 64}
 NAMES = ("rA", "tA", "rB", "tB")
 # name: (stages, arrivals); stages are a number, or as many as that ring or buffer has
 SIGNALS: dict[str, tuple[str | int, int]] = {
@@ -74,7 +74,9 @@ SIGNALS: dict[str, tuple[str | int, int]] = {
     "slopes": (1, ACTIVATION_WARPS),  # activation: dS of the step is written
     "sums": (1, 1),  # products: the accumulators of the tile are complete
     "parts": ("Q", 1),  # products: dQ of the step is there (both sides)
-    "drained": ("Q", ADDING_WARPS),  # sums: it is read
+    "drained": ("Q", COPYING_WARPS),  # copies: it is read
+    "copied": ("C", COPYING_WARPS),  # copies: it is in shared memory
+    "added": ("C", 1),  # sums: it is read there
 }  # fmt: skip
 
 
@@ -100,7 +102,7 @@ class BackwardKernel(AttentionKernel):
         copies = [self.atom(name, matrices[name]) for name in NAMES]
         atoms, tensors = zip(*copies, strict=True)
         outputs = {"pointers": arguments.pointers[4:], "strides": arguments.strides[4:]}
-        warps = WARPS + ADDING_WARPS * self.both
+        warps = WARPS + COPYING_WARPS * self.both
         self.kernel(atoms, tensors, replace(arguments, **outputs)).launch(
             grid=(ctas, 1, 1),
             block=(32 * warps, 1, 1),
@@ -152,11 +154,11 @@ class BackwardKernel(AttentionKernel):
                 BackwardLoads(self.walk(x), signals, tiles, hulls).run()
             if warp == PRODUCT_WARP:
                 BackwardProducts(self.walk(x), self.shapes, signals, buffers, tmem).run()
-            self.convert(x, warp)
+            self.sum_up(x, signals, buffers, warp)
         elif const_expr(self.both):
-            cute.arch.setmaxregister_decrease(self.registers["sums"])
-            counters, column = self.counters(x), self.shapes.query
-            QueryParts(counters, signals, memory, column, self.query_rows(counters, x)).run()
+            cute.arch.setmaxregister_decrease(self.registers["copies"])
+            parts = self.parts(x, signals, buffers)
+            QueryCopies(parts, memory, self.shapes.query).run()
         cute.arch.sync_threads()
         if warp == PRODUCT_WARP:
             cute.arch.dealloc_tmem(tmem, TMEM_COLUMNS)
@@ -184,19 +186,22 @@ class BackwardKernel(AttentionKernel):
     def counters(self, x: KernelArguments) -> Counters:
         return Counters(self.walk(x), x.pointers[4], 0, 1)
 
-    def query_rows(self, counters: Counters, x: KernelArguments) -> QueryRows:
-        return QueryRows(counters.walk, x.pointers[0], self.config.head_dim, x.sizes)
+    def parts(self, x: KernelArguments, signals, buffers) -> SharedParts:
+        rows = QueryRows(self.walk(x), x.pointers[0], self.config.head_dim, x.sizes)
+        return SharedParts(rows, signals, buffers["dQ"].iterator)
 
     @cute.jit
-    def convert(self, x: KernelArguments, warp):
-        if const_expr(self.both):  # noqa: SIM102 (decided at compile time)
-            if warp >= CONVERSION:
-                c, counters, sizes = self.config, self.counters(x), x.sizes
+    def sum_up(self, x: KernelArguments, signals, buffers, warp):
+        if const_expr(self.both):
+            c, counters, sizes = self.config, self.counters(x), x.sizes
+            parts = self.parts(x, signals, buffers)
+            if warp == SUMS:
+                QuerySums(parts, counters).run()
+            if warp == CONVERSION:
                 place = (sizes[0], sizes[1], sizes[6], c.head_dim, x.strides[3], c.jagged_q)
                 grads, factor = Matrix(x.pointers[3], *place), factor_of(c.program, c.stored)
-                rows, part = self.query_rows(counters, x), warp - CONVERSION
-                own = ConvertedRows(rows, grads, counters, part, factor)
-                Conversion(counters.walk, [own]).run()
+                rows = ConvertedRows(parts.rows, grads, counters, factor)
+                Conversion(counters.walk, [rows]).run()
 
     def signals(self, shared) -> tuple[dict[str, Signal], Any]:
         signals, rings = {}, self.shapes.rings
@@ -219,6 +224,8 @@ class BackwardKernel(AttentionKernel):
             buffers["dS"] = shared.allocate_tensor(
                 self.dtype, layout.outer, 1024, swizzle=layout.inner
             )
+            size = self.shapes.rings["C"] * ROWS * self.config.head_dim
+            buffers["dQ"] = shared.allocate_tensor(Float32, cute.make_layout(size), 128)
         return buffers
 
     def tiles(self, atoms, tensors, buffers: dict[str, Any]) -> dict[str, Tiles]:

@@ -88,7 +88,7 @@ class BackwardProducts(Fixed):
 
     @cute.jit
     def query_part(self, step):
-        """Issue dQ of a step, once that of the step before has been read."""
+        """Issue dQ of a step, once that of the step before has been copied."""
         if const_expr(self.shapes.both):
             self.signals["drained"].wait_before(step)
             scores_ready()

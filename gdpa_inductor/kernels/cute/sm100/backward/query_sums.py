@@ -1,12 +1,11 @@
-"""Add the parts of dQ in global memory, in the order of `backward/sums.py`, and convert the sums.
+"""dQ of the kernel of both sides: from tensor memory to sums in global memory, then to 16 bits.
 
-Four warps take dQ of a step from tensor memory. When it is the turn of the key tile, they add it,
-16 bytes a thread, by reductions that return nothing. So dQ does not pass through shared memory,
-which bounds a step (docs/blackwell.md).
+Four warps copy dQ of a step to shared memory. Another warp adds it to the sums when it is the turn
+of the key tile (`backward/sums.py`), by one bulk copy. A last one converts sums that are complete.
 
 The sums of a query tile lie side by side, in an order of their own: the first four columns of all
-rows, then the next four. So the threads of a warp add to neighbouring places. The memory has as
-many numbers as dQ.
+rows, then the next four. So the threads of a warp write neighbouring places, and a part is one
+piece of memory. All sums have as many numbers as dQ.
 """
 
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 
 from cutlass import Float32, Int32, Int64, cute, range_constexpr
 
-from ...backward.sums import UNKNOWN, Counters
+from ...backward.sums import Counters
 from ...backward.turns import Turns
 from ...backward.walk import ResidentTile
 from ...config import VECTOR
@@ -24,10 +23,11 @@ from ..config import ROWS
 from ..tensor_memory import TensorMemoryRow, scores_done, scores_ready
 from .shapes import PART
 
-ADDING_WARPS, CONVERTING_WARPS = 4, 2
-ADDED = 1  # the named barrier on which the warps meet that add
-QUAD = 4  # sums that a thread adds at a time
+COPYING_WARPS = 4
+QUAD = 4  # sums that a thread moves at a time
 WARP = 32
+STORE = "cp.async.bulk.global.shared::cta.bulk_group [{$r0}], [{$r1}], {$r2};"
+ADD = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{$r0}], [{$r1}], {$r2};"
 
 
 @dataclass
@@ -41,30 +41,64 @@ class QueryRows(Fixed):
 
     def of(self, tile: ResidentTile, head, block) -> tuple[Any, Any]:
         """(the first sum of query tile `block`, how many rows it has)."""
-        first = block * ROWS
         unit, length = Int64(tile.batch * self.walk.query_heads + head), self.sizes[4]
         if self.walk.streamed[0] is not None:  # jagged
             unit, length = Int64(head), self.sizes[6]
-        row = unit * length + tile.origin + first
-        return self.pointer + row * self.dim, smaller(tile.length - first, Int32(ROWS))
+        row = unit * length + tile.origin + block * ROWS
+        return self.pointer + row * self.dim, self.count(tile, block)
+
+    def count(self, tile: ResidentTile, block):
+        return smaller(tile.length - block * ROWS, Int32(ROWS))
 
     def place(self, sums, rows, row, column: int):
-        """Four sums of a row, as a pointer."""
-        return sums + (column * rows + row * QUAD)
+        """Four sums of a row. sums: A pointer to those of the tile, in either memory."""
+        place = sums + (column * rows + row * QUAD)
+        aligned = cute.make_ptr(Float32, place.toint(), place.memspace, assumed_align=16)
+        return cute.make_tensor(aligned, cute.make_layout(QUAD))
 
 
 @dataclass
-class QueryParts(Fixed):
-    """The role of the warps that add."""
+class SharedParts(Fixed):
+    """Parts of dQ in shared memory."""
 
-    counters: Counters
+    rows: QueryRows
     signals: dict[str, Any]
+    pointer: Any  # fp32, a buffer for each stage of "copied"
+
+    there = True
+
+    def at(self, step):
+        return self.pointer + self.signals["copied"].index(step) * (ROWS * self.rows.dim)
+
+    def start(self) -> None:
+        pass
+
+    def wait(self, step) -> None:
+        self.signals["copied"].wait(step)
+
+    @cute.jit
+    def issue(self, tile: ResidentTile, head, block, step, adds):
+        sums, rows = self.rows.of(tile, head, block)
+        size = rows * (4 * self.rows.dim)
+        with cute.arch.elect_one():
+            ends = [sums.toint(), self.at(step).toint(), size]
+            cute.arch.inline_ptx(ADD if adds else STORE, read_only_args=ends)
+
+    def free(self, step) -> None:
+        self.signals["added"].arrive_once(step)
+
+
+@dataclass
+class QueryCopies(Fixed):
+    """The role of the warps that copy dQ of a step from tensor memory."""
+
+    parts: SharedParts
     memory: TensorMemoryRow
     column: int  # the first of dQ in tensor memory
-    rows: QueryRows
 
     def __post_init__(self) -> None:
-        self.walk, self.row = self.counters.walk, self.memory.thread % ROWS
+        self.rows, self.signals = self.parts.rows, self.parts.signals
+        self.walk, self.row = self.rows.walk, self.memory.thread % ROWS
 
     @cute.jit
     def run(self):
@@ -72,61 +106,41 @@ class QueryParts(Fixed):
         while self.walk.number(deal) < self.walk.count:
             tile = self.walk.at(deal)
             entry = self.walk.entry(tile)
-            for turn in range(tile.passes):
-                head = self.walk.streamed_head(tile, turn)
+            for _ in range(tile.passes):
                 for i in range(tile.end - tile.begin):
-                    self.step(tile, head, self.walk.block(tile, entry, i), step)
+                    self.step(tile, self.walk.block(tile, entry, i), step)
                     step += 1
             deal += 1
 
     @cute.jit
-    def step(self, tile: ResidentTile, head, block, step):
-        """Add one part. It is dropped if a mask empties the tile of scores."""
+    def step(self, tile: ResidentTile, block, step):
+        rows, buffer = self.rows.count(tile, block), self.parts.at(step)
         self.signals["parts"].wait(step)
         scores_ready()
-        columns = range(0, self.rows.dim, PART)
-        parts = [self.memory.load(self.column + column, PART) for column in columns]
+        self.signals["added"].wait_before(step)
+        for first in range_constexpr(0, self.rows.dim, PART):
+            columns = self.memory.load(self.column + first, PART)
+            cute.arch.fence_view_async_tmem_load()
+            if self.row < rows:
+                self.copy(columns, buffer, rows, first)
         scores_done(stored=False)
         self.signals["drained"].arrive_once(step)
-        before, adds = self.walk.turn(tile, head, block)
-        if adds:
-            counter = self.counters.of(tile, head, block)
-            self.counters.wait(counter, before, Int32(UNKNOWN))
-            self.add(tile, head, block, before, parts)
-            # The release shows other CTAs what all four warps have added.
-            cute.arch.barrier(barrier_id=ADDED, number_of_threads=ADDING_WARPS * WARP)
-            if self.row == 0:
-                self.counters.advance(counter, before)
+        cute.arch.fence_view_async_shared()
+        self.signals["copied"].arrive_once(step)
 
-    @cute.jit
-    def add(self, tile: ResidentTile, head, block, before, parts):
-        sums, rows = self.rows.of(tile, head, block)
-        if self.row < rows:
-            if before == 0:
-                self.each(sums, rows, parts, False)
-            else:
-                self.each(sums, rows, parts, True)
-
-    def each(self, sums, rows, parts, adds: bool) -> None:
-        for column in range(0, self.rows.dim, QUAD):
-            place = self.rows.place(sums, rows, self.row, column)
-            four = cute.make_tensor(
-                parts[column // PART].iterator + column % PART, cute.make_layout(QUAD)
-            )
-            if adds:
-                add_four(place, four)
-            else:
-                cute.autovec_copy(four, four_at(place))
+    def copy(self, columns, buffer, rows, first: int) -> None:
+        for column in range(first, min(first + PART, self.rows.dim), QUAD):
+            four = cute.make_tensor(columns.iterator + (column - first), cute.make_layout(QUAD))
+            cute.autovec_copy(four, self.rows.place(buffer, rows, self.row, column))
 
 
 @dataclass
 class ConvertedRows(Fixed):
-    """Half of the rows of a query tile: sums in fp32, and dQ."""
+    """A query tile: sums in fp32, and dQ."""
 
     rows: QueryRows
     grads: Matrix
     counters: Counters
-    part: Any  # which half
     factor: float  # dQ is the sums times this
 
     def read(self, tile: ResidentTile, head, block, count, done) -> None:
@@ -135,8 +149,8 @@ class ConvertedRows(Fixed):
     @cute.jit
     def write(self, tile: ResidentTile, head, block, done):
         sums, rows = self.rows.of(tile, head, block)
-        for i in range_constexpr(ROWS // CONVERTING_WARPS // WARP):
-            row = (self.part * (ROWS // CONVERTING_WARPS // WARP) + i) * WARP + cute.arch.lane_idx()
+        for first in range_constexpr(0, ROWS, WARP):
+            row = first + cute.arch.lane_idx()
             if row < rows:
                 target = self.grads.row(tile.origin, block * ROWS + row, head, tile.batch)
                 for column in range_constexpr(0, self.rows.dim, VECTOR):
@@ -147,23 +161,10 @@ class ConvertedRows(Fixed):
         wide = cute.make_rmem_tensor(VECTOR, Float32)
         for half in range(0, VECTOR, QUAD):
             part = cute.make_tensor(wide.iterator + half, cute.make_layout(QUAD))
-            cute.autovec_copy(four_at(self.rows.place(sums, rows, row, column + half)), part)
+            cute.autovec_copy(self.rows.place(sums, rows, row, column + half), part)
         narrow = cute.make_rmem_tensor(VECTOR, target.dtype)
         whole = wide.load()
         if self.factor != 1.0:
             whole = whole * self.factor
         narrow.store(whole.to(target.dtype))
         cute.autovec_copy(narrow, vector(target))
-
-
-def four_at(place):
-    """The four sums from a pointer on."""
-    aligned = cute.make_ptr(Float32, place.toint(), place.memspace, assumed_align=16)
-    return cute.make_tensor(aligned, cute.make_layout(QUAD))
-
-
-def add_four(place, four) -> None:
-    cute.arch.inline_ptx(
-        "red.relaxed.gpu.global.add.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-        read_only_args=[place.toint(), four[0], four[1], four[2], four[3]],
-    )

@@ -13,6 +13,7 @@ from ..config import BOTH, COLS, ROWS, TMEM_COLUMNS, Sm100Config
 
 MOST_STAGES = 3  # buffers of streamed B; A is read for longer, by accA, and has one more
 BARRIERS = 2048  # bytes for mbarriers, and for aligning the tiles
+COPIES = 2  # buffers of dQ, where the kernel adds it to sums
 HALF = COLS // 2  # columns of each activation warpgroup
 PART = 32  # columns that a warpgroup activates and hands over at a time
 PARTS = HALF // PART
@@ -38,13 +39,15 @@ class Shapes:
         self.query = TMEM_COLUMNS - part  # the first column of dQ
         weights = self.buffers * PARTS if keys else 0
         # the stages of each ring
-        self.rings = {**self.stages(), "S": self.buffers, "P": weights, "Q": int(self.both)}
+        self.rings = {**self.stages(), "S": self.buffers, "P": weights}
+        self.rings |= {"Q": int(self.both), "C": COPIES * self.both}
 
     def stages(self) -> dict[str, int]:
         # as many buffers of the streamed operands as fit beside the resident ones
         a, b = (2 * ROWS * self.widths[name] for name in "AB")
-        slopes = 2 * ROWS * COLS if self.both else 0  # dS
-        room = SHARED_MEMORY - BARRIERS - slopes
+        # dS, and dQ in fp32
+        more = 2 * ROWS * COLS + COPIES * 2 * a if self.both else 0
+        room = SHARED_MEMORY - BARRIERS - more
         stages = min(MOST_STAGES, (room - 2 * a - b) // (a + b))
         return {"A": stages + 1, "B": stages}
 

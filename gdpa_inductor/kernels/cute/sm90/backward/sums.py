@@ -3,20 +3,15 @@
 Each query tile of a head has a counter for each 64 columns. Each warpgroup multiplies 64 columns,
 and a warp of its own adds them.
 
-If any order is allowed (`KernelConfig.ordered` is False), no key tile waits for a turn. Then all
-key tiles add, and the host clears the sums before.
-
 If each launch has some of the keys (`KernelConfig.part`), later launches add to the sums of earlier
 ones. The last launch converts all query tiles, even those that its own keys do not meet.
 """
 
 from dataclasses import dataclass
 
-import cutlass
-from cutlass import Boolean, Float32, Int32, Int64, const_expr, cute
+from cutlass import Float32, Int32, Int64, const_expr, cute
 
-from ...backward.roots import adds_all
-from ...backward.sums import UNKNOWN, Counters
+from ...backward.sums import Counters
 from ...backward.walk import ResidentTile
 from ...barriers import Signal
 from ...config import VECTOR
@@ -29,8 +24,8 @@ LINE = 32  # fp32 sums in a line of the L2 cache
 
 
 @dataclass
-class QuerySums(Fixed):
-    """A warp that adds what a warpgroup hands over."""
+class HandedParts(Fixed):
+    """What a warpgroup hands over: 64 columns of dQ in shared memory, which TMA adds."""
 
     stores: Tiles  # of the sums, written by a store, and by an addition
     adds: Tiles
@@ -38,87 +33,23 @@ class QuerySums(Fixed):
 
     def __post_init__(self) -> None:
         self.walk, self.group = self.counters.walk, self.counters.number
-        config = self.walk.ranges.config
-        self.ordered, self.adds_all = config.ordered, adds_all(config)
 
-    @cute.jit
-    def run(self):
-        self.free()
-        deal = Int32(0)
-        while self.walk.number(deal) < self.walk.count:
-            tile = self.walk.at(deal)
-            entry, count = self.walk.entry(tile), tile.end - tile.begin
-            for turn in range(tile.passes):
-                head, seen = self.walk.streamed_head(tile, turn), Int32(UNKNOWN)
-                for i in cutlass.range(count, unroll=1):
-                    following = self.walk.block(tile, entry, smaller(i + 1, count - 1))
-                    block = self.walk.block(tile, entry, i)
-                    seen = self.step(tile, head, block, following, seen)
-            deal += 1
-        cute.arch.cp_async_bulk_wait_group(0)
+    @property
+    def there(self):
+        return self.group < self.counters.columns
 
-    @cute.jit
-    def step(self, tile: ResidentTile, head, block, following, seen):
-        """Add one part of dQ."""
-        # It is dropped if a mask empties the tile, or if dQ lacks the columns.
-        # seen: The counter, as it was read when the step before ended. Returns the same for the
-        # next query tile.
-        before, adds = Int32(0), Boolean(True)
-        if const_expr(self.ordered):
-            before, adds = self.walk.turn(tile, head, block)
-        else:
-            adds = self.walk.adds(tile, head, block)
-        next_count = Int32(UNKNOWN)
-        if adds & (self.group < self.counters.columns):
-            counter = self.counters.of(tile, head, block)
-            if const_expr(self.ordered):
-                self.counters.wait(counter, before, seen)
-                cute.arch.fence_proxy("async.global")
-            self.add(tile, head, block, before)
-            # Read the next counter while the additions are in flight, as both take long.
-            if const_expr(self.ordered):
-                next_count = self.counters.value(self.counters.of(tile, head, following))
-            self.pass_on(counter, before)
-        else:
-            self.wait_for_part()
-            self.free()
-        return next_count
+    def start(self) -> None:
+        self.free(0)
 
-    @cute.jit
-    def add(self, tile: ResidentTile, head, block, before):
-        """Issue the addition. The buffer is free for the next part before the counter moves on."""
-        # Rows past the end of the sequence are dropped.
-        rows = (tile.origin, block * self.walk.heights.streamed, tile.length)
-        place = (rows, head, tile.batch, self.group)
-        self.wait_for_part()
-        if const_expr(not self.adds_all):
-            if before == 0:
-                self.stores.store(*place)
-            else:
-                self.adds.store(*place)
-        else:
-            self.adds.store(*place)
-        cute.arch.cp_async_bulk_commit_group()
-        cute.arch.cp_async_bulk_wait_group(0, read=True)
-        cute.arch.sync_warp()
-        self.free()
-
-    @cute.jit
-    def pass_on(self, counter, before):
-        """The wait makes the sums visible to this thread, and the release to other threads.
-
-        On sm_90 the release is what waits for the additions (docs/lab/2026-11-22-order.md).
-        """
-        cute.arch.cp_async_bulk_wait_group(0)
-        cute.arch.fence_proxy("async.global")
-        cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            self.counters.advance(counter, before)
-
-    def wait_for_part(self) -> None:
+    def wait(self, step) -> None:
         cute.arch.barrier(barrier_id=FULL + self.group, number_of_threads=HANDED)
 
-    def free(self) -> None:
+    def issue(self, tile: ResidentTile, head, block, step, adds: bool) -> None:
+        # Rows past the end of the sequence are dropped.
+        rows = (tile.origin, block * self.walk.heights.streamed, tile.length)
+        (self.adds if adds else self.stores).store(rows, head, tile.batch, self.group)
+
+    def free(self, step) -> None:
         cute.arch.barrier_arrive(barrier_id=EMPTY + self.group, number_of_threads=HANDED)
 
 
