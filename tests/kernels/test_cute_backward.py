@@ -36,6 +36,7 @@ from .cute_backward_cases import (
     make_call,
     unfused,
 )
+from .cute_kinds import OneKernel, TwoKernels
 from .cute_memory import gradients, tables
 from .marks import slow_but
 
@@ -174,13 +175,44 @@ def test_the_number_of_ctas_changes_no_bit():
         assert torch.equal(one, many)
 
 
+def by_one_kernel(case: Case, call: Problem, **options) -> list[torch.Tensor]:
+    """As it would run on the card."""
+    o = call.operands
+    options = {"kind": OneKernel, "ctas": 1, "fast": case.fast, **options}
+    needs = (True,) * 3 + (False,) * len(o.aux)
+    return gradients(call.grad_out, o, needs, call.order, **options)
+
+
+@pytest.mark.parametrize("name", ["causal sigmoid", "jagged", "shared seeds"])
+def test_sums_of_one_kernel_in_any_order(name):
+    case = case_of(name, (BOTH,))
+    call = make_call(case)
+    check_errors(by_one_kernel(case, call, ordered=False), case, call)
+
+
+@pytest.mark.parametrize("name", ["a mask per head", "short dense keys"])
+def test_the_host_clears_what_one_kernel_may_not_write(name):
+    case = case_of(name, (BOTH,))
+    call = make_call(case)
+    check_errors(by_one_kernel(case, call), case, call)
+
+
+def test_the_number_of_ctas_changes_no_bit_where_no_tile_waits_for_another():
+    case = Case(batch=2, heads=4, rows=140, keys=100)
+    call = make_call(case)
+    alone = by_one_kernel(case, call)
+    for one, many in zip(alone, by_one_kernel(case, call, ctas=3), strict=True):
+        assert torch.equal(one, many)
+
+
+@pytest.mark.parametrize("kind", [TwoKernels, OneKernel])
 @pytest.mark.parametrize(("letter", "side"), [("q", "rows"), ("k", "keys")])
-def test_only_what_is_asked_for_is_launched(letter: str, side: str, monkeypatch):
+def test_only_what_is_asked_for_is_launched(letter: str, side: str, kind, monkeypatch):
     case = Case(rows=64, keys=64, heads=1, key_heads=1)
     call, number, launched = make_call(case), "qkv".index(letter), []
     find = launch.launcher
     monkeypatch.setattr(launch, "launcher", lambda c: launched.append(c.kernel) or find(c))
-    options = {"kind": Sm100Config, "ctas": 1, "schedule": "lazy"}
+    options = {"kind": kind, "ctas": 1, "schedule": "lazy"}
     needs = [x == letter for x in "qkv"]
     (grad,) = gradients(call.grad_out, call.operands, needs, None, **options)
     assert launched == [side]

@@ -16,7 +16,7 @@ from torch import Tensor
 pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
-from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
+from gdpa_inductor.kernels.cute.sm100.config import BOTH, Sm100Config
 from gdpa_inductor.operands import Operands
 from tests.kernels.cute_account import backward_binary
 from tests.kernels.cute_mask_cases import blocks
@@ -179,14 +179,22 @@ def test_infinity_in_a_sequence_changes_no_bit_elsewhere(emulated) -> None:
 
 
 @pytest.mark.parametrize("jagged", [False, True], ids=["dense", "jagged"])
-@pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.slow), 128])
-def test_machine_code_where_the_gradient_of_a_bias_is_stored(head_dim: int, jagged: bool) -> None:
+@pytest.mark.parametrize(
+    ("head_dim", "side"),
+    [pytest.param(64, "rows", marks=pytest.mark.slow), (128, "rows"), (64, BOTH)],
+)
+def test_machine_code_where_the_gradient_of_a_bias_is_stored(
+    head_dim: int, side: str, jagged: bool
+) -> None:
     pytest.importorskip("triton")  # its package has the disassembler
     config = Sm100Config(
         "bfloat16", head_dim, head_dim, f"a0:f[h,q_idx,kv_idx]; {CAUSAL}", ("bfloat16",), jagged,
         jagged, vectors=frozenset([0]), stored=0,
     )  # fmt: skip
-    kernel = backward_binary(config, "rows")
+    kernel = backward_binary(config, side)
     assert kernel.stack == 0, "registers spill"
+    if side == BOTH:
+        assert kernel.count("STG.E.U16") == 64  # a thread has one key
+        return
     # 64 scores of a thread, 8 at a time. Half a row of dQ, where it was summed and where not.
     assert kernel.count("STG.E.128") == 64 // 8 + 2 * (head_dim // 2) // 8

@@ -6,7 +6,7 @@ as long as these formulas say, a and b being the padded head dims of query and v
 
     keys   max(8 (a + b), activation)
     rows   max(8 a + 6 b, activation)
-    both   max(14 a + 8 b + 512, adding dQ, activation)
+    both   max(18 a + 8 b + 512, adding dQ, activation)
 
 cutlass is not imported here.
 """
@@ -37,13 +37,16 @@ def one_kernel_pays(dims: tuple[int, int], program: str, fast: bool) -> bool:
     a, b = dims
     active = activation(program, fast)
     sides = max(8 * (a + b), active) + max(8 * a + 6 * b, active)
-    both = max(14 * a + 8 * b + 512, 4 * 128 * a / ADDED, active)
+    both = max(18 * a + 8 * b + 512, 4 * 128 * a / ADDED, active)
     return sides >= GAIN * both
 
 
 @functools.lru_cache(512)
 def activation(program: str, fast: bool) -> float:
-    """Cycles of special functions, or of instructions, to compute P and dS of a step."""
+    """Cycles of special functions, or of instructions, to compute P and dS of a step.
+
+    Programs in full accuracy take longer than this says.
+    """
     mod, roots = ScoreMod.parse(program), roots_of(program)
     read = sum(set(x.access) >= POSITIONS or x.is_table for x in mod.aux)
     forms = [gated(root, mod.weight) for root in roots] if fast else roots
