@@ -15,8 +15,8 @@ LONG = (512, 512)
         (SILU, 32, LONG, True),
         (RELU2, 32, LONG, True),
         (SILU, 64, LONG, False),  # adding dQ bounds a step
-        (GELU, 64, LONG, False),
-        (CAUSAL, 64, LONG, True),  # two special functions for each score
+        (GELU, 64, LONG, True),  # ten multiply-adds for each score
+        (CAUSAL, 64, LONG, True),  # two special functions
         (BIAS, 64, LONG, True),
         (CAUSAL, 128, LONG, False),  # no room in tensor memory
         (CAUSAL, 64, (512, 513), False),  # key tiles would wait for their turns

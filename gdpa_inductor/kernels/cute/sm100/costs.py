@@ -12,6 +12,7 @@ cutlass is not imported here.
 """
 
 import functools
+from collections import Counter
 from collections.abc import Sequence
 
 from ....program.emission import emitted
@@ -43,16 +44,23 @@ def one_kernel_pays(dims: tuple[int, int], program: str, fast: bool) -> bool:
 
 @functools.lru_cache(512)
 def activation(program: str, fast: bool) -> float:
-    """Cycles of special functions, or of instructions, to compute P and dS of a step.
+    """Cycles to compute P and dS of a step: of special functions, multiply-adds, or instructions.
 
     Programs in full accuracy take longer than this says.
     """
     mod, roots = ScoreMod.parse(program), roots_of(program)
     read = sum(set(x.access) >= POSITIONS or x.is_table for x in mod.aux)
     forms = [gated(root, mod.weight) for root in roots] if fast else roots
-    special = _count(emitted(forms, OWN, fast)) * SCORES / 16
-    return max(special, LEAST + READ * read)
+    special, fused = _counts(emitted(forms, OWN, fast))
+    return max(special * SCORES / 16, fused * SCORES / 128, LEAST + READ * read)
 
 
-def _count(terms: Sequence[Expr]) -> int:
-    return sum(x.op in SPECIAL for x in postorder(terms) if x.kind == "f")
+def _counts(terms: Sequence[Expr]) -> tuple[int, int]:
+    """(special functions, multiply-adds) for each score, the product of slope and dP among them."""
+    nodes = [x for x in postorder(terms) if x.kind == "f"]
+    uses = Counter([*terms, *(a for x in nodes for a in x.args)])
+    sums = [x for x in nodes if x.op in ("add", "sub")]
+    # A sum of a product that nothing else uses is one instruction.
+    fused = sum(any(a.op == "mul" and uses[a] == 1 for a in x.args) for x in sums)
+    products = sum(x.op == "mul" for x in nodes)
+    return sum(x.op in SPECIAL for x in nodes), products + len(sums) - fused + 1
