@@ -183,13 +183,6 @@ def by_one_kernel(case: Case, call: Problem, **options) -> list[torch.Tensor]:
     return gradients(call.grad_out, o, needs, call.order, **options)
 
 
-@pytest.mark.parametrize("name", ["causal sigmoid", "jagged", "shared seeds"])
-def test_sums_of_one_kernel_in_any_order(name):
-    case = case_of(name, (BOTH,))
-    call = make_call(case)
-    check_errors(by_one_kernel(case, call, ordered=False), case, call)
-
-
 @pytest.mark.parametrize("name", ["a mask per head", "short dense keys"])
 def test_the_host_clears_what_one_kernel_may_not_write(name):
     case = case_of(name, (BOTH,))

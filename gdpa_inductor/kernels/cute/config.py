@@ -107,7 +107,7 @@ class KernelConfig:
     expanded: frozenset[int] = frozenset()  # those with a stride of 0, which TMA does not read
     # In a backward: the aux operand whose gradient is stored, one number for each score.
     stored: int | None = None
-    ordered: bool = True  # dQ is summed in a fixed order, if it is summed in global memory
+    ordered: bool = True  # dQ is summed in a fixed order; only sm_90 allows False
     # "first", "middle" or "last" if each launch of a backward takes some of the keys, else "". Each
     # launch adds to the sums of dQ. The last one converts them to `dtype`.
     part: str = ""

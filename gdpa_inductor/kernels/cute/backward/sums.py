@@ -3,8 +3,8 @@
 All key tiles of a head add their parts of dQ. Each query tile has a counter: how many key tiles
 have added. A key tile waits until the counter says that its turn has come (`turns.py`). So each dQ
 is the same sum, term by term, in every run with the same number of CTAs. The first key tile stores,
-so that nobody has to clear the sums. After the last one they are converted to 16 bits
-(`Conversion`).
+so that nobody has to clear the sums. After the last one they are converted to 16 bits: by a warp of
+its own (`Conversion`), or as the last key tile adds.
 
 If any order is allowed (`KernelConfig.ordered` is False), no key tile waits for a turn. Then all
 key tiles add, and the host clears the sums before.
@@ -84,7 +84,7 @@ class QuerySums(Fixed):
     - `issue(tile, head, block, step, adds)`: store the part, or add it to the sums;
     - `free(step)`: the part has been read.
 
-    Its property `there` says whether dQ has the columns of the part.
+    - `adds(tile, head, block, before)`: whether the part is added here.
     """
 
     parts: Any
@@ -115,7 +115,7 @@ class QuerySums(Fixed):
     @cute.jit
     def step(self, tile: ResidentTile, head, block, following, number, seen):
         """Add one part of dQ."""
-        # It is dropped if a mask empties the tile, or if dQ lacks the columns.
+        # It is dropped if a mask empties the tile, or if `parts.adds` says so.
         # number: The number of the step.
         # seen: The counter, as it was read when the step before ended. Returns the same for the
         # next query tile.
@@ -125,7 +125,7 @@ class QuerySums(Fixed):
         else:
             adds = self.walk.adds(tile, head, block)
         next_count = Int32(UNKNOWN)
-        if adds & self.parts.there:
+        if adds & self.parts.adds(tile, head, block, before):
             counter = self.counters.of(tile, head, block)
             if const_expr(self.ordered):
                 self.counters.wait(counter, before, seen)

@@ -29,12 +29,10 @@ class Sm100Config(config.KernelConfig):
     def backward_kernels(
         self, ordered: bool, stored: int | None, most: tuple[int, int]
     ) -> list[config.KernelConfig]:
-        """One kernel for both sides, or one for each (`merges`). For those `ordered` has no effect,
-        since each sum has one order.
+        """One kernel for both sides, or one for each (`merges`). `ordered` has no effect, since
+        each sum has one order.
         """
-        if self.merges(*most):
-            return [replace(self.side(BOTH, stored), ordered=ordered)]
-        return [self.side(side, stored) for side in SIDES]
+        return [self.side(side, stored) for side in ([BOTH] if self.merges(*most) else SIDES)]
 
     def merges(self, rows: int, cols: int) -> bool:
         """Whether one kernel computes all gradients of sequences with at most so many queries and

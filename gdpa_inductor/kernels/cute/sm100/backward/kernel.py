@@ -30,9 +30,9 @@ Notation
     tile     128 resident rows.
     step     A tile with one streamed tile.
 
-Warps 0-7 activate, 8 multiplies, 9 loads. On both sides 10 adds dQ, 11 converts it, and 12-15 copy
-it from tensor memory; else two are idle. `Sm100Config` and the side are known at compile time.
-`MOST_STAGES` and `PART` of shapes.py, and the order in products.py, are tuned.
+Warps 0-7 activate, 8 multiplies, 9 loads. On both sides 10 adds dQ, and 12-15 copy it from tensor
+memory. Others are idle. `Sm100Config` and the side are known at compile time. `MOST_STAGES` and
+`PART` of shapes.py, and the order in products.py, are tuned.
 """
 
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from ...backward.ranges import Heights, StreamedRanges
 from ...backward.roots import factor_of, terms_of
-from ...backward.sums import Conversion, Counters, QuerySums
+from ...backward.sums import Counters, QuerySums
 from ...backward.turns import Turns
 from ...backward.walk import ResidentTile, Walk
 from ...barriers import Signal, initialize
@@ -55,13 +55,13 @@ from ..config import BOTH, ROWS, TMEM_COLUMNS, Sm100Config
 from ..tensor_memory import TensorMemoryRow
 from .activation import BackwardActivation, GradientSums, ScoreStores, SharedSlopes
 from .products import BackwardProducts
-from .query_sums import COPYING_WARPS, ConvertedRows, QueryCopies, QueryRows, SharedParts
+from .query_sums import COPYING_WARPS, QueryCopies, QueryRows, SharedParts
 from .shapes import Shapes
 
-ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, SUMS, CONVERSION, WARPS = 8, 8, 9, 10, 11, 12
+ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, SUMS, WARPS = 8, 8, 9, 10, 12  # whole warpgroups
 # Registers of a thread. At the launch all have as many: 168, or 128 in the kernel of both sides.
 REGISTERS = {"activation": 208, "others": 80}
-REGISTERS_OF_BOTH = {"activation": 184, "others": 80, "copies": 64}
+REGISTERS_OF_BOTH = {"activation": 168, "others": 80, "copies": 96}
 NAMES = ("rA", "tA", "rB", "tB")
 # name: (stages, arrivals); stages are a number, or as many as that ring or buffer has
 SIGNALS: dict[str, tuple[str | int, int]] = {
@@ -154,11 +154,10 @@ class BackwardKernel(AttentionKernel):
                 BackwardLoads(self.walk(x), signals, tiles, hulls).run()
             if warp == PRODUCT_WARP:
                 BackwardProducts(self.walk(x), self.shapes, signals, buffers, tmem).run()
-            self.sum_up(x, signals, buffers, warp)
+            self.add(x, signals, buffers, warp)
         elif const_expr(self.both):
             cute.arch.setmaxregister_decrease(self.registers["copies"])
-            parts = self.parts(x, signals, buffers)
-            QueryCopies(parts, memory, self.shapes.query).run()
+            self.copies(x, signals, buffers, memory).run()
         cute.arch.sync_threads()
         if warp == PRODUCT_WARP:
             cute.arch.dealloc_tmem(tmem, TMEM_COLUMNS)
@@ -191,17 +190,16 @@ class BackwardKernel(AttentionKernel):
         return SharedParts(rows, signals, buffers["dQ"].iterator)
 
     @cute.jit
-    def sum_up(self, x: KernelArguments, signals, buffers, warp):
-        if const_expr(self.both):
-            c, counters, sizes = self.config, self.counters(x), x.sizes
-            parts = self.parts(x, signals, buffers)
+    def add(self, x: KernelArguments, signals, buffers, warp):
+        if const_expr(self.both):  # noqa: SIM102 (decided at compile time)
             if warp == SUMS:
-                QuerySums(parts, counters).run()
-            if warp == CONVERSION:
-                place = (sizes[0], sizes[1], sizes[6], c.head_dim, x.strides[3], c.jagged_q)
-                grads, factor = Matrix(x.pointers[3], *place), factor_of(c.program, c.stored)
-                rows = ConvertedRows(parts.rows, grads, counters, factor)
-                Conversion(counters.walk, [rows]).run()
+                QuerySums(self.parts(x, signals, buffers), self.counters(x)).run()
+
+    def copies(self, x, signals, buffers, memory: TensorMemoryRow) -> QueryCopies:
+        c, sizes, parts = self.config, x.sizes, self.parts(x, signals, buffers)
+        place = (sizes[0], sizes[1], sizes[6], c.head_dim, x.strides[3], c.jagged_q)
+        grads, factor = Matrix(x.pointers[3], *place), factor_of(c.program, c.stored)
+        return QueryCopies(parts, self.counters(x), memory, self.shapes.query, grads, factor)
 
     def signals(self, shared) -> tuple[dict[str, Signal], Any]:
         signals, rings = {}, self.shapes.rings

@@ -1,7 +1,8 @@
 """dQ of the kernel of both sides: from tensor memory to sums in global memory, then to 16 bits.
 
 Four warps copy dQ of a step to shared memory. Another warp adds it to the sums when it is the turn
-of the key tile (`backward/sums.py`), by one bulk copy. A last one converts sums that are complete.
+of the key tile (`backward/sums.py`), by one bulk copy. The last key tile to add to a query tile
+does not: its four warps read the sums instead, add dQ of their step, and store dQ in 16 bits.
 
 The sums of a query tile lie side by side, in an order of their own: the first four columns of all
 rows, then the next four. So the threads of a warp write neighbouring places, and a part is one
@@ -13,7 +14,7 @@ from typing import Any
 
 from cutlass import Float32, Int32, Int64, cute, range_constexpr
 
-from ...backward.sums import Counters
+from ...backward.sums import UNKNOWN, Counters
 from ...backward.turns import Turns
 from ...backward.walk import ResidentTile
 from ...config import VECTOR
@@ -25,7 +26,6 @@ from .shapes import PART
 
 COPYING_WARPS = 4
 QUAD = 4  # sums that a thread moves at a time
-WARP = 32
 STORE = "cp.async.bulk.global.shared::cta.bulk_group [{$r0}], [{$r1}], {$r2};"
 ADD = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{$r0}], [{$r1}], {$r2};"
 
@@ -65,10 +65,12 @@ class SharedParts(Fixed):
     signals: dict[str, Any]
     pointer: Any  # fp32, a buffer for each stage of "copied"
 
-    there = True
-
     def at(self, step):
         return self.pointer + self.signals["copied"].index(step) * (ROWS * self.rows.dim)
+
+    def adds(self, tile: ResidentTile, head, block, before):
+        """Whether other key tiles add after this one."""
+        return before + 1 != self.rows.walk.adders(tile, head, block)
 
     def start(self) -> None:
         pass
@@ -90,11 +92,14 @@ class SharedParts(Fixed):
 
 @dataclass
 class QueryCopies(Fixed):
-    """The role of the warps that copy dQ of a step from tensor memory."""
+    """The role of the warps that copy dQ of a step from tensor memory, or store it."""
 
     parts: SharedParts
+    counters: Counters
     memory: TensorMemoryRow
     column: int  # the first of dQ in tensor memory
+    grads: Matrix
+    factor: float  # dQ is the sums times this
 
     def __post_init__(self) -> None:
         self.rows, self.signals = self.parts.rows, self.parts.signals
@@ -106,65 +111,70 @@ class QueryCopies(Fixed):
         while self.walk.number(deal) < self.walk.count:
             tile = self.walk.at(deal)
             entry = self.walk.entry(tile)
-            for _ in range(tile.passes):
+            for turn in range(tile.passes):
+                head = self.walk.streamed_head(tile, turn)
                 for i in range(tile.end - tile.begin):
-                    self.step(tile, self.walk.block(tile, entry, i), step)
+                    self.step(tile, head, self.walk.block(tile, entry, i), step)
                     step += 1
             deal += 1
 
     @cute.jit
-    def step(self, tile: ResidentTile, block, step):
-        rows, buffer = self.rows.count(tile, block), self.parts.at(step)
+    def step(self, tile: ResidentTile, head, block, step):
         self.signals["parts"].wait(step)
         scores_ready()
         self.signals["added"].wait_before(step)
-        for first in range_constexpr(0, self.rows.dim, PART):
-            columns = self.memory.load(self.column + first, PART)
-            cute.arch.fence_view_async_tmem_load()
-            if self.row < rows:
-                self.copy(columns, buffer, rows, first)
+        before, adds = self.walk.turn(tile, head, block)
+        if adds & (not self.parts.adds(tile, head, block, before)):
+            self.finish(tile, head, block, before)
+        else:
+            self.copy(tile, block, self.parts.at(step))
         scores_done(stored=False)
         self.signals["drained"].arrive_once(step)
         cute.arch.fence_view_async_shared()
         self.signals["copied"].arrive_once(step)
 
-    def copy(self, columns, buffer, rows, first: int) -> None:
-        for column in range(first, min(first + PART, self.rows.dim), QUAD):
-            four = cute.make_tensor(columns.iterator + (column - first), cute.make_layout(QUAD))
-            cute.autovec_copy(four, self.rows.place(buffer, rows, self.row, column))
-
-
-@dataclass
-class ConvertedRows(Fixed):
-    """A query tile: sums in fp32, and dQ."""
-
-    rows: QueryRows
-    grads: Matrix
-    counters: Counters
-    factor: float  # dQ is the sums times this
-
-    def read(self, tile: ResidentTile, head, block, count, done) -> None:
-        self.counters.watch(self.counters.of(tile, head, block), count)
+    @cute.jit
+    def copy(self, tile: ResidentTile, block, buffer):
+        rows = self.rows.count(tile, block)
+        for first in range_constexpr(0, self.rows.dim, PART):
+            columns = self.fetch(first)
+            if self.row < rows:
+                for column, four in self.fours(first, columns):
+                    cute.autovec_copy(four, self.rows.place(buffer, rows, self.row, column))
 
     @cute.jit
-    def write(self, tile: ResidentTile, head, block, done):
+    def finish(self, tile: ResidentTile, head, block, before):
+        """Store dQ in 16 bits. All other key tiles have added."""
         sums, rows = self.rows.of(tile, head, block)
-        for first in range_constexpr(0, ROWS, WARP):
-            row = first + cute.arch.lane_idx()
-            if row < rows:
-                target = self.grads.row(tile.origin, block * ROWS + row, head, tile.batch)
-                for column in range_constexpr(0, self.rows.dim, VECTOR):
-                    self.convert(sums, rows, row, column, target + column)
+        if before > 0:
+            self.counters.wait(self.counters.of(tile, head, block), before, Int32(UNKNOWN))
+        for first in range_constexpr(0, self.rows.dim, PART):
+            columns = self.fetch(first)
+            others = cute.make_rmem_tensor(PART, Float32)
+            others.fill(0.0)
+            if (before > 0) & (self.row < rows):
+                for column, four in self.fours(first, others):
+                    cute.autovec_copy(self.rows.place(sums, rows, self.row, column), four)
+            if self.row < rows:
+                target = self.grads.row(tile.origin, block * ROWS + self.row, head, tile.batch)
+                self.store(columns.load() + others.load(), first, target + first)
 
-    def convert(self, sums, rows, row, column: int, target) -> None:
-        """Store 8 numbers of a row."""
-        wide = cute.make_rmem_tensor(VECTOR, Float32)
-        for half in range(0, VECTOR, QUAD):
-            part = cute.make_tensor(wide.iterator + half, cute.make_layout(QUAD))
-            cute.autovec_copy(self.rows.place(sums, rows, row, column + half), part)
-        narrow = cute.make_rmem_tensor(VECTOR, target.dtype)
-        whole = wide.load()
-        if self.factor != 1.0:
-            whole = whole * self.factor
-        narrow.store(whole.to(target.dtype))
-        cute.autovec_copy(narrow, vector(target))
+    def fetch(self, first: int):
+        columns = self.memory.load(self.column + first, PART)
+        cute.arch.fence_view_async_tmem_load()
+        return columns
+
+    def fours(self, first: int, numbers) -> list[tuple[int, Any]]:
+        """(column, four numbers from it on) of those that exist."""
+        layout, count = cute.make_layout(QUAD), min(PART, self.rows.dim - first)
+        return [
+            (first + i, cute.make_tensor(numbers.iterator + i, layout))
+            for i in range(0, count, QUAD)
+        ]
+
+    def store(self, whole, first: int, target) -> None:
+        narrow = cute.make_rmem_tensor(PART, target.dtype)
+        narrow.store((whole * self.factor if self.factor != 1.0 else whole).to(target.dtype))
+        for i in range(0, min(PART, self.rows.dim - first), VECTOR):
+            part = cute.make_tensor(narrow.iterator + i, cute.make_layout(VECTOR))
+            cute.autovec_copy(part, vector(target + i))

@@ -34,9 +34,8 @@ class HandedParts(Fixed):
     def __post_init__(self) -> None:
         self.walk, self.group = self.counters.walk, self.counters.number
 
-    @property
-    def there(self):
-        return self.group < self.counters.columns
+    def adds(self, tile: ResidentTile, head, block, before):
+        return self.group < self.counters.columns  # dQ has these columns
 
     def start(self) -> None:
         self.free(0)
