@@ -32,7 +32,7 @@ class ResidentTile:
     # begin, end: the streamed tiles of each pass, half open
     begin: Any = None
     end: Any = None
-    descends: Any = False  # the streamed tiles come from the last to the first (sm90 only)
+    descends: Any = False  # the streamed tiles come from the last to the first (`turns`)
 
     @property
     def steps(self):
