@@ -84,7 +84,7 @@ class QuerySums(Fixed):
     - `issue(tile, head, block, step, adds)`: store the part, or add it to the sums;
     - `free(step)`: the part has been read.
 
-    - `adds(tile, head, block, before)`: whether the part is added here.
+    - `takes(tile, head, block, before)`: whether the part is added here.
     """
 
     parts: Any
@@ -115,7 +115,7 @@ class QuerySums(Fixed):
     @cute.jit
     def step(self, tile: ResidentTile, head, block, following, number, seen):
         """Add one part of dQ."""
-        # It is dropped if a mask empties the tile, or if `parts.adds` says so.
+        # It is dropped if a mask empties the tile, or if `parts.takes` says no.
         # number: The number of the step.
         # seen: The counter, as it was read when the step before ended. Returns the same for the
         # next query tile.
@@ -125,7 +125,7 @@ class QuerySums(Fixed):
         else:
             adds = self.walk.adds(tile, head, block)
         next_count = Int32(UNKNOWN)
-        if adds & self.parts.adds(tile, head, block, before):
+        if adds & self.parts.takes(tile, head, block, before):
             counter = self.counters.of(tile, head, block)
             if const_expr(self.ordered):
                 self.counters.wait(counter, before, seen)

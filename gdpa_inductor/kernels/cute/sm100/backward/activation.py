@@ -75,8 +75,10 @@ class SharedSlopes(Fixed):
 
     buffer: Any  # dS as the operand of `Shapes.query_part`
 
-    def write(self, row, column, numbers) -> None:
-        """Write the numbers of a resident row, from a streamed row `column` on."""
+    def write(self, row, column, numbers):
+        """Write the numbers of a resident row, from a streamed row `column` on. Returns them in 16
+        bits.
+        """
         depth = cute.size(self.buffer, mode=[0, 1])
         own = self.buffer[(None, row % depth), 0, row // depth, 0]
         vectors = cute.logical_divide(own, cute.make_layout(VECTOR))
@@ -85,6 +87,7 @@ class SharedSlopes(Fixed):
         for i in range(0, cute.size(numbers), VECTOR):
             part = cute.make_tensor(narrow.iterator + i, cute.make_layout(VECTOR))
             cute.autovec_copy(part, vectors[None, (column + i) // VECTOR])
+        return narrow
 
 
 @dataclass
@@ -190,9 +193,9 @@ class BackwardActivation(Fixed):
         self.signals["gradients"].wait(step)
         scores_ready()
         column = self.shapes.gradients + self.left
-        gradients = self.fetch(column, PARTS)
-        for part in range_constexpr(PARTS):
-            self.slope(column, part, gradients[part], slopes[part])
+        # With dQ there are registers for one part, and what is stored is kept in 16 bits.
+        fetched = self.fetch(column, PARTS if self.shared is None else 0)
+        kept = [self.hand_over(column, part, fetched, slopes[part]) for part in range(PARTS)]
         if const_expr(self.shared is not None):
             cute.arch.fence_view_async_shared()
         scores_done(stored=True)
@@ -201,7 +204,7 @@ class BackwardActivation(Fixed):
             assert self.stored is not None
             for part in range_constexpr(PARTS):
                 first = block * COLS + self.left + part * PART
-                self.stored.store(tile, turn, self.row, first, gradients[part])
+                self.stored.store(tile, turn, self.row, first, kept[part])
 
     def fetch(self, column, parts: int) -> list[Any]:
         # this thread's columns of S or dP, in parts of 32
@@ -242,9 +245,18 @@ class BackwardActivation(Fixed):
             for i in cutlass.range(PART, unroll_full=True):
                 slopes[i] = select(there, slopes[i], Float32(0.0))
 
+    def hand_over(self, column, part: int, fetched: list[Any], slopes):
+        """Turn dP into dS, for 32 columns, where the products read it. Returns dS."""
+        gradients = self.pick(fetched, column, part)
+        self.slope(gradients, slopes)
+        self.memory.store(column + part * (PART // 2), gradients)
+        if self.shared is None:
+            return gradients
+        return self.shared.write(self.row, self.left + part * PART, gradients)
+
     @cute.jit
-    def slope(self, column, part, gradients, slopes):
-        """Turn dP into dS, for 32 columns. Masked scores get 0, even if dP is infinite or NaN."""
+    def slope(self, gradients, slopes):
+        """Turn dP into dS. Masked scores get 0, even if dP is infinite or NaN."""
         for i in cutlass.range(0, PART, 2, unroll_full=True):
             gradients[i], gradients[i + 1] = cute.arch.mul_packed_f32x2(
                 (gradients[i], gradients[i + 1]), (slopes[i], slopes[i + 1])
@@ -252,7 +264,3 @@ class BackwardActivation(Fixed):
         if const_expr(self.walk.ranges.selects):
             for i in cutlass.range(PART, unroll_full=True):
                 gradients[i] = select(slopes[i] == 0.0, Float32(0.0), gradients[i])
-        self.memory.store(column + part * (PART // 2), gradients)
-        if const_expr(self.shared is not None):
-            assert self.shared is not None
-            self.shared.write(self.row, self.left + part * PART, gradients)

@@ -61,7 +61,7 @@ from .shapes import Shapes
 ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, SUMS, WARPS = 8, 8, 9, 10, 12  # whole warpgroups
 # Registers of a thread. At the launch all have as many: 168, or 128 in the kernel of both sides.
 REGISTERS = {"activation": 208, "others": 80}
-REGISTERS_OF_BOTH = {"activation": 168, "others": 80, "copies": 96}
+REGISTERS_OF_BOTH = {"activation": 176, "others": 72, "copies": 88}
 NAMES = ("rA", "tA", "rB", "tB")
 # name: (stages, arrivals); stages are a number, or as many as that ring or buffer has
 SIGNALS: dict[str, tuple[str | int, int]] = {

@@ -68,7 +68,7 @@ class SharedParts(Fixed):
     def at(self, step):
         return self.pointer + self.signals["copied"].index(step) * (ROWS * self.rows.dim)
 
-    def adds(self, tile: ResidentTile, head, block, before):
+    def takes(self, tile: ResidentTile, head, block, before):
         """Whether other key tiles add after this one."""
         return before + 1 != self.rows.walk.adders(tile, head, block)
 
@@ -124,7 +124,7 @@ class QueryCopies(Fixed):
         scores_ready()
         self.signals["added"].wait_before(step)
         before, adds = self.walk.turn(tile, head, block)
-        if adds & (not self.parts.adds(tile, head, block, before)):
+        if adds & (not self.parts.takes(tile, head, block, before)):
             self.finish(tile, head, block, before)
         else:
             self.copy(tile, block, self.parts.at(step))
@@ -148,15 +148,15 @@ class QueryCopies(Fixed):
         sums, rows = self.rows.of(tile, head, block)
         if before > 0:
             self.counters.wait(self.counters.of(tile, head, block), before, Int32(UNKNOWN))
+        target = self.grads.row(tile.origin, block * ROWS + self.row, head, tile.batch)
         for first in range_constexpr(0, self.rows.dim, PART):
             columns = self.fetch(first)
-            others = cute.make_rmem_tensor(PART, Float32)
-            others.fill(0.0)
-            if (before > 0) & (self.row < rows):
-                for column, four in self.fours(first, others):
-                    cute.autovec_copy(self.rows.place(sums, rows, self.row, column), four)
             if self.row < rows:
-                target = self.grads.row(tile.origin, block * ROWS + self.row, head, tile.batch)
+                others = cute.make_rmem_tensor(PART, Float32)
+                others.fill(0.0)
+                if before > 0:
+                    for column, four in self.fours(first, others):
+                        cute.autovec_copy(self.rows.place(sums, rows, self.row, column), four)
                 self.store(columns.load() + others.load(), first, target + first)
 
     def fetch(self, first: int):

@@ -34,7 +34,7 @@ class HandedParts(Fixed):
     def __post_init__(self) -> None:
         self.walk, self.group = self.counters.walk, self.counters.number
 
-    def adds(self, tile: ResidentTile, head, block, before):
+    def takes(self, tile: ResidentTile, head, block, before):
         return self.group < self.counters.columns  # dQ has these columns
 
     def start(self) -> None:
