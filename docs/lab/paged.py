@@ -5,19 +5,22 @@
 It writes a line of JSON for each case: 256 requests of up to 4096 cached rows, bf16, with 1, 16 and
 128 new rows each. "dense" reads a cache without pages, fused; "paged" reads pages in place, fused;
 "stock" is stock Inductor on the pages. A result is first held to the error rule against fp64, on a
-few requests. Times are medians in ms, with the L2 cache flushed before each call; `extra_mib` is
-the peak beyond the inputs. It stops when `--seconds` are over.
+few requests. Times are ms of CUDA graphs, with the L2 cache flushed before each call: the
+contenders of a case take turns, and each turn has its median. `extra_mib` is the peak beyond the
+inputs. It stops when `--seconds` are over.
 """
 
 import argparse
+import itertools
 import json
-import statistics
 import time
 from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from docs.tools.timing import graph_times
 
 HEADS = ((4, 64), (8, 128))  # H, D
 NEW = (1, 16, 128)
@@ -74,22 +77,8 @@ def fault(function: Callable, out: Tensor, given: list[Tensor]) -> str:
     return "" if error <= max(2 * bound, least) else f"error {error:.2e}, eager {bound:.2e}"
 
 
-def median(run: Callable[[], object], count: int = 30) -> float:
-    flushed = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
-    times = []
-    for _ in range(count):
-        flushed.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times)
-
-
-def measured(function: Callable, given: list[Tensor], fused: bool, gpu: bool) -> dict:
-    torch._dynamo.reset()
+def checked(function: Callable, given: list[Tensor], fused: bool) -> tuple[Callable, dict]:
+    """The compiled function, and what is known of it before it is timed."""
     options = {"gdpa.expect": 1, "gdpa.strict": True, "gdpa.profit": False}
     fused_options = {"backend": "gdpa", "options": options} if fused else {}
     compiled = torch.compile(function, dynamic=False, **fused_options)
@@ -99,21 +88,35 @@ def measured(function: Callable, given: list[Tensor], fused: bool, gpu: bool) ->
     row["lowered"] = [name for name in lowered if name.startswith("lowered_")]
     lowered.clear()
     row["compile_s"] = round(time.perf_counter() - before, 1)
-    if gpu:
-        row["ms"] = round(median(lambda: compiled(*given)), 4)
-        torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated()
-        compiled(*given)
-        row["extra_mib"] = round((torch.cuda.max_memory_allocated() - held) / 2**20, 1)
-    return row
+    return (lambda: compiled(*given)), row
 
 
-def cases(pages: list[int]) -> Iterator[tuple[str, int, int, int, int]]:
-    for heads, dim in HEADS:
-        for new in NEW:
-            yield "dense", heads, dim, new, 0
-            yield from (("paged", heads, dim, new, page) for page in pages)
-            yield "stock", heads, dim, new, pages[0]
+def extra_mib(call: Callable[[], object]) -> float:
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    call()
+    return round((torch.cuda.max_memory_allocated() - held) / 2**20, 1)
+
+
+def measured(o: argparse.Namespace, heads: int, dim: int, new: int) -> Iterator[dict]:
+    """A row for each contender of a case."""
+    torch._dynamo.reset()
+    calls: list[Callable] = []
+    rows: list[dict] = []
+    for name, page in (("dense", 0), *(("paged", x) for x in o.pages), ("stock", o.pages[0])):
+        row = {"contender": name, "H": heads, "D": dim, "new": new, "page": page}
+        given = inputs(o, heads, dim, new, page)
+        try:
+            call, known = checked(paged if page else dense, given, name != "stock")
+        except Exception as error:
+            yield row | {"error": f"{type(error).__name__}: {error}"[:300]}
+            continue
+        calls.append(call)
+        rows.append(row | known)
+    if o.device == "cuda":
+        for call, row, times in zip(calls, rows, graph_times(calls, o.turns), strict=True):
+            row |= {"extra_mib": extra_mib(call), "ms": [round(x, 4) for x in times]}
+    yield from rows
 
 
 def main() -> None:
@@ -122,6 +125,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--rows", type=int, default=4096)
     parser.add_argument("--pages", type=int, nargs="+", default=[16, 128])
+    parser.add_argument("--new", type=int, nargs="+", default=NEW)
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=160)
     o, start = parser.parse_args(), time.perf_counter()
     gpu = o.device == "cuda"
@@ -130,18 +135,12 @@ def main() -> None:
             {"device": torch.cuda.get_device_name() if gpu else "cpu", "torch": torch.__version__}
         )
     )
-    for name, heads, dim, new, page in cases(o.pages):
+    for (heads, dim), new in itertools.product(HEADS, o.new):
         if time.perf_counter() - start > o.seconds:
             print(json.dumps({"stopped_after_s": o.seconds}))
             break
-        given = inputs(o, heads, dim, new, page)
-        row = {"contender": name, "H": heads, "D": dim, "new": new, "page": page}
-        try:
-            row |= measured(paged if page else dense, given, name != "stock", gpu)
-        except Exception as error:
-            row["error"] = f"{type(error).__name__}: {error}"[:300]
-        print(json.dumps(row), flush=True)
-        del given
+        for row in measured(o, heads, dim, new):
+            print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -88,6 +88,13 @@ class Points:
             return torch.zeros(COUNT, dtype=torch.bool)
         return self.exact.valid & (self.at["page"] != self.page)
 
+    def readable(self, sides: Sequence[Side]) -> Tensor:
+        """Lanes in which eager raises no error when it reads these elements."""
+        ev = Evaluator(self.log, self.lanes, {})
+        for side in sides:
+            ev.element(*side)
+        return ev.valid
+
     def split(
         self, products: Sequence[Event], sides: Sequence[Side], gaps: list[Tensor] | None = None
     ) -> tuple[Side, Side, Scored]:

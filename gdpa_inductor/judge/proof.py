@@ -295,6 +295,9 @@ class Proof:
         if gaps:
             points = aimed(points, gaps, settled)
             side, value, scored = points.split(products, sides(points.at["kv_idx"]))
+        if call.pages is not None:  # Eager may read a page that is not there for the keys alone.
+            read = (self._rows(product, index)[0] for product, (index, _) in scored.items())
+            valid = valid & points.readable([side for sides in read for side in sides])
         valid = self._check_values(points, value, valid)
         weights = self._agreed(points, side, scored, valid, result)
         if call.program.seeds:

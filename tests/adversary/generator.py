@@ -34,7 +34,7 @@ CLASHING = (
     *("export", "functional_call", "sizes of zero", "special values in mask", "write on a"),
     *("write to the source", "chained", "write before", "constants", "formulas", "autograd"),
     *("dead", "symbolic", "weights scaled", "second attention", "scores", "write moves"),
-    *("write between", "hooks"),
+    *("write between", "hooks", "keys in pages", "pages written"),
 )
 WEIGHTS = {
     names: [1.8 if name.startswith(CLASHING) else 1.0 for name in names]

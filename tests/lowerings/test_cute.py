@@ -129,6 +129,7 @@ TAKEN = [
     {**JAGGED, "rows": 512},
     BIAS,
     {**BIAS, "rows": 1024},
+    {**NARROW, "rows": 1024},
     {**BIAS, "needs": ()},
     MASK,
     {**MASK, **BACKWARD},
@@ -244,7 +245,7 @@ def test_others_take_what_is_left(name: str, request: pytest.FixtureRequest):
 @pytest.mark.parametrize(
     "changes",
     [
-        {**NARROW, "rows": 1024},
+        {**NARROW, "rows": 512},
         {"head_dim": 32, "value_dim": 32},
         {"value_dim": 64},
         {**BACKWARD, "head_dim": 32},

@@ -78,6 +78,12 @@ def narrow_table(query, keys, values, table, lengths):
     return subscript(query, keys, values, table.int(), lengths)
 
 
+@form(R)
+def narrow_table_of_values(query, keys, values, table, lengths):
+    """In an integer that no page fits, eager raises where it reads the keys."""
+    return attend(query, heads(keys[table]), heads(values[table.int()]), lengths)
+
+
 @form(1)
 def slots(query, keys, values, table, lengths):
     """A slot for each token."""

@@ -176,13 +176,14 @@ class PageTable(Fixed):
         inside = (page >= 0) & (page < self.count)
         return select(inside, Int32(page), self.count)
 
-    def of_tile(self, first, end, batch) -> list[Any]:
+    def of_tile(self, first, end, batch) -> tuple[Any, ...]:
         """The pages that a tile of keys takes, one for each copy. Past the end there are none, and
         TMA fills zeros.
         """
         rows = [first + part * self.box for part in range(self.config.cols // self.box)]
         pages = [self.at(smaller(row, end - 1) // self.page, batch) for row in rows]
-        return [select(row < end, page, self.count) for row, page in zip(rows, pages, strict=True)]
+        known = zip(rows, pages, strict=True)
+        return tuple(select(row < end, page, self.count) for row, page in known)
 
     @cute.jit
     def lacks(self, first, end, batch):
@@ -207,6 +208,10 @@ class Tiles(Fixed):
     shared: bool  # All sequences read the same matrix: its batch is 1.
     transposed: bool = False  # mX has its first two modes swapped
     single: bool = False  # All heads read the same matrix: it has 1 head.
+
+    def origin(self, rows, batch) -> Any:
+        """What `load` takes for the batch. To be asked for before `load` has to wait for room."""
+        return batch
 
     def load(self, rows, head, batch, stage, full, at, column=0, policy=None) -> None:
         """Load a tile, with zeros past the end of the sequence. One warp calls this.
@@ -262,10 +267,15 @@ class PagedTiles(Tiles):
     def buffers(self, part: int):
         return cute.flat_divide(self.sX, self.tiler)[None, None, part, 0, None]
 
-    def load(self, rows, head, batch, stage, full, at, column=0, policy=None) -> None:
+    def origin(self, rows, batch) -> tuple[Any, ...]:
+        """The pages of a tile, which those of K and V share."""
         _, first, end = rows
+        return self.pages.of_tile(first, end, batch)
+
+    def load(self, rows, head, batch, stage, full, at, column=0, policy=None) -> None:
+        _, first, _ = rows
         full.expect(at, self.size)
-        for part, page in enumerate(self.pages.of_tile(first, end, batch)):
+        for part, page in enumerate(batch):
             row = (first + part * self.pages.box) % self.pages.page
             place = (Int32(0), row, Int32(self.pages.page))
             self.copy(place, head, page, stage, full.at(at), column, policy, part)

@@ -130,11 +130,9 @@ def triton_is_faster(problem: Problem) -> str:
     narrow = 64 if dense_forward and widest > 64 else 32
     if narrowest <= narrow:
         return f"on {kind.gpu} Triton is faster here at head dims up to {narrow}"
-    # Gradients of biases need more launches by the CPU. At head dims up to 64 the forwards of both
-    # backends are close, less so with row sums, which cost Triton's more.
-    close = dense_forward and widest <= 64
-    enough = ENOUGH + any(problem.needs[3:]) + close * (2 - (problem.program.summed is not None))
-    few = _few_scores(problem, kind.gpu, enough)
+    # Gradients of biases need more launches by the CPU. A narrow forward ends sooner.
+    narrow_forward = dense_forward and widest <= 64
+    few = _few_scores(problem, kind.gpu, ENOUGH + (any(problem.needs[3:]) or narrow_forward))
     return few or ("" if problem.jagged else _of_each_score(problem, kind.gpu))
 
 

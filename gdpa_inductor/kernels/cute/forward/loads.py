@@ -48,10 +48,11 @@ class ForwardLoads(Fixed):
                 q_at = self.fetch_queries(tile, q_at)
             for block in cutlass.range(tile.first, tile.end, unroll=1):
                 rows = (tile.k_start, block * self.cols, tile.k_rows)
-                self.fetch(self.k, rows, tile.key_head, tile.batch, keys, k_at, k_at.index)
+                origin = self.k.origin(rows, tile.batch)
+                self.fetch(self.k, rows, tile.key_head, origin, keys, k_at, k_at.index)
                 k_at = k_at.next()
                 b_at = self.fetch_bias(tile, block, b_at)
-                self.fetch(self.v, rows, tile.value_head, tile.batch, keys, k_at, k_at.index)
+                self.fetch(self.v, rows, tile.value_head, origin, keys, k_at, k_at.index)
                 k_at = k_at.next()
                 if cutlass.const_expr(self.config.overlaid):  # noqa: SIM102 (decided at compile time)
                     if block == tile.first:
@@ -90,6 +91,6 @@ class ForwardLoads(Fixed):
         return b_at
 
     @cute.jit
-    def fetch(self, tiles: Tiles, rows, head, batch, ring: Ring, at: Cursor, stage, column=0):
+    def fetch(self, tiles: Tiles, rows, head, origin, ring: Ring, at: Cursor, stage, column=0):
         ring.wait_for_room(at)
-        tiles.load(rows, head, batch, stage, ring.full, at, column)
+        tiles.load(rows, head, origin, stage, ring.full, at, column)

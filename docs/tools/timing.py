@@ -1,0 +1,40 @@
+"""Times of kernels without the CPU's: `graph_times`."""
+
+import statistics
+from collections.abc import Callable, Iterable
+
+import torch
+
+Call = Callable[[], object]
+
+
+def graph_times(calls: Iterable[Call], turns: int = 5, count: int = 8) -> list[list[float]]:
+    """Milliseconds of each call as a CUDA graph, the L2 cache flushed: a median for each turn.
+
+    The calls take turns, and have run before. A call of less than a millisecond would be timed with
+    its launches otherwise.
+    """
+    graphs = [_captured(call) for call in calls]
+    flushed = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
+    times: list[list[float]] = [[] for _ in graphs]
+    for _ in range(turns):
+        for graph, medians in zip(graphs, times, strict=True):
+            medians.append(statistics.median(_time(graph, flushed) for _ in range(count)))
+    return times
+
+
+def _captured(call: Call) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph
+
+
+def _time(graph: torch.cuda.CUDAGraph, flushed: torch.Tensor) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    flushed.zero_()
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
