@@ -70,7 +70,7 @@ SIGNALS: dict[str, tuple[str | int, int]] = {
     "streamed_A": ("A", 1), "streamed_B": ("B", 1),  # loads: the operand of the step has landed
     "free_A": ("A", 1), "free_B": ("B", 1),  # products: it is read no more
     "scores": ("S", 1), "gradients": (1, 1),  # products: S, dP of the step are there
-    "weights": ("P", ACTIVATION_WARPS),  # activation: a part of P is written (keys side)
+    "weights": ("P", ACTIVATION_WARPS),  # activation: a part of P is written (keys, both)
     "slopes": (1, ACTIVATION_WARPS),  # activation: dS of the step is written
     "sums": (1, 1),  # products: the accumulators of the tile are complete
     "parts": ("Q", 1),  # products: dQ of the step is there (both sides)
@@ -150,7 +150,7 @@ class BackwardKernel(AttentionKernel):
             cute.arch.setmaxregister_decrease(self.registers["others"])
             if warp == LOAD_WARP:
                 tiles = self.tiles(atoms, tensors, buffers)
-                hulls = self.more(x)[1] if self.config.notes else None
+                hulls = x.pointers[self.gradients + 1] if self.config.notes else None
                 BackwardLoads(self.walk(x), signals, tiles, hulls).run()
             if warp == PRODUCT_WARP:
                 BackwardProducts(self.walk(x), self.shapes, signals, buffers, tmem).run()
@@ -166,9 +166,10 @@ class BackwardKernel(AttentionKernel):
         ranges = StreamedRanges(self.config, self.keys, Heights(ROWS, ROWS), x)
         return Turns(x, ranges) if self.both else Walk(self.keys, x, ranges)
 
-    def more(self, x: KernelArguments) -> list[Any]:
-        """The pointers behind the gradients: that of dS, and of the hulls."""
-        return x.pointers[len(self.config.matrices) - 1 - len(self.config.stored_dtypes) :]
+    @property
+    def gradients(self) -> int:
+        """How many matrices there are before the stored gradient of an aux operand."""
+        return len(self.config.matrices) - 1 - len(self.config.stored_dtypes)
 
     def activation(self, x, signals, buffers, memory: TensorMemoryRow) -> BackwardActivation:
         c, walk = self.config, self.walk(x)
@@ -176,8 +177,8 @@ class BackwardKernel(AttentionKernel):
         sums = GradientSums(walk, memory, self.shapes.sums, self.outputs(x), factor)
         stored = shared = None
         if c.stored is not None:
-            strides = x.strides[len(x.strides) - len(c.stored_dtypes)]
-            stored = ScoreStores(walk, self.more(x)[0], strides, x.sizes)
+            place = x.pointers[self.gradients], x.strides[self.gradients]
+            stored = ScoreStores(walk, *place, x.sizes)
         if self.both:
             shared = SharedSlopes(buffers["dS"])
         return BackwardActivation(walk, program, signals, memory, self.shapes, sums, stored, shared)
@@ -256,7 +257,7 @@ class BackwardLoads(Fixed):
     walk: Walk
     signals: dict[str, Any]
     tiles: dict[str, Any]
-    hulls: Any = None  # memory for the key tiles that each query tile meets (`jagged_biases`)
+    hulls: Any = None  # memory for the tiles that each resident tile meets (`jagged_biases`)
 
     @cute.jit
     def run(self):
