@@ -1,4 +1,4 @@
-"""`gdpa TOOL [arguments]`: doctor, and in a checkout demo and bench; each has its own --help. So
+"""`gdpa TOOL [arguments]`: doctor, prove, and in a checkout demo and bench; each has a --help. So
 does `python -m gdpa_inductor TOOL`.
 """
 
@@ -15,6 +15,7 @@ from .terminal import write_readably
 
 PURPOSES = {
     "doctor": "what is installed, which kernels can run, a self-test",
+    "prove": "whether the CuTe kernels are right and fast on this GPU",
     "demo": "a recommender on real data under three compilers",
     "bench": "times and memory against eager, Inductor, softmax",
 }
@@ -30,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     write_readably()
     if argv and argv[0] in PURPOSES:
-        return _of_checkout(*argv) if argv[0] in OF_CHECKOUT else _doctor(argv[1:])
+        own = {"doctor": _doctor, "prove": _prove}
+        return own[argv[0]](argv[1:]) if argv[0] in own else _of_checkout(*argv)
     if argv == ["--version"]:
         print(f"gdpa_inductor {__version__}")
         return 0
@@ -56,6 +58,29 @@ def _doctor(argv: Sequence[str]) -> int:
     from .doctor import report
 
     return report(arguments.json)
+
+
+def _prove(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m gdpa_inductor prove",
+        description=f"{PURPOSES['prove']}: runs them in processes of their own, which are ended if "
+        "they hang, and writes what was found to a certificate, which gdpa.kernel='auto' follows; "
+        "the exit status is 1 if kernels failed, 2 if nothing could be proved",
+    )
+    parser.add_argument(
+        "families", nargs="*", help="forward, backward, biases, tables; all if none"
+    )
+    parser.add_argument("--device", type=int, default=0, help="the number of the GPU")
+    parser.add_argument("--background", action="store_true", help="with low priority")
+    arguments = parser.parse_args(argv)
+
+    from . import proving
+
+    if unknown := sorted({*arguments.families} - {*proving.FAMILIES}):
+        parser.error(
+            f"there is no family {unknown[0]!r} (there are: {', '.join(proving.FAMILIES)})"
+        )
+    return proving.main(arguments.device, arguments.families, arguments.background)
 
 
 def _of_checkout(tool: str, *argv: str) -> int:

@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 
-from . import compiles, lowerings
+from . import compiles, lowerings, proving
 from ._compat import dynamo, inductor
 from .graphs import copy_graph
 from .options import BACKENDS, Options, check_names, split
 from .patterns import Result, rewrite_graph
 from .problem import Problem
 from .rejection import Category, Code, GDPAError, Rejection
-from .sources import source_hash
 
 log = logging.getLogger("gdpa_inductor")
 
@@ -51,7 +50,7 @@ def gdpa_backend(
     original = copy_graph(gm) if chosen.verify else None
     with inductor.random_settings(settings):
         result = rewrite(gm, chosen)
-    compiled = inductor.compile_with_inductor(gm, example_inputs, settings, source_hash())
+    compiled = inductor.compile_with_inductor(gm, example_inputs, settings, lowerings.cache_tag())
     if original is not None and result.matches:
         from .verify import verified
 
@@ -62,7 +61,17 @@ def gdpa_backend(
 def rewrite(gm: torch.fx.GraphModule, options: Options) -> Result:
     """`apply`, of a graph that is compiled next. Its kernels begin to compile while it is
     judged."""
-    return apply(gm, options, lowerings.begin)
+    result = apply(gm, options, lowerings.begin)
+    if options.prove:
+        _begin_proof(result)
+    return result
+
+
+def _begin_proof(result: Result) -> None:
+    try:
+        proving.begin(match.problem.device for match in result.matches)
+    except Exception as error:
+        log.warning("kernels are not proved in the background: %s: %s", type(error).__name__, error)
 
 
 def apply(

@@ -23,6 +23,7 @@ from .operands import Operands, dtype_name
 from .options import KERNELS, Options
 from .problem import Problem
 from .program.score_mod import ScoreMod
+from .proving import described
 from .terminal import printable
 
 DISTRIBUTIONS = ("gdpa-inductor", "torch", "triton", "sympy", "numpy", "nvidia-cutlass-dsl")
@@ -43,7 +44,9 @@ def devices() -> Finding:
     gpus = []
     for index in range(torch.cuda.device_count()):
         seen = torch.cuda.get_device_properties(index)
-        gpus.append({"name": seen.name, "arch": f"sm_{seen.major}{seen.minor}"})
+        gpu = {"name": seen.name, "arch": f"sm_{seen.major}{seen.minor}"}
+        cute = guarded(functools.partial(described, torch.device("cuda", index)))
+        gpus.append(gpu | {"cute": str(cute)})
     compiler = next((path for name in ("g++", "clang++") if (path := shutil.which(name))), None)
     return {
         "cpu_threads": torch.get_num_threads(),
@@ -188,7 +191,9 @@ def as_text(finding: Finding) -> str:
     ]
     seen = finding["devices"]
     lines += ["Devices", f"  CPU, {seen['cpu_threads']} threads; C++ compiler: {seen['cxx']}"]
-    lines += [f"  {gpu['name']} ({gpu['arch']}), CUDA {seen['cuda']}" for gpu in seen["gpus"]]
+    for gpu in seen["gpus"]:
+        lines.append(f"  {gpu['name']} ({gpu['arch']}), CUDA {seen['cuda']}")
+        lines += [f"    CuTe kernels: {gpu['cute']}"] if gpu["cute"] else []
     if not seen["gpus"]:
         lines.append("  no NVIDIA GPU")
     lines.append("Kernels (silu, 4 heads, 2048 rows, head dim 64)")

@@ -15,6 +15,7 @@ from typing_extensions import Unpack
 
 from ._compat import dynamo, inductor
 from .backend import rewrite
+from .lowerings import cache_tag
 from .options import Options, OptionValues
 from .rejection import GDPAError
 from .sources import source_hash
@@ -52,7 +53,7 @@ class GDPAPass(inductor.custom_graph_pass()):  # type: ignore[misc]
 
     def uuid(self) -> Any:
         """The key of this pass in Inductor's caches."""
-        return (source_hash(), repr(self.options))
+        return (cache_tag(), repr(self.options))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Set the tag of the caches, which another process does not have yet."""

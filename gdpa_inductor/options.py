@@ -88,6 +88,7 @@ class Options(KernelOptions):
     profit:  Apply the cost model. "memory" also rewrites regions that need less memory but may take
              up to 1.2 times the unfused form's time. False rewrites all regions.
     judge:   Check every rewrite independently before it is applied (docs/judge.md).
+    prove:   Start `gdpa prove` in the background if kernels have no certificate on the device.
     summary: Log one line for each compiled model: how many regions were fused.
     """
 
@@ -95,6 +96,7 @@ class Options(KernelOptions):
     verify: bool = False
     profit: Profit = True
     judge: bool = True
+    prove: bool = False
     summary: bool = True
 
     @property
@@ -138,6 +140,7 @@ class OptionValues(TypedDict, total=False):
     verify: bool
     profit: Profit
     judge: bool
+    prove: bool
     summary: bool
 
 

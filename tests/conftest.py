@@ -24,6 +24,7 @@ import torch
 
 from gdpa_inductor import direct, judge
 from gdpa_inductor._compat import inductor
+from gdpa_inductor.kernels.cute import certificates
 from tests import costs, operands, rotation
 from tests._failures import shorten
 
@@ -119,6 +120,13 @@ def no_trace_log() -> None:
     if "TORCH_TRACE" not in os.environ:
         trace.propagate = True
         trace.handlers.clear()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_certificate_of_this_machine() -> Iterator[None]:
+    """What `gdpa prove` found on it decides no test."""
+    with mock.patch.object(certificates, "FOLDER", "gdpa_certificates_of_tests"):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,8 +19,9 @@ from torch._inductor.utils import run_and_get_code
 
 import gdpa_inductor
 from gdpa_inductor import GDPAError, GDPAPass, gdpa_backend
-from gdpa_inductor.backend import copy_graph, source_hash
+from gdpa_inductor.backend import copy_graph
 from gdpa_inductor.lowerings import cpu
+from gdpa_inductor.sources import source_hash
 from tests._recorder import text_of
 
 pytestmark = pytest.mark.usefixtures("no_cpu_cost_model")

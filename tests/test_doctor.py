@@ -89,7 +89,7 @@ def test_kernels_of_a_missing_gpu_say_so(monkeypatch):
 def test_command_line_lists_its_tools(argv: list[str], status: int, capsys):
     assert __main__.main(argv) == status
     printed = capsys.readouterr().out
-    assert all(tool in printed for tool in ("doctor", "demo", "bench"))
+    assert all(tool in printed for tool in ("doctor", "prove", "demo", "bench"))
 
 
 def test_a_misspelt_tool_is_told_with_the_nearest(capsys):
@@ -98,7 +98,7 @@ def test_a_misspelt_tool_is_told_with_the_nearest(capsys):
         capsys.readouterr().err,
         """\
 gdpa_inductor: there is no tool 'docter'; did you mean 'doctor'?
-gdpa_inductor: there is no tool 'xyzzy' (there are: doctor, demo, bench)
+gdpa_inductor: there is no tool 'xyzzy' (there are: doctor, prove, demo, bench)
 """,
     )
 

@@ -118,26 +118,28 @@ MAY_IMPORT = {
     "scalars": set(),
     "direct": CORE | {"backend", "scalars"},
     "functional": CORE | {"direct", "scalars"},
+    "error_rule": set(),
     "kernels": LEAVES | {"sequences", "sources"},
     "graphs": set(),
     "sources": set(),
     # Only the language of score programs: it shares nothing with what it judges.
     "judge": {"_compat", "program", "sources"},
     "patterns": CORE | {"graphs", "judge", "look_up"},
-    "lowerings": CORE | {"kernels", "look_up", "reference", "sequences"},
+    "lowerings": CORE | {"kernels", "look_up", "reference", "sequences", "sources"},
+    "proving": CORE | {"error_rule", "kernels", "look_up", "lowerings", "reference", "sequences"},
     # Result types, and nothing that finds, chooses or runs.
     "report": {"operands", "patterns", "problem", "program", "rejection", "terminal"},
     "compiles": {"_compat", "graphs", "patterns", "rejection"},
-    "backend": CORE | {"compiles", "graphs", "patterns", "lowerings", "sources", "verify"},
+    "backend": CORE | {"compiles", "graphs", "patterns", "lowerings", "proving", "verify"},
     "entry_point": {"_compat", "backend"},
     "drawn": CORE | {"patterns"},
     "verify": CORE | {"drawn", "patterns"},
-    "inductor_pass": CORE | {"backend", "patterns", "sources"},
+    "inductor_pass": CORE | {"backend", "lowerings", "patterns", "sources"},
     "explaining": CORE | {"backend", "graphs", "patterns", "report"},
     "export": CORE | {"backend", "graphs", "patterns", "report", "explaining"},
     # Tools: they stand where a user stands.
-    "doctor": LEAVES | {"", "backend", "problem"},
-    "__main__": {"", "doctor", "terminal"},
+    "doctor": LEAVES | {"", "backend", "problem", "proving"},
+    "__main__": {"", "doctor", "proving", "terminal"},
 }
 
 

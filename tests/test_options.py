@@ -33,6 +33,7 @@ def test_defaults() -> None:
         ("profit", "no", False),
         ("profit", "Memory", "memory"),
         ("fp32_scores", "1", True),
+        ("prove", "1", True),
     ],
 )
 def test_values(prefix: str, name: str, option: object, value: object) -> None:
@@ -54,6 +55,7 @@ def test_values(prefix: str, name: str, option: object, value: object) -> None:
         ({"expect": "²"}, "gdpa.expect must be a count"),
         ({"expect": 1.0}, "gdpa.expect must be a count"),
         ({"strict": 0}, "gdpa.strict must be true or false, not 0"),
+        ({"prove": "later"}, "gdpa.prove must be true or false, not 'later'"),
         ({"strict": None}, "gdpa.strict must be true or false, not None"),
         ({"strict": 2}, "gdpa.strict must be true or false, not 2"),
         ({"strict": "perhaps"}, "gdpa.strict must be true or false"),

@@ -65,9 +65,15 @@ def add_cache_key_tag(tag: str) -> None:
 def cache_folder() -> str | None:
     """The folder of torch's compiled graphs, or None if such caches are off."""
     from torch._inductor import config
+
+    return cache_root() if config.fx_graph_cache and not config.force_disable_caches else None
+
+
+def cache_root() -> str:
+    """The folder of all that Inductor keeps, whether or not it caches graphs."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    return cache_dir() if config.fx_graph_cache and not config.force_disable_caches else None
+    return str(cache_dir())
 
 
 def start_processes() -> None:

@@ -46,6 +46,9 @@ class Backend:
     lower: Callable[[Call], Any]
     yields: tuple[Rule, ...] = ()  # rules for problems that a later backend runs better
     frugal: tuple[Rule, ...] | None = None  # the same rules for profit="memory", if they differ
+    # Rules for problems whose kernels are not trusted. A user who asks for the backend by name gets
+    # them, with a warning.
+    doubts: tuple[Rule, ...] = ()
     about: Callable[[Problem], str] = lambda problem: ""  # what the report adds to a choice of it
     by_name: tuple[str, ...] = ()  # devices on which it runs only if the user asks for it by name
     # Begins to compile the kernels of a call. Its nodes are fake tensors.
@@ -67,11 +70,16 @@ class Backend:
         profit: False leaves the cost model out. explicit: The user asked for this backend by name.
         """
         pays = self.profits(profit) if profit else ()
-        for rule in (*(() if explicit else self.yields), *self.refuses, *pays):
+        yields, doubts = ((), ()) if explicit else (self.yields, self.doubts)
+        for rule in (*yields, *self.refuses, *doubts, *pays):
             complaint = rule.complaint(problem)
             if complaint:
                 return rule, Rejection(rule.code, complaint)
         return None
+
+    def doubt(self, problem: Problem) -> str:
+        """Why the kernels are not trusted with a problem, or ""."""
+        return next(filter(None, (rule.complaint(problem) for rule in self.doubts)), "")
 
 
 def backend(name: str) -> Backend:

@@ -30,6 +30,7 @@ class Choice:
 
     kernel: str  # a value of the option `kernel`, not "auto"
     reason: str
+    doubt: str = ""  # why the backend would not be taken, had the user not asked for it by name
 
     def __str__(self) -> str:
         return f"{self.kernel} ({self.reason})"
@@ -88,7 +89,9 @@ def _first(
         if refusal is None:
             about = f"{problem.dtype}, head dims {problem.head_dim} and {problem.value_dim}"
             more = candidate.about(problem)
-            return Choice(candidate.name, about + (f", {more}" if more else "") + _others(refusals))
+            doubt = candidate.doubt(problem) if explicit else ""
+            reason = about + "".join(f", {text}" for text in (more, doubt) if text)
+            return Choice(candidate.name, reason + _others(refusals), doubt)
         rule, rejection = refusal
         first = rejection if first is None else first
         if explicit or not rule.quiet:

@@ -24,7 +24,7 @@ from ..rejection import GDPAError
 from . import tables
 from .backends import backend
 from .call import Call, extern_call
-from .choose import select
+from .choose import Choice, select
 
 log = logging.getLogger("gdpa_inductor")
 
@@ -44,6 +44,8 @@ def _lower(signature: Signature, *args: Any, **kwargs: Any) -> Any:
         return _fall_back(call, str(choice))
     if call.options.kernel not in ("auto", choice.kernel):
         log.warning("asked for the %s kernel, but got %s", call.options.kernel, choice)
+    if choice.doubt:
+        warn_of(choice)
     if choice.kernel == REFERENCE:
         return unfused(call)
     try:
@@ -57,6 +59,13 @@ def _lower(signature: Signature, *args: Any, **kwargs: Any) -> Any:
     about = (signature.name, choice.kernel, choice.reason, call.problem.program)
     log.info("%s lowered to the %s kernel (%s): %s", *about)
     return result
+
+
+@functools.cache
+def warn_of(choice: Choice) -> None:
+    """That a backend is not trusted with a problem. Once in a process for each choice."""
+    why = "the %s kernel runs because it was asked for by name: %s"
+    log.warning(why, choice.kernel, choice.doubt)
 
 
 # One object for each op, so that a second registration is recognised as the same.

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .. import look_up
 from .._compat import lowering, operators, shapes
-from ..kernels.cute import tables
+from ..kernels.cute import certificates, tables
 from ..kernels.cute.architectures import config_of
 from .cute.rules import unusable
 
@@ -114,6 +114,7 @@ def _has_kernel(
         and math.prod(rest) <= tables.MOST_COLUMNS
         and config_of(device) is not None
         and not unusable()
+        and not certificates.objection(device, "tables")
         and (
             (shapes.size_hint(whole.numel()) or 0) >= least
             or torch.are_deterministic_algorithms_enabled()

@@ -118,6 +118,14 @@ def test_cache_folder(graph_cache, monkeypatch, tmp_path: Path):
     for name, value in (("force_disable_caches", True), ("fx_graph_cache", False)):
         with config.patch({name: value}):
             assert inductor.cache_folder() is None
+            assert Path(inductor.cache_root()) == tmp_path
+
+
+def test_cache_root(monkeypatch, tmp_path: Path):
+    """The folder is that of the moment, as it is for Inductor."""
+    for name in ("one", "another"):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / name))
+        assert Path(inductor.cache_root()) == tmp_path / name
 
 
 @pytest.fixture

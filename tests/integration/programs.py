@@ -53,9 +53,9 @@ def entry(version: str = "") -> dict:
         "direct": direct(),
     }
     if version:
-        import gdpa_inductor.backend
+        import gdpa_inductor.lowerings
 
-        gdpa_inductor.backend.source_hash = lambda: f"gdpa-{version}"
+        gdpa_inductor.lowerings.source_hash = lambda: f"gdpa-{version}"
         torch._dynamo.reset()
         result["upgraded"] = entered()
     return result

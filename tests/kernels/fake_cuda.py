@@ -15,7 +15,10 @@ from unittest import mock
 import torch
 
 # compute capability: multiprocessors, shared memory per program
-DEVICES = {80: (108, 166912), 90: (132, 232448), 100: (148, 232448), 120: (170, 101376)}
+DEVICES = {
+    80: (108, 166912), 90: (132, 232448), 100: (148, 232448), 103: (148, 232448), 110: (20, 232448),
+    120: (170, 101376), 121: (48, 101376),
+}  # fmt: skip
 
 
 class _Driver:

@@ -1,20 +1,28 @@
 """The Blackwell kernels as machine code: on tensor cores, by TMA, without spills, in bounds."""
 
 import os
+import re
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("cutlass")
 pytest.importorskip("triton")  # its package has the disassembler
 
-from gdpa_inductor.kernels.cute.config import SHARED_MEMORY
+from gdpa_inductor.kernels.cute import architectures, launch
+from gdpa_inductor.kernels.cute.config import SHARED_MEMORY, KernelConfig
 from gdpa_inductor.kernels.cute.sm100 import costs
-from gdpa_inductor.kernels.cute.sm100.config import BOTH
+from gdpa_inductor.kernels.cute.sm100.config import BOTH, SIDES, Sm100Config, Sm103Config
+from gdpa_inductor.kernels.cute.values import Arch
+from tests.emulator.recording import linked
 
 from .cute_account import (
+    CAUSAL,
     CONFIGS,
+    SILU,
     backward_binary,
     backward_cycles,
     binary,
@@ -22,6 +30,7 @@ from .cute_account import (
     forward_cycles,
     shared_memory,
 )
+from .fake_cuda import tool
 from .marks import slow_but
 
 
@@ -56,6 +65,30 @@ def test_machine_code_of_the_backward_by_one_kernel(name: str):
     counted = max(active[unit] for unit in ("MUFU", "FMA", "issue"))
     estimate = costs.activation(config.program, config.fast)
     assert 0.75 <= estimate / counted <= 1.25, "the rule that chooses the kernels is off"
+
+
+@pytest.mark.parametrize("capability", architectures.CONFIGS, ids=str)
+def test_each_capability_can_load_its_code(capability: tuple[int, int]):
+    """10.3 was given code for `sm_100a`. The ELF says for what it is, and CuTe DSL who loads it."""
+    kind: type[KernelConfig] = architectures.CONFIGS[capability]
+    device = Arch["sm_{}{}a".format(*capability)]
+    assert device.can_run_binary_built_for(Arch[kind.arch])
+    assert device == Arch.sm_100a or not device.can_run_binary_built_for(Arch.sm_100a)
+    with tempfile.TemporaryDirectory() as folder, linked():
+        path, options = Path(folder) / "kernel.cubin", f"--keep-cubin --dump-dir={folder}"
+        path.write_bytes(launch.compiled(kind("bfloat16", 64, 64, SILU), options).__cubin__)
+        elf = tool("cuobjdump", "-elf", str(path))
+    # Only the command line of ptxas, which ELFs for Blackwell have, tells "f" from no suffix.
+    assert re.search(r"\bsm=(\w+)", elf)[1] == kind.arch.removeprefix("sm_").removesuffix("f")
+    assert capability < (10, 0) or re.search(rf"-arch {kind.arch}\b", elf)
+
+
+@pytest.mark.parametrize("program", [SILU, pytest.param(CAUSAL, marks=pytest.mark.slow)])
+def test_blackwell_ultra_runs_the_instructions_that_are_inspected(program: str):
+    base, ultra = (kind("bfloat16", 64, 64, program) for kind in (Sm100Config, Sm103Config))
+    assert binary(ultra).code == binary(base).code
+    for side in SIDES:
+        assert backward_binary(ultra, side).code == backward_binary(base, side).code
 
 
 EMULATED = """

@@ -19,7 +19,7 @@ from gdpa_inductor._compat import inductor
 from gdpa_inductor.kernels.cute import disk
 from gdpa_inductor.kernels.cute.config import TableLayout
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
-from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
+from gdpa_inductor.kernels.cute.sm100.config import Sm100Config, Sm103Config
 from tests.emulator import standin
 
 KERNELS = ["HopperBackward", "HopperForward", "Ranking", "Summation", "TileSums"]
@@ -129,10 +129,12 @@ def test_the_folder_follows_from_all_of_a_configuration(folder: Path):
     fields = [f.name for f in dataclasses.fields(Sm90Config)]
     places = {disk._place(("forward", dataclasses.replace(CONFIG, **{x: OTHERS[x]})))
               for x in fields}  # fmt: skip
-    other = Sm100Config(**{x: getattr(CONFIG, x) for x in fields})
-    places |= {disk._place(parts) for parts in (("forward", CONFIG), ("forward", other))}
+    others = [
+        kind(**{x: getattr(CONFIG, x) for x in fields}) for kind in (Sm100Config, Sm103Config)
+    ]
+    places |= {disk._place(("forward", config)) for config in (CONFIG, *others)}
     places |= {disk._place(("backward", CONFIG)), disk._place(("backward", "keys", CONFIG))}
-    assert len(places) == len(fields) + 4
+    assert len(places) == len(fields) + 5
     assert disk._place(("forward", dataclasses.replace(CONFIG))) in places
 
 

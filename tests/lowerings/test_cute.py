@@ -6,12 +6,16 @@ import pytest
 import torch
 
 from gdpa_inductor import lowerings
+from gdpa_inductor.kernels.cute import certificates
+from gdpa_inductor.lowerings import dispatch
 from gdpa_inductor.lowerings.backends import backend
 from gdpa_inductor.lowerings.cute import rules
 from gdpa_inductor.options import Options
 from gdpa_inductor.problem import Problem
 from gdpa_inductor.program.score_mod import ScoreMod
 from gdpa_inductor.rejection import Code
+from gdpa_inductor.sources import source_hash
+from tests.proving.certified import Device, a_device, certify  # noqa: F401 (a fixture)
 
 from . import test_choose
 
@@ -26,8 +30,10 @@ def problem(**changes) -> Problem:
 
 @pytest.fixture
 def blackwell(monkeypatch: pytest.MonkeyPatch):
+    """With a certificate."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (10, 0))
     monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
+    monkeypatch.setattr(certificates, "objection", lambda *_: "")
 
 
 @pytest.mark.parametrize(
@@ -358,8 +364,93 @@ def test_slices_leave_nothing_to_chunks_that_these_refuse():
 
 @pytest.mark.usefixtures("blackwell")
 @pytest.mark.parametrize("kernel", ["auto", "cute"])
-def test_other_gpus_get_triton(monkeypatch, kernel: str):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 9), (10, 1), (11, 0), (12, 0), (12, 1)])
+def test_other_gpus_get_triton(monkeypatch, capability: tuple[int, int], kernel: str):
+    """B300 had major 10 too, and was given code for `sm_100a`, which it cannot load."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     choice = lowerings.choose(problem(), Options(kernel=kernel))
     assert choice.kernel == "triton"
-    assert ("capability 9.x or 10.x" in choice.reason) == (kernel == "cute")
+    reason = "needs compute capability 9.0, 10.0 or 10.3, this device has {}.{}".format(*capability)
+    # Of GPUs that are older than all CuTe kernels nobody expects them.
+    assert (reason in choice.reason) == (kernel == "cute" or capability > (9, 0))
+
+
+# Certificates
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
+
+
+def kernel_of(**changes) -> str:
+    return lowerings.choose(problem(**{**LARGE, **changes}), Options()).kernel
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("capability", [(10, 0), (10, 3)])
+def test_blackwell_without_a_certificate_is_tritons(device: Device, capability: tuple[int, int]):
+    """The first user's first step trusted an emulator."""
+    device(*capability)
+    choice = lowerings.choose(problem(**LARGE), Options())
+    assert choice.kernel == "triton"
+    assert f"no certificate on this machine yet ({certificates.PROVE})" in choice.reason
+    certify()
+    assert lowerings.choose(problem(**LARGE), Options()).kernel == "cute"
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
+def test_a_failed_family_is_tritons_and_no_other(device: Device, capability: tuple[int, int]):
+    device(*capability)
+    path = certify({"backward": "Error: an illegal address"})
+    assert kernel_of() == "cute"
+    choice = lowerings.choose(problem(**LARGE, **BACKWARD), Options())
+    assert choice.kernel == "triton"
+    assert "an illegal address" in choice.reason and str(path) in choice.reason
+    # Gradients of biases come from the same kernels, and from more.
+    assert kernel_of(**BIAS) == "triton"
+    certify({"biases": "wrong"})
+    assert (kernel_of(**BACKWARD), kernel_of(**BIAS)) == ("cute", "triton")
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
+def test_triton_runs_the_shapes_on_which_it_was_faster(device: Device, capability: tuple):
+    device(*capability)
+    assert certificates.shape_of(True, 128) != certificates.shape_of(False, 128)
+    slow = f"backward, {certificates.shape_of(True, 128)}"
+    certify(speeds={slow: {"cute": 2.0, "triton": 1.0}})
+    choice = lowerings.choose(problem(**LARGE, **JAGGED, **BACKWARD), Options())
+    assert choice.kernel == "triton"
+    assert f"Triton was faster here, 1.000 ms against 2.000 ms ({slow})" in choice.reason
+    assert [kernel_of(**x) for x in (JAGGED, BACKWARD, {})] == ["cute"] * 3
+
+
+@pytest.mark.usefixtures("installed")
+def test_by_name_the_certificate_is_skipped_with_a_warning(device: Device, caplog):
+    device(10, 0)
+    choice = lowerings.choose(problem(**LARGE), Options(kernel="cute"))
+    assert choice.kernel == "cute" and "no certificate" in choice.reason
+    for _ in range(2):
+        dispatch.warn_of(choice)
+    assert caplog.text.count("runs because it was asked for by name: the kernels for") == 1
+    certify()
+    choice = lowerings.choose(problem(**LARGE), Options(kernel="cute"))
+    assert choice.doubt == "" and "certificate" not in choice.reason
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_the_kernels_do_not_take_says_so_first(device: Device):
+    """To prove kernels would not help."""
+    device(10, 0)
+    wanted = {"dtype": torch.float32, "value_dtype": torch.float32}
+    reason = lowerings.choose(problem(**LARGE, **wanted), Options()).reason
+    assert "fp16 and bf16" in reason and "certificate" not in reason
+
+
+def test_the_tag_of_caches_follows_certificates(device: Device):
+    device(10, 0)
+    before = lowerings.cache_tag()
+    certify()
+    assert before == source_hash() and lowerings.cache_tag().startswith(f"{before}-")

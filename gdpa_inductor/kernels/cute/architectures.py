@@ -1,6 +1,8 @@
-"""The GPUs that have CuTe kernels, by the major number of their compute capability.
+"""The GPUs that have CuTe kernels, by their exact compute capability.
 
-cutlass is not imported here.
+Code with the suffix "a" runs on one capability only, and family code ("f") on later ones of the
+same major number too. So a capability that is not listed has no kernels. cutlass is not imported
+here.
 """
 
 import torch
@@ -8,18 +10,23 @@ import torch
 from ..devices import nvidia
 from .config import KernelConfig
 from .sm90.config import Sm90Config
-from .sm100.config import Sm100Config
+from .sm100.config import Sm100Config, Sm103Config
 
-CONFIGS: dict[int, type[KernelConfig]] = {9: Sm90Config, 10: Sm100Config}
+CONFIGS: dict[tuple[int, int], type[KernelConfig]] = {
+    (9, 0): Sm90Config,
+    (10, 0): Sm100Config,
+    (10, 3): Sm103Config,
+}
+EMULATED = Sm100Config
 
 
 def config_of(device: torch.device) -> type[KernelConfig] | None:
     """The configuration class of a device, or None if it has no kernels.
 
-    A CPU counts as the newest GPU, because the operands of the emulator are on the CPU.
+    On a CPU it is that of the emulator, whose operands are there.
     """
     if device.type != "cuda":
-        return CONFIGS[max(CONFIGS)]
+        return EMULATED
     if not nvidia(device):
         return None
-    return CONFIGS.get(torch.cuda.get_device_capability(device)[0])
+    return CONFIGS.get(torch.cuda.get_device_capability(device))

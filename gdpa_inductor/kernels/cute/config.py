@@ -71,6 +71,7 @@ class KernelConfig:
     max_dim: ClassVar[int]  # the largest head dim that a launch of a forward takes
     max_backward_dim: ClassVar[int]  # the largest head dim that a backward takes
     rivalled: ClassVar[bool]  # Triton is faster on some problems, so the lowering compares the two
+    measured: ClassVar[bool]  # the project has run the kernels on such hardware
     overwrites: ClassVar[bool]  # a backward may store the gradient of a bias in place of the bias
     # Kernels store zeros in rows of a jagged result that no sequence owns. If False, the host
     # clears these rows before the launch.

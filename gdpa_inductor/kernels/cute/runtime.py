@@ -105,12 +105,18 @@ def driver() -> ctypes.CDLL:
 
 def newest_cuda() -> int | None:
     """The major version of the newest CUDA that the driver supports, or None without a driver."""
+    version = driver_version()
+    return version // 1000 if version else None
+
+
+def driver_version() -> int:
+    """The newest CUDA that the driver supports, such as 13010, or 0 without a driver."""
     version = ctypes.c_int()
     try:
         driver().cuDriverGetVersion(ctypes.byref(version))
     except OSError:
-        return None
-    return version.value // 1000
+        return 0
+    return version.value
 
 
 def for_gradient(operand: Tensor, empty: Callable[..., Tensor]) -> Tensor:

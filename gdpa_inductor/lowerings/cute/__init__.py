@@ -6,7 +6,7 @@
 
 from ..backends import Backend
 from .calls import lower, lower_backward, precompile
-from .rules import FRUGAL, PAYS, REFUSES, YIELDS
+from .rules import DOUBTS, FRUGAL, PAYS, REFUSES, YIELDS
 
 BACKEND = Backend(
     name="cute",
@@ -14,6 +14,7 @@ BACKEND = Backend(
     refuses=REFUSES,
     pays=PAYS,
     frugal=FRUGAL,
+    doubts=DOUBTS,
     yields=YIELDS,
     precompile=precompile,
     lower=lambda call: lower_backward(call) if call.backward else lower(call),

@@ -17,6 +17,7 @@ import torch
 
 from ..._compat import shapes
 from ..._compat.versions import version_of
+from ...kernels.cute import certificates
 from ...kernels.cute.architectures import CONFIGS, config_of
 from ...kernels.cute.backward import roots
 from ...kernels.cute.config import (
@@ -63,8 +64,17 @@ def no_kernel(problem: Problem) -> str:
     if config_of(problem.device):
         return ""
     major, minor = torch.cuda.get_device_capability(problem.device)
-    known = " or ".join(f"{number}.x" for number in sorted(CONFIGS))
+    *others, last = (f"{major}.{minor}" for major, minor in CONFIGS)
+    known = f"{', '.join(others)} or {last}"
     return f"the CuTe kernel needs compute capability {known}, this device has {major}.{minor}"
+
+
+def too_old(problem: Problem) -> str:
+    """As `no_kernel`, for devices older than all that have kernels, or ""."""
+    reason = no_kernel(problem)
+    if not reason or torch.cuda.get_device_capability(problem.device) > min(CONFIGS):
+        return ""
+    return reason
 
 
 def unusable() -> str:
@@ -293,8 +303,26 @@ def pages(problem: Problem) -> str:
     return next(filter(None, reasons), "")
 
 
+def uncertified(problem: Problem) -> str:
+    """Why the kernels are not trusted with the problem on this machine, or ""."""
+    families = ["backward" if problem.needs else "forward"]
+    families += ["biases"] * any(problem.needs[3:])
+    reasons = (certificates.objection(problem.device, family) for family in families)
+    return next(filter(None, reasons), "")
+
+
+def was_slower(problem: Problem) -> str:
+    """Why a certificate says that Triton is faster, or ""."""
+    if config_of(problem.device) is None or _no_rival(problem):
+        return ""
+    family = "backward" if problem.needs else "forward"
+    shape = certificates.shape_of(problem.jagged, max(_dims(problem)))
+    return certificates.slower(problem.device, family, shape)
+
+
 REFUSES = (
-    Rule(Code.DEVICE, no_kernel, quiet=True),
+    Rule(Code.DEVICE, too_old, quiet=True),
+    Rule(Code.DEVICE, no_kernel),
     Rule(Code.DEVICE, lambda problem: unusable()),
     Rule(Code.DTYPE, unsupported_operands),
     Rule(Code.POINTWISE_OP, strange_places),
@@ -306,10 +334,12 @@ REFUSES = (
 _TRAINING = Rule(Code.SLOWER, training_is_slower)
 PAYS = (_TRAINING, Rule(Code.SLOWER, slices_are_slower))
 FRUGAL = (_TRAINING, Rule(Code.SLOWER, lambda problem: slices_are_slower(problem, SLACK)))
+DOUBTS = (Rule(Code.DEVICE, uncertified),)
 YIELDS = (
     Rule(Code.SLOWER, few_queries),
     Rule(Code.SLOWER, triton_is_faster),
     Rule(Code.SLOWER, mostly_padded),
     Rule(Code.SLOWER, fewer_channels),
     Rule(Code.SLOWER, slower_than_chunks),
+    Rule(Code.SLOWER, was_slower),
 )

@@ -24,6 +24,7 @@ class Sm100Config(config.KernelConfig):
     rows = ROWS
     max_dim = max_backward_dim = 128
     rivalled = False
+    measured = False
     overwrites = False  # both sides read a bias
 
     def backward_kernels(
@@ -87,3 +88,15 @@ class Sm100Config(config.KernelConfig):
         stage = 2 * COLS * max(self.padded_head_dim, self.padded_value_dim)
         room = SHARED_MEMORY - 2048 - 2 * ROWS * self.padded_head_dim * self.query_stages
         return min(6, room // stage)
+
+
+@dataclass(frozen=True)
+class Sm103Config(Sm100Config):
+    """Blackwell Ultra. Its code is that of the whole family, which CUDA 12.9 and later load.
+
+    Its instructions are those of `sm_100a` one for one, so inspection and emulation of one hold for
+    both. Code for `sm_103a` is scheduled differently.
+    """
+
+    arch = "sm_100f"
+    gpu = "Blackwell Ultra"

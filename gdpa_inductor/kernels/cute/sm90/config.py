@@ -61,6 +61,7 @@ class Sm90Config(config.KernelConfig):
     max_dim = 256
     max_backward_dim = 128
     rivalled = True
+    measured = True
     overwrites = True  # each tile of a bias is read before its gradient is stored
     clears = True
     bare_ends = True

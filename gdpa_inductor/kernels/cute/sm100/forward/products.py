@@ -7,7 +7,7 @@ Then its scores are computed before the epilogue has read the sums of this tile.
 from dataclasses import dataclass
 from typing import Any
 
-from cutlass import Boolean, Constexpr, cute, range_constexpr
+from cutlass import Boolean, Constexpr, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 
 from ...barriers import Cursor, but
@@ -68,11 +68,10 @@ class ForwardProducts(Fixed):
                     if closing[t]:
                         arrive_when_multiplied(sums[t].full, o[t])
                         o = but(o, t, o[t].next())
+                self.free_values(t, v, busy)
                 if (tile.valid == 1) & (block < tile.last(t)):
                     keys.full.wait(k)
                     self.score(t, q[t], k, block == tile.first)
-            if busy:
-                arrive_when_multiplied(keys.empty, v)
             busy, pending, closing = (tile.valid == 1) & (block < tile.end), nothing, nothing
             if busy:
                 arrive_when_multiplied(keys.empty, k)
@@ -83,6 +82,15 @@ class ForwardProducts(Fixed):
             if (tile.valid == 1) & (block >= tile.end):
                 tile, at = scheduler.take(at)
                 block = tile.first
+
+    @cute.jit
+    def free_values(self, t: Constexpr, v: Cursor, busy):
+        """Free V after its last product, so before the last scores. Then its buffer is loaded
+        earlier. Where there are three buffers of K and V, the next step would wait for it.
+        """
+        if const_expr(t + 1 == TILES):  # noqa: SIM102 (decided at compile time)
+            if busy:
+                arrive_when_multiplied(self.channels.keys.empty, v)
 
     @cute.jit
     def left_over(self, tile, block, q):

@@ -1,0 +1,1 @@
+"""A timing model of one multiprocessor and of memory; docs/timing_model.md describes it."""
