@@ -56,7 +56,7 @@ def of_backward(
     kernel is a function of."""
 
     def call(resident: Any, streamed: Any) -> Any:
-        rows, keys = (streamed, resident) if side == "keys" else (resident, streamed)
+        rows, keys = (resident, streamed) if side == "rows" else (streamed, resident)
         options = {"program": POLE, "heads": 1, "key_heads": 1, "ctas": 1, **fixed}
         return partial(backward, side, BackwardCase(rows=rows, keys=keys, **options))
 
@@ -69,6 +69,7 @@ TOGETHER = (1, "both query tiles are released together")
 # The loads' wait for room for Q_1. A tile before with one block has as many for Q_0, on whose room
 # they waited. Else its last V found room only after the scores of Q_1 that were to come.
 BEFORE = (1, f"{TOGETHER[1]}, or room for a later V came after the last scores of Q_1")
+PROXIES = (2, "the emulator does not order the accesses of two proxies to global memory")
 COLUMNS = range(1, 128)  # of a tile of scores that are there
 HALF = range(1, 65)  # two warpgroups of the backward run the same code, each on a half
 SHORT, LONG = (200, 0, 129, 40), (1000, 0, 130, 0)
@@ -97,17 +98,19 @@ SUBJECTS: dict[str, Subject] = {
         redundant={"mask": FIRST, "wait": TOGETHER},
     ),
 }  # fmt: skip
-for _side in ("keys", "rows"):
+for _side in ("keys", "rows", "both"):
+    _redundant = {"fence": PROXIES} if _side == "both" else {}
     SUBJECTS |= {
         f"backward-{_side}": of_backward(
-            _side, (300, 100), (200, 1030), tails=((70, n) for n in HALF)
+            _side, (300, 100), (200, 1030), tails=((70, n) for n in HALF), redundant=_redundant
         ),
         f"backward-causal-{_side}": of_backward(
-            _side, (300, 100), (300, 1100) if _side == "keys" else (1100, 1000),
-            tails=((70, n) for n in HALF), program=CAUSAL_POLE, dims=(72, 40), dtype=F16,
+            _side, (300, 100), (1100, 1000) if _side == "rows" else (300, 1100),
+            tails=((70, n) for n in HALF), program=CAUSAL_POLE, dtype=F16,
+            dims=(40, 72) if _side == "both" else (72, 40), redundant=_redundant,
         ),
         f"backward-jagged-{_side}": of_backward(
             _side, ((300, 140), (100, 80)), (SHORT, LONG),
-            tails=(((70,), (n,)) for n in HALF),
+            tails=(((70,), (n,)) for n in HALF), redundant=_redundant,
         ),
     }  # fmt: skip

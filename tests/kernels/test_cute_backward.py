@@ -1,4 +1,7 @@
-"""The Blackwell backward on the emulator: the error rule, exact integers, poison, determinism."""
+"""The Blackwell backward on the emulator: the error rule, exact integers, poison, determinism.
+
+By a kernel for each side, and by the one for both.
+"""
 
 import dataclasses
 import functools
@@ -13,10 +16,11 @@ from gdpa_inductor.kernels.cute import launch
 from gdpa_inductor.kernels.cute.backward import biases
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.backward.launch import BackwardCall
+from gdpa_inductor.kernels.cute.backward.roots import masked
 from gdpa_inductor.kernels.cute.launch import launcher
 from gdpa_inductor.kernels.cute.plan import plan_of
 from gdpa_inductor.kernels.cute.replay import Record
-from gdpa_inductor.kernels.cute.sm100.config import SIDES, Sm100Config
+from gdpa_inductor.kernels.cute.sm100.config import BOTH, COLS, SIDES, Sm100Config
 from gdpa_inductor.rejection import GDPAError
 from tests.emulator import recording, run
 from tests.tolerances import error_of
@@ -32,6 +36,7 @@ from .cute_backward_cases import (
     make_call,
     unfused,
 )
+from .cute_kinds import OneKernel, TwoKernels
 from .cute_memory import gradients, tables
 from .marks import slow_but
 
@@ -39,20 +44,27 @@ from .marks import slow_but
 def emulated(
     case: Case, call: Problem, schedules=("lazy",), sides: Sequence[str] = tuple(SIDES)
 ) -> list[torch.Tensor]:
-    """dQ, dK, dV by the kernels, or those of some sides; what they write holds NaN before."""
+    """dQ, dK, dV by the kernels, or those of some sides; what they write holds NaN before.
+
+    One CTA takes all tiles of both sides, for those of a head wait for each other.
+    """
     o, results = call.operands, {}
     plan = plan_of(o, case.fast, True, Sm100Config)
+    ctas = 1 if BOTH in sides else case.ctas
     backward = BackwardCall(
-        plan, o, o, call.grad_out, call.order, case.ctas, 0, True, Record(fails=True)
+        plan, o, o, call.grad_out, call.order, ctas, 0, True, Record(fails=True)
     )
     for side in sides:
-        letters = SIDES[side]
+        letters, config = {**SIDES, BOTH: "kvq"}[side], plan.config.side(side, None)
         with recording():
-            start = launcher(plan.config.side(side, None))
+            start = launcher(config)
         outputs = [backward.room(letter) for letter in letters]
         for letter, tensor in zip(letters, outputs):
-            _owned(call, letter, tensor, float("nan"))
-        others = (call.grad_out, *outputs)
+            # The host clears a dQ of which both sides may leave out tiles.
+            cleared = side == BOTH and letter == "q" and (masked(config) or config.jagged_k)
+            _owned(call, letter, tensor, 0.0 if cleared else float("nan"))
+        more = _sums(call) if side == BOTH else []
+        others = (call.grad_out, *more[:1], *outputs, *more[1:])
         with recording(), tables() as room:
 
             def step(start=start, others=others, room=room) -> None:
@@ -60,10 +72,18 @@ def emulated(
                 backward.tables.clear()
                 backward.launch(start, others)
 
-            read = [*call.matrices, *o.aux, *call.offsets, call.order, *outputs, room.bytes]
+            read = [*call.matrices, *o.aux, *call.offsets, call.order, *outputs, *more, room.bytes]
             run(step, [x for x in read if x is not None], schedules=schedules)
         results |= dict(zip(letters, outputs))
     return [biases.like(results[x], backward.operand(x)) for x in "qkv" if x in results]
+
+
+def _sums(call: Problem) -> list[torch.Tensor]:
+    """Memory for the sums of dQ, and the counters."""
+    query = call.operands.query
+    shape = query.shape if query.dim() == 3 else (call.batch, *query.shape[1:])
+    counters = torch.zeros(call.batch, query.shape[1], -(-call.rows // COLS), 1, dtype=torch.int32)
+    return [torch.full(shape, float("nan")), counters]
 
 
 def _owned(call: Problem, letter: str, tensor: torch.Tensor, value: float) -> None:
@@ -83,47 +103,66 @@ FAST = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", slow_but(FAST, CASES))
-def test_gradients_obey_the_error_rule(name):
+with_kernels = pytest.mark.parametrize(
+    "sides", [tuple(SIDES), (BOTH,)], ids=["two kernels", "one kernel"]
+)
+
+
+def case_of(name: str, sides: Sequence[str]) -> Case:
+    """Both sides have room for head dims of 64."""
     case = CASES[name]
+    dims = tuple(min(x, 64) for x in case.dims)
+    return dataclasses.replace(case, dims=dims) if BOTH in sides else case
+
+
+@with_kernels
+@pytest.mark.parametrize("name", slow_but(FAST, CASES))
+def test_gradients_obey_the_error_rule(name, sides):
+    case = case_of(name, sides)
     call = make_call(case)
-    check_errors(emulated(case, call), case, call)
+    check_errors(emulated(case, call, sides=sides), case, call)
 
 
 @pytest.mark.slow
+@with_kernels
 @pytest.mark.parametrize("name", CASES)
-def test_every_schedule_of_the_emulator_gives_the_same_bits(name):
-    case = CASES[name]
-    emulated(case, make_call(case), schedules=("lazy", "random", "eager"))
+def test_every_schedule_of_the_emulator_gives_the_same_bits(name, sides):
+    case = case_of(name, sides)
+    emulated(case, make_call(case), schedules=("lazy", "random", "eager"), sides=sides)
 
 
-def test_integers_come_out_exactly():
-    check_integers(functools.partial(emulated, schedules=("random",)))
+@with_kernels
+def test_integers_come_out_exactly(sides):
+    check_integers(functools.partial(emulated, schedules=("random",), sides=sides))
 
 
-def test_neighbours_do_not_leak():
-    check_neighbours(emulated, heads=1, key_heads=1)
+@with_kernels
+def test_neighbours_do_not_leak(sides):
+    check_neighbours(functools.partial(emulated, sides=sides), heads=1, key_heads=1)
 
 
-def test_infinity_stays_outside_a_mask():
+@with_kernels
+def test_infinity_stays_outside_a_mask(sides):
     """The gradient of a score that the mask leaves out is zero, whatever flows back to it."""
     case = Case(CAUSAL, heads=1, key_heads=1, rows=130, keys=130)
     call = make_call(case)
     call.operands.value[..., 100, :] = float("inf")
-    results, eager = emulated(case, call), unfused(case, call, case.dtype)
+    results, eager = emulated(case, call, sides=sides), unfused(case, call, case.dtype)
     assert results[0][..., :100, :].isfinite().all()
     for mine, theirs in zip(results, eager, strict=True):
         assert torch.equal(mine.isfinite(), theirs.isfinite())
 
 
-def test_offsets_that_decrease_own_nothing():
+@with_kernels
+def test_offsets_that_decrease_own_nothing(sides):
     """As in the forward. A count of tiles below zero would upset the order of the barriers."""
     case = Case(heads=1, key_heads=1, rows=70, keys=(0, 300), ctas=1)
     call = dataclasses.replace(make_call(case), order=torch.arange(2))
     offsets = torch.tensor([300, 0, 300], dtype=torch.int32)
     operands = dataclasses.replace(call.operands, cu_seqlens_k=offsets)
     decreasing = dataclasses.replace(call, operands=operands)
-    for empty, negative in zip(emulated(case, call), emulated(case, decreasing)):
+    pair = [emulated(case, x, sides=sides) for x in (call, decreasing)]
+    for empty, negative in zip(*pair, strict=True):
         assert torch.equal(empty, negative)
 
 
@@ -136,13 +175,37 @@ def test_the_number_of_ctas_changes_no_bit():
         assert torch.equal(one, many)
 
 
+def by_one_kernel(case: Case, call: Problem, **options) -> list[torch.Tensor]:
+    """As it would run on the card."""
+    o = call.operands
+    options = {"kind": OneKernel, "ctas": 1, "fast": case.fast, **options}
+    needs = (True,) * 3 + (False,) * len(o.aux)
+    return gradients(call.grad_out, o, needs, call.order, **options)
+
+
+@pytest.mark.parametrize("name", ["a mask per head", "short dense keys"])
+def test_the_host_clears_what_one_kernel_may_not_write(name):
+    case = case_of(name, (BOTH,))
+    call = make_call(case)
+    check_errors(by_one_kernel(case, call), case, call)
+
+
+def test_the_number_of_ctas_changes_no_bit_where_no_tile_waits_for_another():
+    case = Case(batch=2, heads=4, rows=140, keys=100)
+    call = make_call(case)
+    alone = by_one_kernel(case, call)
+    for one, many in zip(alone, by_one_kernel(case, call, ctas=3), strict=True):
+        assert torch.equal(one, many)
+
+
+@pytest.mark.parametrize("kind", [TwoKernels, OneKernel])
 @pytest.mark.parametrize(("letter", "side"), [("q", "rows"), ("k", "keys")])
-def test_only_what_is_asked_for_is_launched(letter: str, side: str, monkeypatch):
+def test_only_what_is_asked_for_is_launched(letter: str, side: str, kind, monkeypatch):
     case = Case(rows=64, keys=64, heads=1, key_heads=1)
     call, number, launched = make_call(case), "qkv".index(letter), []
     find = launch.launcher
     monkeypatch.setattr(launch, "launcher", lambda c: launched.append(c.kernel) or find(c))
-    options = {"kind": Sm100Config, "ctas": 1, "schedule": "lazy"}
+    options = {"kind": kind, "ctas": 1, "schedule": "lazy"}
     needs = [x == letter for x in "qkv"]
     (grad,) = gradients(call.grad_out, call.operands, needs, None, **options)
     assert launched == [side]

@@ -1,4 +1,4 @@
-"""The Blackwell forward as machine code: on tensor cores, by TMA, without spills, in bounds."""
+"""The Blackwell kernels as machine code: on tensor cores, by TMA, without spills, in bounds."""
 
 import os
 import re
@@ -14,11 +14,22 @@ pytest.importorskip("triton")  # its package has the disassembler
 
 from gdpa_inductor.kernels.cute import architectures, launch
 from gdpa_inductor.kernels.cute.config import SHARED_MEMORY, KernelConfig
-from gdpa_inductor.kernels.cute.sm100.config import SIDES, Sm100Config, Sm103Config
+from gdpa_inductor.kernels.cute.sm100 import costs
+from gdpa_inductor.kernels.cute.sm100.config import BOTH, SIDES, Sm100Config, Sm103Config
 from gdpa_inductor.kernels.cute.values import Arch
 from tests.emulator.recording import linked
 
-from .cute_account import CAUSAL, CONFIGS, SILU, backward_binary, binary, block, forward_cycles
+from .cute_account import (
+    CAUSAL,
+    CONFIGS,
+    SILU,
+    backward_binary,
+    backward_cycles,
+    binary,
+    block,
+    forward_cycles,
+    shared_memory,
+)
 from .fake_cuda import tool
 from .marks import slow_but
 
@@ -36,6 +47,24 @@ def test_machine_code(name: str):
     if "silu" in name or "gelu" in name:
         assert block(kernel.opcodes)["MUFU"] == 128, "more than one special function for a score"
     assert forward_cycles(config, kernel)["issue"] <= 4096
+
+
+FITTING = [name for name, config in CONFIGS.items() if config.both_fit]
+
+
+@pytest.mark.parametrize("name", slow_but(["causal sigmoid, D 64"], FITTING))
+def test_machine_code_of_the_backward_by_one_kernel(name: str):
+    config = CONFIGS[name]
+    kernel = backward_binary(config, BOTH)
+    # 16 of a head dim a step of S and of dP, 16 rows a step of dV, dK and dQ.
+    assert kernel.count("UTCHMMA") == (config.padded_head_dim + config.padded_value_dim) // 16 + 24
+    assert kernel.stack == 0, "registers spill"
+    assert kernel.usage["REG"] * 512 <= 65536
+    assert shared_memory(config, BOTH) <= SHARED_MEMORY - 1024
+    active = backward_cycles(config, BOTH, kernel)
+    counted = max(active[unit] for unit in ("MUFU", "FMA", "issue"))
+    estimate = costs.activation(config.program, config.fast)
+    assert 0.75 <= estimate / counted <= 1.25, "the rule that chooses the kernels is off"
 
 
 @pytest.mark.parametrize("capability", architectures.CONFIGS, ids=str)

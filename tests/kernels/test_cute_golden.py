@@ -19,12 +19,11 @@ import pytest
 pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute import launch
-from gdpa_inductor.kernels.cute.sm100.config import SIDES, Sm100Config
+from gdpa_inductor.kernels.cute.sm100.config import BOTH, SIDES, Sm100Config
 from tests.emulator.disk_cache import cached
 from tests.emulator.recording import linked
 
 from .cute_account import BIAS, CAUSAL, GELU, SILU
-from .marks import slow_but
 
 GOLDEN = Path(__file__).parent / "golden" / "cute.json"
 CONFIGS = {
@@ -34,7 +33,11 @@ CONFIGS = {
     "bias": Sm100Config("bfloat16", 64, 64, BIAS, ("bfloat16",), vectors=frozenset([0])),
     "shared fp16": Sm100Config("float16", 96, 40, SILU, (), False, True, shared=frozenset("q")),
 }
-KERNELS = ("forward", *SIDES)
+KERNELS = [
+    (name, side)
+    for name, config in CONFIGS.items()
+    for side in ("forward", *SIDES, *[BOTH] * config.both_fit)
+]
 QUICK = ("silu", "causal")
 
 
@@ -59,8 +62,10 @@ def compiler_version() -> str:
     return version("nvidia-cutlass-dsl")
 
 
-@pytest.mark.parametrize("side", KERNELS)
-@pytest.mark.parametrize("name", slow_but(QUICK, CONFIGS))
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [pytest.param(*x, marks=[] if x[0] in QUICK else pytest.mark.slow) for x in KERNELS],
+)
 def test_kernels_are_what_they_were(name: str, side: str):
     golden = json.loads(GOLDEN.read_text())
     if golden["nvidia-cutlass-dsl"] != compiler_version():
@@ -71,7 +76,7 @@ def test_kernels_are_what_they_were(name: str, side: str):
 
 
 if __name__ == "__main__":
-    found = {f"{n}, {side}": account(ptx(c, side)) for n, c in CONFIGS.items() for side in KERNELS}
+    found = {f"{n}, {side}": account(ptx(CONFIGS[n], side)) for n, side in KERNELS}
     lines = {"nvidia-cutlass-dsl": compiler_version(), **found}.items()
     text = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in lines)
     GOLDEN.write_text("{" + text + "}\n")

@@ -21,12 +21,14 @@ from tests.tolerances import error_of
 
 from .cute_backward_cases import exact
 from .cute_cases import check_output, formula
+from .cute_kinds import OneKernel, TwoKernels
 from .cute_memory import fresh_kernels, gradients
 from .lookup_cases import BF16, BOTH, CASES, CAUSAL, FP32, POSITION, SILU, TIME, U8, Case
 from .marks import slow_but
 from .test_cute_forward import forward
 
 KINDS = {"sm90": Sm90Config, "sm100": Sm100Config}
+BACKWARDS = {"sm90": Sm90Config, "two kernels": TwoKernels, "one kernel": OneKernel}
 QUICK = ("positions, causal", "positions and times", "jagged")
 fresh = pytest.fixture(scope="module", autouse=True)(fresh_kernels)
 
@@ -39,7 +41,7 @@ def test_forward(name: str, kind: str) -> None:
     check_output(forward(case, o, kind=KINDS[kind]), o)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BACKWARDS)
 @pytest.mark.parametrize("name", slow_but(QUICK, CASES))
 def test_gradients_of_matrices(name: str, kind: str) -> None:
     case = CASES[name]
@@ -51,9 +53,9 @@ def test_gradients_of_matrices(name: str, kind: str) -> None:
 def emulated(case: Case, grad, o, needs, kind: str, **options) -> list[torch.Tensor]:
     batch = next((len(x) - 1 for x in o.lengths[:2] if x is not None), 0)
     order = torch.arange(batch).flip(0) if o.jagged else None
-    ctas, schedule = (1, "random") if kind == "sm90" else (2, "lazy")
+    ctas, schedule = (2, "lazy") if kind == "two kernels" else (1, "random")
     options = {"ctas": ctas, "schedule": schedule, "fast": case.fast, **options}
-    return gradients(grad, o, needs, order, kind=KINDS[kind], **options)
+    return gradients(grad, o, needs, order, kind=BACKWARDS[kind], **options)
 
 
 def check(case: Case, grad, o, needs, results) -> None:
@@ -173,7 +175,7 @@ LEARNED.remove("fp16, exact functions")  # of fp64, which what is stored in 16 b
 QUICK_LEARNED = ("positions and times", "places of tokens", "jagged")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BACKWARDS)
 @pytest.mark.parametrize("name", slow_but(QUICK_LEARNED, LEARNED))
 def test_gradients_of_tables(name: str, kind: str) -> None:
     case = CASES[name]
@@ -260,7 +262,7 @@ FEW = (
 
 
 @pytest.mark.parametrize("room", [1, 256 << 20], ids=["parts", "at once"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BACKWARDS)
 @pytest.mark.parametrize("name", slow_but(FEW, EXACT))
 def test_sums_on_integers(name: str, kind: str, room: int) -> None:
     """Every product and every sum is exact, so a wrong place is a wrong bit."""

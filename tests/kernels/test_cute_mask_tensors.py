@@ -12,7 +12,7 @@ pytest.importorskip("cutlass")
 from gdpa_inductor.kernels.cute.config import classes
 from gdpa_inductor.kernels.cute.plan import plan_of
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
-from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
+from gdpa_inductor.kernels.cute.sm100.config import BOTH, Sm100Config
 
 from . import test_cute_backward, test_cute_forward
 from .cute_backward_cases import Case, Problem, check_errors
@@ -52,7 +52,16 @@ def test_the_output_obeys_the_error_rule(name: str, kind: str) -> None:
     check_output(out, call.operands)
 
 
-BACKWARDS = {"Hopper": emulated, "Blackwell": test_cute_backward.emulated}
+BACKWARDS = {
+    "Hopper": emulated,
+    "Blackwell": test_cute_backward.emulated,
+}
+ROOMY = [name for name, (case, _) in CASES.items() if max(case.dims) <= 64]
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK, ROOMY))
+def test_the_gradients_of_one_kernel_on_blackwell_obey_the_error_rule(name: str) -> None:
+    correct(*problem(name), functools.partial(test_cute_backward.emulated, sides=(BOTH,)))
 
 
 @pytest.mark.parametrize("kind", BACKWARDS)

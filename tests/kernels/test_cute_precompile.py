@@ -28,7 +28,7 @@ from tests.kernels import fake_cuda, render
 from tests.kernels.test_cute_plan import BIAS, Given, biased, dense, jagged, matrices
 from tests.lowerings.test_cute_calls import BIASED, step
 
-BF16 = torch.bfloat16
+BF16, SIZES = torch.bfloat16, (40, 40)
 
 
 def tiled() -> Given:
@@ -180,7 +180,8 @@ def test_the_kernel_of_a_gradient_of_a_bias_is_what_the_first_call_launches(
     kind = {"sm90": Sm90Config, "sm100": Sm100Config}[folder]
     inputs = make()
     needs = [True, True, True, *(i == learned for i in range(len(inputs.aux)))]
-    precompile.backward(plan.plan_of(inputs, True, True, kind).config, needs, True)
+    sizes = precompile.likely_sizes(inputs)
+    precompile.backward(plan.plan_of(inputs, True, True, kind).config, needs, True, sizes)
 
     def launched(*form) -> None:
         raise Launched(*form)
@@ -201,7 +202,7 @@ def test_what_was_asked_for_is_not_asked_for_again(requests) -> None:
     config = plan.plan_of(dense(), True, True, Sm90Config).config
     for _ in range(2):
         precompile.forward(config)
-        precompile.backward(config, [True] * 3, True)
+        precompile.backward(config, [True] * 3, True, SIZES)
     assert requests == [("launch", config), ("launch", gradients_of(config))]
 
 
@@ -209,13 +210,13 @@ def test_what_lies_on_disk_is_not_asked_for(monkeypatch, requests) -> None:
     config = plan.plan_of(dense(), True, True, Sm90Config).config
     monkeypatch.setattr(disk, "has", lambda _, config: config.kernel == "forward")
     precompile.forward(config)
-    precompile.backward(config, [True] * 3, True)
+    precompile.backward(config, [True] * 3, True, SIZES)
     assert requests == [("launch", gradients_of(config))]
 
 
 def test_on_blackwell_each_side_has_a_kernel(requests) -> None:
     config = plan.plan_of(dense(), True, True, Sm100Config).config
-    precompile.backward(config, [True] * 3, True)
+    precompile.backward(config, [True] * 3, True, SIZES)
     assert [inputs[1].kernel for inputs in requests] == ["keys", "rows"]
     assert [dataclasses.replace(inputs[1], kernel="forward") for inputs in requests] == [config] * 2
 

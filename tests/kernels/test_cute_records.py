@@ -14,12 +14,13 @@ from gdpa_inductor.kernels.cute.backward import jagged_biases
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.launcher import Launcher
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
-from gdpa_inductor.kernels.cute.sm100.config import SIDES, Sm100Config
+from gdpa_inductor.kernels.cute.sm100.config import SIDES
 from gdpa_inductor.lowerings.cute import calls
 from gdpa_inductor.ops import operands_of
 from gdpa_inductor.rejection import GDPAError
 
 from . import cute_recorders
+from .cute_kinds import OneKernel, TwoKernels
 from .cute_recorders import (
     KINDS,
     LONGEST,
@@ -238,12 +239,15 @@ def test_a_record_holds_no_tensor():
     assert recorded(site) and not any(x() is not None for x in tensors)
 
 
-def test_rows_that_no_sequence_owns_are_cleared_where_kernels_do_not(cleared, monkeypatch):
-    """On Blackwell, all rows of each call."""
+@pytest.mark.parametrize(("blackwell", "count"), [(TwoKernels, len(SIDES)), (OneKernel, 1)])
+def test_rows_that_no_sequence_owns_are_cleared_where_kernels_do_not(
+    cleared, monkeypatch, blackwell, count
+):
+    """On Blackwell, all rows of each call. Counters of query tiles are cleared too."""
     find, recorder = plan.plan_of, Recorder()
 
     def plan_of(o, fast, skip, kind):
-        return find(o, fast, skip, Sm100Config)
+        return find(o, fast, skip, blackwell)
 
     for module in (launch, backward_launch):
         monkeypatch.setattr(module, "plan_of", plan_of)
@@ -255,5 +259,7 @@ def test_rows_that_no_sequence_owns_are_cleared_where_kernels_do_not(cleared, mo
         results = [forward(*jagged(rows)), *backward(*of_backward(jagged(rows)))]
         assert recorded(forward) and recorded(backward)
         sizes = [(x.data_ptr(), x.numel() // 2, STREAM) for x in results]
-        assert sorted(cleared) == (sorted(sizes) if number else [])
-    assert len(recorder.launches) == 3 * (1 + len(SIDES))
+        counters = [x for x in cleared if x not in sizes]
+        assert [x for x in sizes if x in cleared] == (sizes if number else [])
+        assert len(counters) == (count == 1 and number > 0)
+    assert len(recorder.launches) == 3 * (1 + count)

@@ -16,13 +16,14 @@ from torch import Tensor
 pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
-from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
+from gdpa_inductor.kernels.cute.sm100.config import BOTH, Sm100Config
 from gdpa_inductor.operands import Operands
 from tests.kernels.cute_account import backward_binary
 from tests.kernels.cute_mask_cases import blocks
 
 from . import cute_backward_cases
 from .cute_backward_cases import exact, make_call
+from .cute_kinds import OneKernel, TwoKernels
 from .cute_memory import fresh_kernels, gradients
 from .marks import slow_but
 
@@ -91,8 +92,12 @@ CASES = {
 }
 
 
-# How many CTAs: those of Hopper wait for each other, and the emulator has one at a time.
-KINDS = {"sm100": (Sm100Config, 2, "lazy"), "sm90": (Sm90Config, 1, "random")}
+# How many CTAs: those that add dQ in turn wait for each other, and the emulator has one at a time.
+KINDS = {
+    "two kernels": (TwoKernels, 2, "lazy"),
+    "one kernel": (OneKernel, 1, "random"),
+    "sm90": (Sm90Config, 1, "random"),
+}
 fresh = pytest.fixture(scope="module", autouse=True)(fresh_kernels)
 
 
@@ -131,7 +136,7 @@ def check(case: Case, grad: Tensor, o: Operands[Tensor], needs: Sequence[bool], 
 
 @pytest.mark.parametrize("rows", [70, (70, 40)], ids=["dense", "jagged"])
 def test_only_the_gradient_of_a_bias(rows, emulated) -> None:
-    """The side of the keys is not launched."""
+    """Of two kernels, that of the keys is not launched."""
     case = of(ADDED, HEADS, rows=rows, keys=rows)
     grad, o = case.call()
     check(case, grad, o, (False, False, False, True), emulated)
@@ -174,14 +179,23 @@ def test_infinity_in_a_sequence_changes_no_bit_elsewhere(emulated) -> None:
 
 
 @pytest.mark.parametrize("jagged", [False, True], ids=["dense", "jagged"])
-@pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.slow), 128])
-def test_machine_code_where_the_gradient_of_a_bias_is_stored(head_dim: int, jagged: bool) -> None:
+@pytest.mark.parametrize(
+    ("head_dim", "side"),
+    [pytest.param(64, "rows", marks=pytest.mark.slow), (128, "rows"), (64, BOTH)],
+)
+def test_machine_code_where_the_gradient_of_a_bias_is_stored(
+    head_dim: int, side: str, jagged: bool
+) -> None:
     pytest.importorskip("triton")  # its package has the disassembler
     config = Sm100Config(
         "bfloat16", head_dim, head_dim, f"a0:f[h,q_idx,kv_idx]; {CAUSAL}", ("bfloat16",), jagged,
         jagged, vectors=frozenset([0]), stored=0,
     )  # fmt: skip
-    kernel = backward_binary(config, "rows")
+    kernel = backward_binary(config, side)
+    if side == BOTH:
+        assert kernel.stack <= 128, "registers spill"
+        assert kernel.count("STG.E.U16") == 64  # a thread has one key
+        return
     assert kernel.stack == 0, "registers spill"
     # 64 scores of a thread, 8 at a time. Half a row of dQ, where it was summed and where not.
     assert kernel.count("STG.E.128") == 64 // 8 + 2 * (head_dim // 2) // 8

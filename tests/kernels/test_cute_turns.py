@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("cutlass")
 
+from gdpa_inductor.kernels.cute.backward import turns
+from gdpa_inductor.kernels.cute.backward.turns import APART, Turns
 from gdpa_inductor.kernels.cute.forward import work
 from gdpa_inductor.kernels.cute.forward.work import FEW, Work
-from gdpa_inductor.kernels.cute.sm90.backward import turns
-from gdpa_inductor.kernels.cute.sm90.backward.turns import APART, Turns
 
 SHAPES = list(itertools.product((1, 2, 3, 4, 16), (1, 8, 16, 21, 50)))
 with_shapes = pytest.mark.parametrize("keys, count", SHAPES)

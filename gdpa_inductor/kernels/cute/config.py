@@ -115,8 +115,13 @@ class KernelConfig:
     bounded: frozenset[int] = frozenset()  # those that may get a table of tile bounds (`classes`)
     kernel: str = "forward"  # which kernel: "forward", or one of `backward_kernels`
 
-    def backward_kernels(self, ordered: bool, stored: int | None) -> list["KernelConfig"]:
-        """The configurations of the kernels of a backward. ordered, stored: As the fields."""
+    def backward_kernels(
+        self, ordered: bool, stored: int | None, most: tuple[int, int]
+    ) -> list["KernelConfig"]:
+        """The configurations of the kernels of a backward.
+
+        ordered, stored: As the fields. most: The most queries and keys of a sequence.
+        """
         raise NotImplementedError
 
     @property
@@ -136,6 +141,21 @@ class KernelConfig:
     def stored_dtypes(self) -> list[str]:
         scores = [] if self.stored is None else [self.dtype]
         return scores + ["int32"] * self.notes
+
+    @property
+    def continues(self) -> bool:
+        """An earlier launch of a backward has begun the sums of dQ."""
+        return self.part in ("middle", "last")
+
+    @property
+    def sums_are_gradients(self) -> bool:
+        """The sums of dQ in fp32 are what the backward returns, so the kernel converts nothing."""
+        return False
+
+    @property
+    def counters(self) -> int:
+        """How many counters each query tile has, where dQ is summed in global memory."""
+        return 1
 
     @property
     def tile_rows(self) -> int:

@@ -82,6 +82,10 @@ class LaunchPlan:
         value: T = self.cache[key]
         return value
 
+    def backward_kernels(self, ordered: bool, stored: int | None) -> list[KernelConfig]:
+        """The configurations of the kernels of a backward. ordered, stored: As the fields."""
+        return self.config.backward_kernels(ordered, stored, (self.sizes[4], self.sizes[5]))
+
     @property
     def in_place(self) -> bool:
         return not (any(self.copied) or self.widened or self.gathered)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..._compat import inductor, shapes
-from ...operands import Operands
+from ...operands import Operands, score_shape
 from . import disk
 from .config import KernelConfig
 from .plan import config_for
@@ -36,13 +36,15 @@ def forward(config: KernelConfig, sliced: bool = False) -> None:
         _request("launch", config.without_sums)
 
 
-def backward(config: KernelConfig, needs: Sequence[bool], ordered: bool) -> None:
-    """Have the kernels of a backward compiled."""
+def backward(
+    config: KernelConfig, needs: Sequence[bool], ordered: bool, most: tuple[int, int]
+) -> None:
+    """Have the kernels of a backward compiled. most: The most queries and keys of a sequence."""
     # The small kernels that sum gradients over the dims that a bias lacks compile in no time.
     wanted = [number for number, need in enumerate(needs[3:]) if need]
     if wanted and not config.jagged:
         config = replace(config, shared=frozenset())  # see `biases.unshared`
-    for kernel in config.backward_kernels(ordered, wanted[0] if wanted else None):
+    for kernel in config.backward_kernels(ordered, wanted[0] if wanted else None, most):
         _request("launch", kernel)
 
 
@@ -79,6 +81,12 @@ def guess(
 ) -> KernelConfig:
     """The configuration that a call will probably have. Operands are fake; sizes may be symbols."""
     return config_for(operands.filled([_likely(x) for x in operands.flat()]), kind, fast, skip)
+
+
+def likely_sizes(operands: Operands[Any]) -> tuple[int, int]:
+    """The most queries and keys of a sequence, as a call will probably have them."""
+    *_, rows, cols = score_shape(operands)
+    return _hint(rows), _hint(cols)
 
 
 def _likely(item: Any) -> Any:

@@ -114,7 +114,8 @@ def precompile(call: Call) -> None:
         fast, skip = call.options.fast_math, call.options.skip
         config = workers.guess(call.fakes.operands, kind, fast, skip)
         if call.backward:
-            workers.backward(config, call.needs, in_order(call.options))
+            most = workers.likely_sizes(call.fakes.operands)
+            workers.backward(config, call.needs, in_order(call.options), most)
         else:
             workers.forward(config, sliced=config.value_dim != call.fakes.operands.value.shape[-1])
     except Exception as error:

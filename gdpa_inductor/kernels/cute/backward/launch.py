@@ -22,8 +22,7 @@ from ..launcher import Launcher
 from ..plan import LaunchPlan, aligned, plan_of
 from ..replay import Record
 from ..runtime import cleared, for_gradient
-from ..sm90.config import HALF, Sm90Config
-from ..sm100.config import SIDES
+from ..sm100.config import SIDES, Sm100Config
 from . import biases
 from .biases import total
 from .jagged_biases import JaggedDivision, StoredScores
@@ -136,7 +135,7 @@ def _in_parts(
 
     if division.direct and not plan.once(_overwrites, stored):
         donated = ()
-    clears = plan.config.folder == "sm90" and plan.once(_leaves_out, stored)
+    clears = plan.once(_leaves_out, stored)
     return biases.gradients(
         call.grad_out,
         call.operands,
@@ -188,12 +187,13 @@ def _overwrites(plan: LaunchPlan, stored: int) -> bool:
 
 def _leaves_out(plan: LaunchPlan, stored: int) -> bool:
     """Whether a launch may not write all of dQ."""
-    return masked(plan.config.backward_kernels(True, stored)[0])
+    kernel, *others = plan.backward_kernels(True, stored)
+    return not others and masked(kernel)
 
 
 def _last_kernel(plan: LaunchPlan, stored: int) -> KernelConfig:
     """The kernel that stores gradients of scores."""
-    return plan.config.backward_kernels(True, stored)[-1]
+    return plan.backward_kernels(True, stored)[-1]
 
 
 def _skips_alike(plan: LaunchPlan, stored: int, axis: int) -> bool:
@@ -204,8 +204,8 @@ def _skips_alike(plan: LaunchPlan, stored: int, axis: int) -> bool:
 
 
 def _jagged_division(plan: LaunchPlan, ctas: int, *wanted: int) -> JaggedDivision:
-    skips = masked(_last_kernel(plan, wanted[0]))
-    return JaggedDivision(plan.example, wanted, plan.config.tiling, ctas, skips)
+    kernel = _last_kernel(plan, wanted[0])
+    return JaggedDivision(plan.example, wanted, kernel.tiling, ctas, masked(kernel))
 
 
 def _complaint(plan: LaunchPlan, *needs: bool) -> str:
@@ -235,9 +235,19 @@ class KernelForm:
 
 
 def kernel_form(
-    plan: LaunchPlan, number: int, stored: int | None, ordered: bool = True, part: str = ""
+    plan: LaunchPlan, stored: int | None, ordered: bool = True, part: str = ""
 ) -> KernelForm:
-    config = replace(plan.config.backward_kernels(ordered, stored)[number], part=part)
+    """Of the one kernel that computes all gradients."""
+    config = replace(plan.backward_kernels(ordered, stored)[0], part=part)
+    return _form_of(plan, config)
+
+
+def _side_form(plan: LaunchPlan, side: str, stored: int | None) -> KernelForm:
+    assert isinstance(plan.config, Sm100Config)
+    return _form_of(plan, plan.config.side(side, stored))
+
+
+def _form_of(plan: LaunchPlan, config: KernelConfig) -> KernelForm:
     return KernelForm(config, None if plan.empty else launch.launcher(config), masked(config))
 
 
@@ -354,19 +364,17 @@ class BackwardCall:
 
 
 def _counters(plan: LaunchPlan) -> tuple[int, ...]:
-    """The shape of Hopper's counters: one for each 64 columns of each query tile."""
-    assert isinstance(plan.config, Sm90Config)
-    tiles = -(-plan.sizes[4] // plan.config.query_rows)
-    return plan.batch, plan.sizes[1], tiles, -(-plan.config.head_dim // HALF)
+    """The shape of the counters of query tiles."""
+    config = plan.config
+    return plan.batch, plan.sizes[1], -(-plan.sizes[4] // config.tiling.rows), config.counters
 
 
-def _hopper_gradients(call: BackwardCall, letters: str) -> dict[str, Tensor]:
+def _by_one_kernel(call: BackwardCall, letters: str) -> dict[str, Tensor]:
     """One kernel computes dQ, dK and dV: always all of them, even if `letters` has fewer."""
     part = call.share.part if call.share else ""
-    form = call.plan.once(kernel_form, 0, call.stored, call.ordered, part)
+    form = call.plan.once(kernel_form, call.stored, call.ordered, part)
     grads = {letter: call.room(letter) for letter in "qkv"}
     config, grad_query = form.config, grads["q"]
-    assert isinstance(config, Sm90Config)
     # The kernel does not write dQ of query tiles that meet no key. It clears such rows of jagged
     # queries itself, but not those that meet no key because of a mask.
     partial = form.masked or (config.jagged_k and not config.jagged_q)
@@ -375,9 +383,8 @@ def _hopper_gradients(call: BackwardCall, letters: str) -> dict[str, Tensor]:
     if form.launcher is None:
         call.run(form, (), call.launches)
         return {letter: x.zero_() for letter, x in grads.items()}
-    # The sums of a shared query are its gradient in fp32: the kernel does not convert them.
     sums = grad_query
-    if "q" not in config.shared:
+    if not config.sums_are_gradients:
         sums = call.scratch("sums", grad_query.shape, torch.float32, 0)
     if adds_all(config) and not config.continues:
         call.clear(sums)
@@ -385,21 +392,33 @@ def _hopper_gradients(call: BackwardCall, letters: str) -> dict[str, Tensor]:
     call.clear(counters)
     matrices = (call.grad_out, sums, grads["k"], grads["v"], grad_query, counters)
     call.run(form, matrices, call.launches)
-    # Usually the conversion applies the factor. The sums of a shared query are not converted.
-    if "q" in config.shared and (factor := factor_of(config.program, config.stored)) != 1.0:
+    # Usually the conversion applies the factor.
+    if config.sums_are_gradients and (factor := factor_of(config.program, config.stored)) != 1.0:
         sums.mul_(factor)
     return grads
 
 
 def _blackwell_gradients(call: BackwardCall, letters: str) -> dict[str, Tensor]:
-    """One kernel for each side: the gradients in `letters`, and those of the same kernels."""
+    """The gradients in `letters`, and those of the same kernels."""
+    several = "q" in letters and len(letters) > 1
+    if (several or call.stored is not None) and call.plan.once(_merges):
+        return _by_one_kernel(call, letters)
+    return _by_sides(call, letters)
+
+
+def _merges(plan: LaunchPlan) -> bool:
+    return len(plan.backward_kernels(True, None)) == 1
+
+
+def _by_sides(call: BackwardCall, letters: str) -> dict[str, Tensor]:
+    """One kernel for each side."""
     grads: dict[str, Tensor] = {}
-    for number, (side, own) in enumerate(SIDES.items()):
+    for side, own in SIDES.items():
         # The rows side stores dS as the gradient of a bias. So it runs too if that is wanted.
         stores = side == "rows" and call.stored is not None
         if set(letters) & set(own) or stores:
             outputs = [call.room(letter) for letter in own]
-            form = call.plan.once(kernel_form, number, call.stored)
+            form = call.plan.once(_side_form, side, call.stored)
             if form.launcher is None:
                 for x in outputs:
                     x.zero_()
@@ -409,4 +428,4 @@ def _blackwell_gradients(call: BackwardCall, letters: str) -> dict[str, Tensor]:
 
 
 # By the folder of the kernels: gradients by letter.
-GRADIENTS = {"sm90": _hopper_gradients, "sm100": _blackwell_gradients}
+GRADIENTS = {"sm90": _by_one_kernel, "sm100": _blackwell_gradients}

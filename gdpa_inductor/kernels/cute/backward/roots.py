@@ -100,8 +100,7 @@ def adds_all(config: KernelConfig) -> bool:
     # - The order is not fixed.
     # - An earlier launch has begun the sums.
     # - The launch has the first keys only, and a mask may leave these without any tile.
-    begun = config.part in ("middle", "last")
-    return not config.ordered or begun or (config.part == "first" and masked(config))
+    return not config.ordered or config.continues or (config.part == "first" and masked(config))
 
 
 @functools.lru_cache(512)

@@ -277,4 +277,4 @@ def _launch(
 
 
 def _kernel(plan: LaunchPlan, stored: int) -> KernelConfig:
-    return plan.config.backward_kernels(True, stored)[-1]
+    return plan.backward_kernels(True, stored)[-1]

@@ -32,7 +32,7 @@ class ResidentTile:
     # begin, end: the streamed tiles of each pass, half open
     begin: Any = None
     end: Any = None
-    descends: Any = False  # the streamed tiles come from the last to the first (sm90 only)
+    descends: Any = False  # the streamed tiles come from the last to the first (`turns`)
 
     @property
     def steps(self):
@@ -106,6 +106,14 @@ class Walk(Fixed):
         place = hulls + (unit + tile.first // self.heights.resident) * 2
         with cute.arch.elect_one():
             place[0], place[1] = Int32(tile.begin), Int32(tile.end)
+
+    def entry(self, tile: ResidentTile):
+        """The streamed tile with which each pass of this tile begins."""
+        return tile.begin
+
+    def block(self, tile: ResidentTile, entry, step):
+        """The streamed tile of a step of a pass."""
+        return entry + step
 
     def place(self, tile: ResidentTile, turn) -> tuple[Any, Any]:
         """(batch, query head) of the scores in pass `turn`."""

@@ -4,11 +4,14 @@ from dataclasses import dataclass, replace
 
 from .. import config
 from ..config import BOX, SHARED_MEMORY
+from .costs import one_kernel_pays
 
 ROWS = COLS = BOX  # a score tile: 128 lanes of tensor memory, 128 fp32 columns
 TMEM_COLUMNS = 512
+MOST_ADDED = 64  # columns of dQ that a thread adds
 # The two kernels of a backward, and which gradients each computes: "keys" dK and dV, "rows" dQ.
 SIDES = {"keys": "kv", "rows": "q"}
+BOTH = "both"  # the one kernel that computes all three
 
 
 @dataclass(frozen=True)
@@ -24,23 +27,50 @@ class Sm100Config(config.KernelConfig):
     measured = False
     overwrites = False  # both sides read a bias
 
-    def backward_kernels(self, ordered: bool, stored: int | None) -> list[config.KernelConfig]:
-        """One kernel for each side. `ordered` has no effect, since each sum has one order."""
-        return [self.side(side, stored) for side in SIDES]
+    def backward_kernels(
+        self, ordered: bool, stored: int | None, most: tuple[int, int]
+    ) -> list[config.KernelConfig]:
+        """One kernel for both sides, or one for each (`merges`). `ordered` has no effect, since
+        each sum has one order.
+        """
+        return [self.side(side, stored) for side in ([BOTH] if self.merges(*most) else SIDES)]
+
+    def merges(self, rows: int, cols: int) -> bool:
+        """Whether one kernel computes all gradients of sequences with at most so many queries and
+        keys.
+        """
+        # With fewer query tiles than key tiles these would wait for their turns to add dQ.
+        apart = -(-rows // ROWS) >= -(-cols // COLS)
+        dims = self.padded_head_dim, self.padded_value_dim
+        return self.both_fit and apart and one_kernel_pays(dims, self.program, self.fast)
+
+    @property
+    def both_fit(self) -> bool:
+        """There is room for one kernel that computes all gradients.
+
+        Tensor memory holds S, dP, and the sums of dK, dV and dQ. A thread that adds dQ holds a row.
+        """
+        a, b = self.padded_head_dim, self.padded_value_dim
+        return a <= MOST_ADDED and 2 * COLS + 2 * a + b <= TMEM_COLUMNS
 
     def side(self, side: str, stored: int | None) -> "Sm100Config":
-        """The kernel of one side. Only the rows side stores the gradient of a bias."""
-        return replace(self, kernel=side, stored=stored if side == "rows" else None)
+        """The kernel of one side, or of both. That of the keys stores no gradient of a bias."""
+        return replace(self, kernel=side, stored=None if side == "keys" else stored)
 
     @property
     def matrices(self) -> list[str]:
-        """A backward takes dO, then the gradients of its side and what it stores."""
-        gradients = self.gradient_dtypes(SIDES.get(self.kernel, ""))
+        """A backward takes dO, then the gradients of its side and what it stores. Both sides take
+        sums of dQ, dK, dV, dQ and counters.
+        """
+        if self.kernel == BOTH:
+            gradients = ["float32", *self.gradient_dtypes("kvq"), "int32"]
+        else:
+            gradients = self.gradient_dtypes(SIDES.get(self.kernel, ""))
         return [self.dtype, *gradients, *self.stored_dtypes]
 
     @property
     def tiling(self) -> config.StoredTiling:
-        return config.StoredTiling(self.rows, self.cols, by_keys=False)
+        return config.StoredTiling(self.rows, self.cols, by_keys=self.kernel == BOTH)
 
     @property
     def output_stages(self) -> int:

@@ -70,7 +70,9 @@ class Sm90Config(config.KernelConfig):
     paged = True
     sums_rows = True
 
-    def backward_kernels(self, ordered: bool, stored: int | None) -> list[config.KernelConfig]:
+    def backward_kernels(
+        self, ordered: bool, stored: int | None, most: tuple[int, int]
+    ) -> list[config.KernelConfig]:
         return [replace(self, kernel="backward", ordered=ordered, stored=stored)]
 
     @property
@@ -155,9 +157,12 @@ class Sm90Config(config.KernelConfig):
         return self.part in ("", "last") and "q" not in self.shared
 
     @property
-    def continues(self) -> bool:
-        """An earlier launch has begun the sums of dQ."""
-        return self.part in ("middle", "last")
+    def sums_are_gradients(self) -> bool:
+        return "q" in self.shared
+
+    @property
+    def counters(self) -> int:
+        return -(-self.head_dim // HALF)
 
     @property
     def query_rows(self) -> int:

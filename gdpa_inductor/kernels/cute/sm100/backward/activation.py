@@ -3,7 +3,7 @@
 Two warpgroups share the columns of the scores: each thread has one resident row and 64 streamed
 rows. While the tensor core computes dP, the program computes P and the slope. P goes back to tensor
 memory. The slope stays in registers, for dS = dP · slope. `ScoreStores` stores dS from registers,
-`GradientSums` the accumulators from tensor memory.
+`SharedSlopes` hands it to dQ, and `GradientSums` stores the accumulators from tensor memory.
 """
 
 from dataclasses import dataclass
@@ -37,20 +37,57 @@ class ScoreStores(Fixed):
         """N is rounded up to a multiple of 8, and the columns in excess are written too."""
         self.rows, self.columns = self.sizes[4], whole_vectors(self.sizes[5])
 
-    @cute.jit
-    def store(self, tile: ResidentTile, row, column, numbers):
-        """Store `numbers` in a row of the tile. Past the end of its sequence a row gets zeros."""
-        sb, sh, sr = (Int64(s) for s in self.strides)
-        number = tile.first + row
-        start = self.pointer + (tile.slot * sb + tile.head * sh + number * sr + column)
+    def store(self, tile: ResidentTile, turn, row, column, numbers) -> None:
+        """Store `numbers` of a resident row, from a streamed row `column` on. Past the end of
+        either sequence they are zeros.
+        """
         narrow = cute.make_rmem_tensor(cute.size(numbers), self.pointer.dtype)
         narrow.store(numbers.load().to(self.pointer.dtype))
+        head = self.walk.streamed_head(tile, turn) if self.walk.keys else tile.head
+        place = Int64(tile.slot) * self.strides[0] + Int64(head) * self.strides[1]
+        store = self.down if self.walk.keys else self.across
+        store(tile, self.pointer + place, tile.first + row, column, narrow)
+
+    @cute.jit
+    def down(self, tile: ResidentTile, start, key, query, narrow):
+        """Store the numbers of a key."""
+        step = Int64(self.strides[2])
+        target = start + (query * step + key)
+        for i in range_constexpr(cute.size(narrow)):
+            if (query + i < self.rows) & (key < self.columns):
+                cute.make_tensor(target + i * step, cute.make_layout(1))[0] = narrow[i]
+
+    @cute.jit
+    def across(self, tile: ResidentTile, start, number, column, narrow):
+        """Store the numbers of a query."""
+        start = start + (number * Int64(self.strides[2]) + column)
         if number >= tile.rows:
             narrow.fill(0.0)
-        for i in range_constexpr(0, cute.size(numbers), VECTOR):
+        for i in range_constexpr(0, cute.size(narrow), VECTOR):
             if (number < self.rows) & (column + i < self.columns):
                 part = cute.make_tensor(narrow.iterator + i, cute.make_layout(VECTOR))
                 cute.autovec_copy(part, vector(start + i))
+
+
+@dataclass
+class SharedSlopes(Fixed):
+    """Writes dS to shared memory, for the product dQ = dSᵀ K."""
+
+    buffer: Any  # dS as the operand of `Shapes.query_part`
+
+    def write(self, row, column, numbers):
+        """Write the numbers of a resident row, from a streamed row `column` on. Returns them in 16
+        bits.
+        """
+        depth = cute.size(self.buffer, mode=[0, 1])
+        own = self.buffer[(None, row % depth), 0, row // depth, 0]
+        vectors = cute.logical_divide(own, cute.make_layout(VECTOR))
+        narrow = cute.make_rmem_tensor(cute.size(numbers), self.buffer.element_type)
+        narrow.store(numbers.load().to(self.buffer.element_type))
+        for i in range(0, cute.size(numbers), VECTOR):
+            part = cute.make_tensor(narrow.iterator + i, cute.make_layout(VECTOR))
+            cute.autovec_copy(part, vectors[None, (column + i) // VECTOR])
+        return narrow
 
 
 @dataclass
@@ -63,7 +100,7 @@ class GradientSums(Fixed):
     # By operand: (pointer, strides (batch, head, row), head dim, the same padded). The gradient is
     # [B, H, M, D], or jagged [L, H, D]. Rows past the end of a sequence are not written.
     outputs: dict[str, tuple[Any, ...]]
-    factor: float  # a gradient is its sums times this
+    factor: float  # that of operand A is its sums times this
 
     def write(self, tile: ResidentTile, summed: bool) -> None:
         for name in self.outputs:
@@ -85,7 +122,7 @@ class GradientSums(Fixed):
                 sums = self.memory.load(self.columns[name] + column, SUMS)
                 cute.arch.fence_view_async_tmem_load()
                 whole = sums.load()
-                if const_expr(self.factor != 1.0):
+                if const_expr(name == "A" and self.factor != 1.0):
                     whole = whole * self.factor
                 numbers.store(whole.to(pointer.dtype))
             else:
@@ -112,6 +149,7 @@ class BackwardActivation(Fixed):
     shapes: Shapes
     sums: GradientSums  # store the sums of a tile
     stored: ScoreStores | None  # stores dS as the gradient of a bias
+    shared: SharedSlopes | None
 
     def __post_init__(self) -> None:
         thread = self.memory.thread
@@ -123,9 +161,10 @@ class BackwardActivation(Fixed):
         tile_step, step, deal = Int32(0), Int32(0), Int32(0)
         while self.walk.number(deal) < self.walk.count:
             tile = self.walk.at(deal)
+            entry = self.walk.entry(tile)
             for turn in range(tile.passes):
-                for block in range(tile.begin, tile.end):
-                    self.step(tile, turn, block, step)
+                for i in range(tile.end - tile.begin):
+                    self.step(tile, turn, self.walk.block(tile, entry, i), step)
                     step += 1
             if tile.steps > 0:
                 self.signals["sums"].wait(tile_step)
@@ -154,16 +193,18 @@ class BackwardActivation(Fixed):
         self.signals["gradients"].wait(step)
         scores_ready()
         column = self.shapes.gradients + self.left
-        gradients = self.fetch(column, PARTS)
-        for part in range_constexpr(PARTS):
-            self.slope(column, part, gradients[part], slopes[part])
+        # With dQ there are registers for one part, and what is stored is kept in 16 bits.
+        fetched = self.fetch(column, PARTS if self.shared is None else 0)
+        kept = [self.hand_over(column, part, fetched, slopes[part]) for part in range(PARTS)]
+        if const_expr(self.shared is not None):
+            cute.arch.fence_view_async_shared()
         scores_done(stored=True)
         self.signals["slopes"].arrive_once(step)
         if const_expr(self.stored is not None):
             assert self.stored is not None
             for part in range_constexpr(PARTS):
                 first = block * COLS + self.left + part * PART
-                self.stored.store(tile, self.row, first, gradients[part])
+                self.stored.store(tile, turn, self.row, first, kept[part])
 
     def fetch(self, column, parts: int) -> list[Any]:
         # this thread's columns of S or dP, in parts of 32
@@ -191,12 +232,31 @@ class BackwardActivation(Fixed):
                 there = first + i < tile.length
                 slopes[i] = select(there, slopes[i], Float32(0.0))
                 weights[i] = select(there, weights[i], Float32(0.0))
+        if const_expr(self.shared is not None):
+            self.empty(tile, slopes)
         if const_expr(self.walk.keys):
             self.memory.store(column + part * (PART // 2), weights)
 
     @cute.jit
-    def slope(self, column, part, gradients, slopes):
-        """Turn dP into dS, for 32 columns. Masked scores get 0, even if dP is infinite or NaN."""
+    def empty(self, tile: ResidentTile, slopes):
+        """dQ sums over the resident rows, so those past the end of the sequence have no slope."""
+        if tile.first + ROWS > tile.rows:
+            there = tile.first + self.row < tile.rows
+            for i in cutlass.range(PART, unroll_full=True):
+                slopes[i] = select(there, slopes[i], Float32(0.0))
+
+    def hand_over(self, column, part: int, fetched: list[Any], slopes):
+        """Turn dP into dS, for 32 columns, where the products read it. Returns dS."""
+        gradients = self.pick(fetched, column, part)
+        self.slope(gradients, slopes)
+        self.memory.store(column + part * (PART // 2), gradients)
+        if self.shared is None:
+            return gradients
+        return self.shared.write(self.row, self.left + part * PART, gradients)
+
+    @cute.jit
+    def slope(self, gradients, slopes):
+        """Turn dP into dS. Masked scores get 0, even if dP is infinite or NaN."""
         for i in cutlass.range(0, PART, 2, unroll_full=True):
             gradients[i], gradients[i + 1] = cute.arch.mul_packed_f32x2(
                 (gradients[i], gradients[i + 1]), (slopes[i], slopes[i + 1])
@@ -204,4 +264,3 @@ class BackwardActivation(Fixed):
         if const_expr(self.walk.ranges.selects):
             for i in cutlass.range(PART, unroll_full=True):
                 gradients[i] = select(slopes[i] == 0.0, Float32(0.0), gradients[i])
-        self.memory.store(column + part * (PART // 2), gradients)

@@ -4,16 +4,23 @@
     dV = Pᵀ dO        dK = dSᵀ Q        dQ = dS K
 
 There is no softmax: no row statistics, and no kernel before this one. The kernel has two sides. A
-launch has one of them. They differ in what stays in the CTA (resident) and what streams past:
+launch has one of them, or both. They differ in what stays in the CTA (resident) and what streams
+past:
 
     side     a CTA owns                    resident A, B   streamed A, B   sums
     "keys"   128 keys of a key head        K, V            Q, dO           dK = dSᵀ Q and dV = Pᵀ dO
     "rows"   128 queries of a query head   Q, dO           K, V            dQ = dS K
+    "both"   128 keys of a key head        K, V            Q, dO           dK, dV, parts of dQ
 
-On the keys side the scores are transposed, K Qᵀ. On both sides a resident row is a lane of tensor
+Where keys are resident the scores are transposed, K Qᵀ. Always a resident row is a lane of tensor
 memory. P and dS overwrite the scores there, and the products that sum read them from there. So
-nothing between the products passes through shared memory. Query heads that share a key head stream
-past one after the other, and are summed in that order.
+nothing between these products passes through shared memory. Query heads that share a key head
+stream past one after the other, and are summed in that order.
+
+The kernel of both sides has five products, and those of one side have seven together. dQ of a step
+sums over the resident rows, so it reads dS from shared memory. The key tiles of a head add their
+parts of dQ in global memory, in turn (`backward/sums.py`). `Sm100Config.merges` says where it is
+used.
 
 Notation
     r, t     A resident row (a lane of tensor memory), and a streamed row (a column).
@@ -23,8 +30,9 @@ Notation
     tile     128 resident rows.
     step     A tile with one streamed tile.
 
-Warps 0-7 activate, 8 multiplies, 9 loads, and two are idle. `Sm100Config` and the side are known at
-compile time. `MOST_STAGES` and `PART` of shapes.py, and the order in products.py, are tuned.
+Warps 0-7 activate, 8 multiplies, 9 loads. On both sides 10 adds dQ, and 12-15 copy it from tensor
+memory. Others are idle. `Sm100Config` and the side are known at compile time. `MOST_STAGES` and
+`PART` of shapes.py, and the order in products.py, are tuned.
 """
 
 from dataclasses import dataclass, replace
@@ -36,19 +44,24 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from ...backward.ranges import Heights, StreamedRanges
 from ...backward.roots import factor_of, terms_of
+from ...backward.sums import Counters, QuerySums
+from ...backward.turns import Turns
 from ...backward.walk import ResidentTile, Walk
 from ...barriers import Signal, initialize
 from ...operands import AttentionKernel, KernelArguments, Matrix, Tiles, matrices
 from ...program import Program
 from ...values import Fixed
-from ..config import ROWS, TMEM_COLUMNS, Sm100Config
+from ..config import BOTH, ROWS, TMEM_COLUMNS, Sm100Config
 from ..tensor_memory import TensorMemoryRow
-from .activation import BackwardActivation, GradientSums, ScoreStores
+from .activation import BackwardActivation, GradientSums, ScoreStores, SharedSlopes
 from .products import BackwardProducts
+from .query_sums import COPYING_WARPS, QueryCopies, QueryRows, SharedParts
 from .shapes import Shapes
 
-ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, WARPS = 8, 8, 9, 12  # whole warpgroups
-REGISTERS = {"activation": 208, "others": 80}  # of a thread; 168 each at the launch
+ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, SUMS, WARPS = 8, 8, 9, 10, 12  # whole warpgroups
+# Registers of a thread. At the launch all have as many: 168, or 128 in the kernel of both sides.
+REGISTERS = {"activation": 208, "others": 80}
+REGISTERS_OF_BOTH = {"activation": 176, "others": 72, "copies": 88}
 NAMES = ("rA", "tA", "rB", "tB")
 # name: (stages, arrivals); stages are a number, or as many as that ring or buffer has
 SIGNALS: dict[str, tuple[str | int, int]] = {
@@ -57,34 +70,45 @@ SIGNALS: dict[str, tuple[str | int, int]] = {
     "streamed_A": ("A", 1), "streamed_B": ("B", 1),  # loads: the operand of the step has landed
     "free_A": ("A", 1), "free_B": ("B", 1),  # products: it is read no more
     "scores": ("S", 1), "gradients": (1, 1),  # products: S, dP of the step are there
-    "weights": ("P", ACTIVATION_WARPS),  # activation: a part of P is written (keys side)
+    "weights": ("P", ACTIVATION_WARPS),  # activation: a part of P is written (keys, both)
     "slopes": (1, ACTIVATION_WARPS),  # activation: dS of the step is written
     "sums": (1, 1),  # products: the accumulators of the tile are complete
+    "parts": ("Q", 1),  # products: dQ of the step is there (both sides)
+    "drained": ("Q", COPYING_WARPS),  # copies: it is read
+    "copied": ("C", COPYING_WARPS),  # copies: it is in shared memory
+    "added": ("C", 1),  # sums: it is read there
 }  # fmt: skip
 
 
 class BackwardKernel(AttentionKernel):
-    """One side of one configuration.
+    """One side of one configuration, or both.
 
-    The matrices of its arguments are Q, K, V, dO and the gradients that this side computes. The
-    rows side may also have the gradient of an aux operand and, if a side is jagged, the hulls of
-    the query tiles (`jagged_biases`).
+    The matrices of its arguments are Q, K, V, dO and the gradients that this side computes. Behind
+    them may be the gradient of an aux operand and, if a side is jagged, the hulls of the resident
+    tiles (`jagged_biases`). On both sides the gradients are sums of dQ in fp32, dK, dV, dQ, and the
+    counters, which begin at zero.
     """
 
     config: Sm100Config
 
     def __init__(self, config: Sm100Config) -> None:
         super().__init__(config)
-        self.keys = config.kernel == "keys"
-        self.shapes = Shapes(config, self.keys)
+        self.keys, self.both = config.kernel != "rows", config.kernel == BOTH
+        self.shapes = Shapes(config)
+        self.registers = REGISTERS_OF_BOTH if self.both else REGISTERS
 
     def launch(self, arguments: KernelArguments, ctas: Int32, stream) -> None:
         matrices = self.matrices(arguments)
         copies = [self.atom(name, matrices[name]) for name in NAMES]
         atoms, tensors = zip(*copies, strict=True)
         outputs = {"pointers": arguments.pointers[4:], "strides": arguments.strides[4:]}
+        warps = WARPS + COPYING_WARPS * self.both
         self.kernel(atoms, tensors, replace(arguments, **outputs)).launch(
-            grid=(ctas, 1, 1), block=(32 * WARPS, 1, 1), stream=stream, min_blocks_per_mp=1
+            grid=(ctas, 1, 1),
+            block=(32 * warps, 1, 1),
+            stream=stream,
+            min_blocks_per_mp=1,
+            cooperative=self.both,
         )
 
     def matrices(self, x: KernelArguments) -> dict[str, Matrix]:
@@ -118,30 +142,65 @@ class BackwardKernel(AttentionKernel):
             cute.arch.relinquish_tmem_alloc_permit()
         cute.arch.sync_threads()
         tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, holder)
-        ranges = StreamedRanges(self.config, self.keys, Heights(ROWS, ROWS), x)
+        memory = TensorMemoryRow(tmem, thread, self.dtype)
         if warp < ACTIVATION_WARPS:
-            cute.arch.setmaxregister_increase(REGISTERS["activation"])
-            c, walk = self.config, Walk(self.keys, x, ranges)
-            memory = TensorMemoryRow(tmem, thread, self.dtype)
-            program = Program(c, x, terms_of(c))
-            factor = factor_of(c.program, c.stored)
-            sums = GradientSums(walk, memory, self.shapes.sums, self.outputs(x), factor)
-            stored = None
-            if const_expr(c.stored is not None):
-                stored = ScoreStores(walk, x.pointers[1], x.strides[1], x.sizes)
-            BackwardActivation(walk, program, signals, memory, self.shapes, sums, stored).run()
-        else:
-            cute.arch.setmaxregister_decrease(REGISTERS["others"])
+            cute.arch.setmaxregister_increase(self.registers["activation"])
+            self.activation(x, signals, buffers, memory).run()
+        elif warp < WARPS:
+            cute.arch.setmaxregister_decrease(self.registers["others"])
             if warp == LOAD_WARP:
                 tiles = self.tiles(atoms, tensors, buffers)
-                hulls = x.pointers[2] if self.config.notes else None
-                BackwardLoads(Walk(self.keys, x, ranges), signals, tiles, hulls).run()
+                hulls = x.pointers[self.gradients + 1] if self.config.notes else None
+                BackwardLoads(self.walk(x), signals, tiles, hulls).run()
             if warp == PRODUCT_WARP:
-                walk = Walk(self.keys, x, ranges)
-                BackwardProducts(walk, self.shapes, signals, buffers, tmem).run()
+                BackwardProducts(self.walk(x), self.shapes, signals, buffers, tmem).run()
+            self.add(x, signals, buffers, warp)
+        elif const_expr(self.both):
+            cute.arch.setmaxregister_decrease(self.registers["copies"])
+            self.copies(x, signals, buffers, memory).run()
         cute.arch.sync_threads()
         if warp == PRODUCT_WARP:
             cute.arch.dealloc_tmem(tmem, TMEM_COLUMNS)
+
+    def walk(self, x: KernelArguments):
+        ranges = StreamedRanges(self.config, self.keys, Heights(ROWS, ROWS), x)
+        return Turns(x, ranges) if self.both else Walk(self.keys, x, ranges)
+
+    @property
+    def gradients(self) -> int:
+        """How many matrices there are before the stored gradient of an aux operand."""
+        return len(self.config.matrices) - 1 - len(self.config.stored_dtypes)
+
+    def activation(self, x, signals, buffers, memory: TensorMemoryRow) -> BackwardActivation:
+        c, walk = self.config, self.walk(x)
+        program, factor = Program(c, x, terms_of(c)), factor_of(c.program, c.stored)
+        sums = GradientSums(walk, memory, self.shapes.sums, self.outputs(x), factor)
+        stored = shared = None
+        if c.stored is not None:
+            place = x.pointers[self.gradients], x.strides[self.gradients]
+            stored = ScoreStores(walk, *place, x.sizes)
+        if self.both:
+            shared = SharedSlopes(buffers["dS"])
+        return BackwardActivation(walk, program, signals, memory, self.shapes, sums, stored, shared)
+
+    def counters(self, x: KernelArguments) -> Counters:
+        return Counters(self.walk(x), x.pointers[4], 0, 1)
+
+    def parts(self, x: KernelArguments, signals, buffers) -> SharedParts:
+        rows = QueryRows(self.walk(x), x.pointers[0], self.config.head_dim, x.sizes)
+        return SharedParts(rows, signals, buffers["dQ"].iterator)
+
+    @cute.jit
+    def add(self, x: KernelArguments, signals, buffers, warp):
+        if const_expr(self.both):  # noqa: SIM102 (decided at compile time)
+            if warp == SUMS:
+                QuerySums(self.parts(x, signals, buffers), self.counters(x)).run()
+
+    def copies(self, x, signals, buffers, memory: TensorMemoryRow) -> QueryCopies:
+        c, sizes, parts = self.config, x.sizes, self.parts(x, signals, buffers)
+        place = (sizes[0], sizes[1], sizes[6], c.head_dim, x.strides[3], c.jagged_q)
+        grads, factor = Matrix(x.pointers[3], *place), factor_of(c.program, c.stored)
+        return QueryCopies(parts, self.counters(x), memory, self.shapes.query, grads, factor)
 
     def signals(self, shared) -> tuple[dict[str, Signal], Any]:
         signals, rings = {}, self.shapes.rings
@@ -159,6 +218,13 @@ class BackwardKernel(AttentionKernel):
             buffers[part] = shared.allocate_tensor(
                 self.dtype, layout.outer, 1024, swizzle=layout.inner
             )
+        if self.both:
+            layout = self.shapes.slopes()
+            buffers["dS"] = shared.allocate_tensor(
+                self.dtype, layout.outer, 1024, swizzle=layout.inner
+            )
+            size = self.shapes.rings["C"] * ROWS * self.config.head_dim
+            buffers["dQ"] = shared.allocate_tensor(Float32, cute.make_layout(size), 128)
         return buffers
 
     def tiles(self, atoms, tensors, buffers: dict[str, Any]) -> dict[str, Tiles]:
@@ -173,10 +239,11 @@ class BackwardKernel(AttentionKernel):
         return tiles
 
     def outputs(self, x: KernelArguments) -> dict[str, tuple[Any, ...]]:
-        shapes = self.shapes
+        shapes, first = self.shapes, int(self.both)  # sums of dQ come before
+        gradients = zip(shapes.summed, x.pointers[first:], x.strides[first:], strict=False)
         return {
             name: (pointer, stride, shapes.dims[name], shapes.widths[name])
-            for name, pointer, stride in zip(shapes.summed, x.pointers, x.strides, strict=False)
+            for name, pointer, stride in gradients
         }
 
 
@@ -190,7 +257,7 @@ class BackwardLoads(Fixed):
     walk: Walk
     signals: dict[str, Any]
     tiles: dict[str, Any]
-    hulls: Any = None  # memory for the key tiles that each query tile meets (`jagged_biases`)
+    hulls: Any = None  # memory for the tiles that each resident tile meets (`jagged_biases`)
 
     @cute.jit
     def run(self):
@@ -201,9 +268,10 @@ class BackwardLoads(Fixed):
             tile = self.walk.at(deal)
             if const_expr(self.hulls is not None):
                 self.walk.note(tile, self.hulls)
+            entry = self.walk.entry(tile)
             for turn in range(tile.passes):
-                for block in range(tile.begin, tile.end):
-                    new = (turn == 0) & (block == tile.begin)
+                for i in range(tile.end - tile.begin):
+                    block, new = self.walk.block(tile, entry, i), (turn == 0) & (i == 0)
                     self.operands("A", tile, turn, block, tile_step, step, new)
                     self.operands("B", tile, turn, block, tile_step, step, new)
                     step += 1

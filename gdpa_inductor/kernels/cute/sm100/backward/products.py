@@ -2,8 +2,11 @@
 
 In turn i it issues, with one or with two buffers of scores:
 
-    one buffer:     accB += P(i-1) tB    S(i)    accA += dS(i-1) tA    dP(i)
-    two buffers:    S(i)    accB += P(i-1) tB    accA += dS(i-1) tA    dP(i)
+    one buffer:     accB += P(i-1) tB    S(i)    accA += dS(i-1) tA    dQ(i-1)    dP(i)
+    two buffers:    S(i)    accB += P(i-1) tB    accA += dS(i-1) tA    dQ(i-1)    dP(i)
+
+Only the kernel of both sides has dQ = dSᵀ K, of one step. It reads dS from shared memory. When
+dP(i) is there, dQ(i-1) is complete, so that dS(i) may overwrite dS(i-1).
 
 P overwrites S, and dS overwrites dP. Products complete in the order of issue. So the next S needs
 no signal but "P is written". The same warps read the sums of a tile and then write the first P of
@@ -72,14 +75,34 @@ class BackwardProducts(Fixed):
             for part in range_constexpr(PARTS):
                 self.sum("A", self.shapes.gradients, step - 1, part, (i == 1) & (part == 0))
             arrive_when_multiplied(signals["free_A"], step - 1)
+            self.query_part(step - 1)
         if i < tile.steps:
             self.arrived("B", tile_step, step, i)
             self.score("B", self.shapes.gradients, step)
             arrive_when_multiplied(signals["gradients"], step)
             if const_expr(not self.walk.keys):
                 arrive_when_multiplied(signals["free_B"], step)
-        if i == tile.steps - 1:
+        # dQ of the last step reads K.
+        if i == tile.steps - (0 if self.shapes.both else 1):
             arrive_when_multiplied(signals["spent"], tile_step)
+
+    @cute.jit
+    def query_part(self, step):
+        """Issue dQ of a step, once that of the step before has been copied."""
+        if const_expr(self.shapes.both):
+            self.signals["drained"].wait_before(step)
+            scores_ready()
+            product, width = self.shapes.query_part(), self.shapes.widths["A"]
+            turned = self.shapes.transposed("A", 1)
+            pointer = cute.recast_ptr(self.buffers["rA"].iterator, turned.inner)
+            right = product.make_fragment_B(cute.make_tensor(pointer, turned.outer))
+            left = product.make_fragment_A(self.buffers["dS"])
+            layout = product.make_fragment_C(product.partition_shape_C((COLS, width))).layout
+            out = cute.make_tensor(self.tmem + self.shapes.query, layout)
+            for k in range_constexpr(cute.size(left, mode=[2])):
+                product.set(tcgen05.Field.ACCUMULATE, k > 0)
+                cute.gemm(product, out, left[None, None, k, 0], right[None, None, k, 0], out)
+            arrive_when_multiplied(self.signals["parts"], step)
 
     @cute.jit
     def scores(self, tile: ResidentTile, tile_step, step, i):

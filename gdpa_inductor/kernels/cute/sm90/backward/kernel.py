@@ -33,6 +33,8 @@ from cutlass.cute.nvgpu import cpasync
 
 from ...backward.ranges import Heights, StreamedRanges
 from ...backward.roots import factor_of, masked, row_gradient, terms_of
+from ...backward.sums import Conversion, Counters, QuerySums
+from ...backward.turns import Turns
 from ...config import SHARED_MEMORY, whole_vectors
 from ...operands import (
     AttentionKernel,
@@ -55,8 +57,7 @@ from .loads import HopperBackwardLoads
 from .products import HopperBackwardProducts
 from .register_operands import RowGradients
 from .roles import CONVERSION, GROUPS, LOADS, REGISTERS, SUMS, WARPS, HopperShapes, HopperSignals
-from .sums import Conversion, ConvertedColumns, Counters, QuerySums
-from .turns import Turns
+from .sums import ConvertedColumns, HandedParts
 
 OPERANDS, GRADIENTS = "qkvo", ("dq", "gk", "gv", "gq")
 # The fields of shared memory. sX holds dS; at the end of a tile dV, then dK.
@@ -206,7 +207,7 @@ class HopperBackward(AttentionKernel):
                 part = warp - SUMS
                 ways = [self.tiles("dq", copies[y], shared["dq"], part) for y in ("dq", "add")]
                 own = Counters(Turns(x, ranges), counters, part, self.shapes.columns)
-                QuerySums(*ways, own).run()
+                QuerySums(HandedParts(*ways, own), own).run()
             if warp == CONVERSION:
                 self.clear(x, gradients)
                 if const_expr(c.converts):

@@ -12,11 +12,11 @@ from typing import Any
 
 from cutlass import Constexpr, Int32, Int64, const_expr, cute, range_constexpr
 
+from ...backward.turns import Turns
 from ...backward.walk import ResidentTile
 from ...operands import EVICT_FIRST, EVICT_NORMAL, Matrix, Tiles
 from ...values import Fixed, select
 from .roles import HALF, HopperSignals
-from .turns import Turns
 
 # Two halves of K and V, and two tiles of Q and dO ("o"), in the order in which they are needed.
 PIECES = ("k", 0), ("k", 1), ("q", 0), ("v", 0), ("v", 1), ("o", 0), ("q", 1), ("o", 1)

@@ -29,6 +29,7 @@ import cutlass
 from cutlass import Constexpr, Float32, Int32, Uint8, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import warpgroup
 
+from ...backward.turns import Turns
 from ...backward.walk import ResidentTile
 from ...operands import Tiles
 from ...program import Program, ProgramLine
@@ -46,7 +47,6 @@ from .epilogue import KeyGradients
 from .fragments import HopperBackwardFragments
 from .register_operands import RegisterOperand, RowGradients, TiledIntegers, register_operands
 from .roles import EMPTY, FULL, GROUPS, HALF, HANDED, TURNS, HopperSignals, both
-from .turns import Turns
 
 
 @dataclass

@@ -39,9 +39,9 @@ apart. Then only conversions wait.
 
 from cutlass import Boolean, Int32, const_expr, cute
 
-from ...backward.walk import ResidentTile, Walk, tiles_of
-from ...operands import KernelArguments
-from ...values import larger, select, smaller
+from ..operands import KernelArguments
+from ..values import larger, select, smaller
+from .walk import ResidentTile, Walk, tiles_of
 
 APART = 2  # with 1 tiles wait for their turns (docs/lab/2026-11-26-short-sides.md)
 

@@ -1,0 +1,180 @@
+"""dQ of the kernel of both sides: from tensor memory to sums in global memory, then to 16 bits.
+
+Four warps copy dQ of a step to shared memory. Another warp adds it to the sums when it is the turn
+of the key tile (`backward/sums.py`), by one bulk copy. The last key tile to add to a query tile
+does not: its four warps read the sums instead, add dQ of their step, and store dQ in 16 bits.
+
+The sums of a query tile lie side by side, in an order of their own: the first four columns of all
+rows, then the next four. So the threads of a warp write neighbouring places, and a part is one
+piece of memory. All sums have as many numbers as dQ.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from cutlass import Float32, Int32, Int64, cute, range_constexpr
+
+from ...backward.sums import UNKNOWN, Counters
+from ...backward.turns import Turns
+from ...backward.walk import ResidentTile
+from ...config import VECTOR
+from ...operands import Matrix, vector
+from ...values import Fixed, smaller
+from ..config import ROWS
+from ..tensor_memory import TensorMemoryRow, scores_done, scores_ready
+from .shapes import PART
+
+COPYING_WARPS = 4
+QUAD = 4  # sums that a thread moves at a time
+STORE = "cp.async.bulk.global.shared::cta.bulk_group [{$r0}], [{$r1}], {$r2};"
+ADD = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{$r0}], [{$r1}], {$r2};"
+
+
+@dataclass
+class QueryRows(Fixed):
+    """The sums of dQ in global memory."""
+
+    walk: Turns
+    pointer: Any  # fp32
+    dim: int  # the head dim
+    sizes: Any  # as kernels take them
+
+    def of(self, tile: ResidentTile, head, block) -> tuple[Any, Any]:
+        """(the first sum of query tile `block`, how many rows it has)."""
+        unit, length = Int64(tile.batch * self.walk.query_heads + head), self.sizes[4]
+        if self.walk.streamed[0] is not None:  # jagged
+            unit, length = Int64(head), self.sizes[6]
+        row = unit * length + tile.origin + block * ROWS
+        return self.pointer + row * self.dim, self.count(tile, block)
+
+    def count(self, tile: ResidentTile, block):
+        return smaller(tile.length - block * ROWS, Int32(ROWS))
+
+    def place(self, sums, rows, row, column: int):
+        """Four sums of a row. sums: A pointer to those of the tile, in either memory."""
+        place = sums + (column * rows + row * QUAD)
+        aligned = cute.make_ptr(Float32, place.toint(), place.memspace, assumed_align=16)
+        return cute.make_tensor(aligned, cute.make_layout(QUAD))
+
+
+@dataclass
+class SharedParts(Fixed):
+    """Parts of dQ in shared memory."""
+
+    rows: QueryRows
+    signals: dict[str, Any]
+    pointer: Any  # fp32, a buffer for each stage of "copied"
+
+    def at(self, step):
+        return self.pointer + self.signals["copied"].index(step) * (ROWS * self.rows.dim)
+
+    def takes(self, tile: ResidentTile, head, block, before):
+        """Whether other key tiles add after this one."""
+        return before + 1 != self.rows.walk.adders(tile, head, block)
+
+    def start(self) -> None:
+        pass
+
+    def wait(self, step) -> None:
+        self.signals["copied"].wait(step)
+
+    @cute.jit
+    def issue(self, tile: ResidentTile, head, block, step, adds):
+        sums, rows = self.rows.of(tile, head, block)
+        size = rows * (4 * self.rows.dim)
+        with cute.arch.elect_one():
+            ends = [sums.toint(), self.at(step).toint(), size]
+            cute.arch.inline_ptx(ADD if adds else STORE, read_only_args=ends)
+
+    def free(self, step) -> None:
+        self.signals["added"].arrive_once(step)
+
+
+@dataclass
+class QueryCopies(Fixed):
+    """The role of the warps that copy dQ of a step from tensor memory, or store it."""
+
+    parts: SharedParts
+    counters: Counters
+    memory: TensorMemoryRow
+    column: int  # the first of dQ in tensor memory
+    grads: Matrix
+    factor: float  # dQ is the sums times this
+
+    def __post_init__(self) -> None:
+        self.rows, self.signals = self.parts.rows, self.parts.signals
+        self.walk, self.row = self.rows.walk, self.memory.thread % ROWS
+
+    @cute.jit
+    def run(self):
+        step, deal = Int32(0), Int32(0)
+        while self.walk.number(deal) < self.walk.count:
+            tile = self.walk.at(deal)
+            entry = self.walk.entry(tile)
+            for turn in range(tile.passes):
+                head = self.walk.streamed_head(tile, turn)
+                for i in range(tile.end - tile.begin):
+                    self.step(tile, head, self.walk.block(tile, entry, i), step)
+                    step += 1
+            deal += 1
+
+    @cute.jit
+    def step(self, tile: ResidentTile, head, block, step):
+        self.signals["parts"].wait(step)
+        scores_ready()
+        self.signals["added"].wait_before(step)
+        before, adds = self.walk.turn(tile, head, block)
+        if adds & (not self.parts.takes(tile, head, block, before)):
+            self.finish(tile, head, block, before)
+        else:
+            self.copy(tile, block, self.parts.at(step))
+        scores_done(stored=False)
+        self.signals["drained"].arrive_once(step)
+        cute.arch.fence_view_async_shared()
+        self.signals["copied"].arrive_once(step)
+
+    @cute.jit
+    def copy(self, tile: ResidentTile, block, buffer):
+        rows = self.rows.count(tile, block)
+        for first in range_constexpr(0, self.rows.dim, PART):
+            columns = self.fetch(first)
+            if self.row < rows:
+                for column, four in self.fours(first, columns):
+                    cute.autovec_copy(four, self.rows.place(buffer, rows, self.row, column))
+
+    @cute.jit
+    def finish(self, tile: ResidentTile, head, block, before):
+        """Store dQ in 16 bits. All other key tiles have added."""
+        sums, rows = self.rows.of(tile, head, block)
+        if before > 0:
+            self.counters.wait(self.counters.of(tile, head, block), before, Int32(UNKNOWN))
+        target = self.grads.row(tile.origin, block * ROWS + self.row, head, tile.batch)
+        for first in range_constexpr(0, self.rows.dim, PART):
+            columns = self.fetch(first)
+            if self.row < rows:
+                others = cute.make_rmem_tensor(PART, Float32)
+                others.fill(0.0)
+                if before > 0:
+                    for column, four in self.fours(first, others):
+                        cute.autovec_copy(self.rows.place(sums, rows, self.row, column), four)
+                self.store(columns.load() + others.load(), first, target + first)
+
+    def fetch(self, first: int):
+        columns = self.memory.load(self.column + first, PART)
+        cute.arch.fence_view_async_tmem_load()
+        return columns
+
+    def fours(self, first: int, numbers) -> list[tuple[int, Any]]:
+        """(column, four numbers from it on) of those that exist."""
+        layout, count = cute.make_layout(QUAD), min(PART, self.rows.dim - first)
+        return [
+            (first + i, cute.make_tensor(numbers.iterator + i, layout))
+            for i in range(0, count, QUAD)
+        ]
+
+    def store(self, whole, first: int, target) -> None:
+        narrow = cute.make_rmem_tensor(PART, target.dtype)
+        narrow.store((whole * self.factor if self.factor != 1.0 else whole).to(target.dtype))
+        for i in range(0, min(PART, self.rows.dim - first), VECTOR):
+            part = cute.make_tensor(narrow.iterator + i, cute.make_layout(VECTOR))
+            cute.autovec_copy(part, vector(target + i))
