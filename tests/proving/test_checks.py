@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gdpa_inductor.kernels.cute import precompile
 from gdpa_inductor.kernels.cute.certificates import FAMILIES, shape_of
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
@@ -234,3 +235,17 @@ def test_what_a_child_notes_of_times(monkeypatch):
     notes.clear()
     assert child._time(["forward", "backward"], CPU, lambda **x: notes.append(x)) == 1
     assert notes[-1]["verdict"] == "RuntimeError: broken" and notes[-1]["kernel"] == "cute"
+
+
+@pytest.mark.parametrize("family", ["backward", "biases"])
+def test_both_forms_of_blackwells_backward_are_proved(family: str):
+    """A kernel for each side, and one for both, with dense and with jagged sides."""
+    forms = set()
+    for case in CASES[family]:
+        o = case.operands(CPU)
+        needs = case.needs(o, family)
+        config = precompile.guess(o, Sm100Config, fast=True, skip=True)
+        stored = next((number for number, need in enumerate(needs[3:]) if need), None)
+        kernels = config.backward_kernels(True, stored, precompile.likely_sizes(o))
+        forms.add((o.jagged, len(kernels)))
+    assert {(False, 1), (False, 2), (True, 1)} <= forms
