@@ -53,7 +53,10 @@ def checks_of(family: str, device: torch.device) -> list[Check]:
             checks.append((case.name, functools.partial(_attention, case, family, device)))
             o = case.operands(device)
             config, needs = workers.guess(o, kind, fast=True, skip=True), case.needs(o, family)
-            workers.backward(config, needs, ordered=True) if needs else workers.forward(config)
+            if needs:
+                workers.backward(config, needs, True, workers.likely_sizes(o))
+            else:
+                workers.forward(config)
     return checks
 
 
