@@ -50,14 +50,14 @@ def _prove(family: str, device: torch.device, note: Note) -> int:
             run()  # launches are not waited for, so this ends even if a kernel does not
             note(case=name, doing=RUNS)
             torch.cuda.synchronize(device)
-            found = verdict(run, eager, exact, direction, device)
+            fault = verdict(run, eager, exact, direction, device)
         except torch.OutOfMemoryError:
             note(case=name, doing=STARVES)
             return 1
         except Exception as error:  # the context may be lost: no other case can be trusted
             note(case=name, verdict=_described(error))
             return 1
-        note(case=name, verdict=found)
+        note(case=name, verdict=fault)
     return 0
 
 

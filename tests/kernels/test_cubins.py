@@ -119,23 +119,26 @@ def test_row_sums_beside_the_output(capability: int, tmp_path):
 BITS = "float(ge(random16(a0,b,h,q_idx,kv_idx),6554))"
 DROPPED = f"a0:i[]; mul(mul({PLAIN.program},{BITS}),1.1111)"
 SHARING = {"forward": 8, "rows": 8, "keys": 4}
+# Scores that come from tensor memory lie in other threads.
+SHARING_100 = {"forward": 2, "rows": 2, "keys": 1}
 
 
 @pytest.mark.parametrize(
     "capability", [90, *(pytest.param(n, marks=pytest.mark.slow) for n in (80, 100, 120))]
 )
 def test_scores_share_their_random_bits(capability: int, tmp_path):
-    """Eight of a tile share a call of Philox, and four of a transposed one. A call has at least ten
-    products of 32 bits of which the high half is wanted too.
+    """Eight of a tile share a call of Philox, and four of a transposed one; on sm_100 fewer. A call
+    has at least ten products of 32 bits of which the high half is wanted too.
     """
     known: dict[str, int] = {}
+    sharing = SHARING_100 if capability == 100 else SHARING
     for program in (PLAIN.program, DROPPED):
         case = Case("dropped", program, m=1024, n=1024, d=64, dv=64, h=4)
         for name, text in templates(case, capability).items():
             kernel, config = config_of(text)
             wide = wide_products(name, text, capability, tmp_path)
             if program is DROPPED:
-                calls = config.rows * config.keys // (32 * config.warps * SHARING[kernel])
+                calls = config.rows * config.keys // (32 * config.warps * sharing[kernel])
                 assert wide - known[kernel] < 16 * calls, (kernel, config)
             known[kernel] = wide
 
