@@ -195,7 +195,7 @@ class BackwardActivation(Fixed):
         column = self.shapes.gradients + self.left
         # With dQ there are registers for one part, and what is stored is kept in 16 bits.
         fetched = self.fetch(column, PARTS if self.shared is None else 0)
-        kept = [self.hand_over(column, part, fetched, slopes[part]) for part in range(PARTS)]
+        dS = [self.hand_over(column, part, fetched, slopes[part]) for part in range(PARTS)]
         if const_expr(self.shared is not None):
             cute.arch.fence_view_async_shared()
         scores_done(stored=True)
@@ -204,7 +204,7 @@ class BackwardActivation(Fixed):
             assert self.stored is not None
             for part in range_constexpr(PARTS):
                 first = block * COLS + self.left + part * PART
-                self.stored.store(tile, turn, self.row, first, kept[part])
+                self.stored.store(tile, turn, self.row, first, dS[part])
 
     def fetch(self, column, parts: int) -> list[Any]:
         # this thread's columns of S or dP, in parts of 32
