@@ -30,6 +30,8 @@ BUDGETS = {
     "tests/movielens": 40,
     "tests/patterns": 570,
     "tests/program": 60,
+    "tests/proving": 90,
+    "tests/timing": 90,
 }
 
 _LOOP = "import time; sum(i * i % 7 for i in range(14_000_000)); print(time.process_time())"

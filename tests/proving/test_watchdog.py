@@ -13,7 +13,7 @@ NOTE = """
 import json, os, subprocess, sys, time
 def note(**line): print(json.dumps(line), file=open(sys.argv[1], "a"), flush=True)
 """
-SHORT = {"": 30.0, RUNS: 0.5}
+SHORT = {"": 60.0, RUNS: 2.0}
 
 
 def ran(program: str, **limits: float) -> Ended:
@@ -48,18 +48,21 @@ note(case="b", doing="runs")
 time.sleep(600)
 """
     )
-    assert ended.how == "no end after 0.5 s" and ended.at["case"] == "b"
-    assert time.monotonic() - start < 25
-    assert not any(map(alive, ended.lines[0]["pids"]))
+    assert ended.how == "no end after 2 s" and ended.at["case"] == "b"
+    assert time.monotonic() - start < 60
+    pids = ended.lines[0]["pids"]
+    while any(map(alive, pids)) and time.monotonic() - start < 90:  # a killed one ends when it runs
+        time.sleep(0.1)
+    assert not any(map(alive, pids))
 
 
 def test_each_line_begins_a_time_of_its_own():
-    ended = ran('for i in range(8): note(doing="runs"); time.sleep(0.2)')
+    ended = ran('for i in range(8): note(doing="runs"); time.sleep(0.4)')
     assert ended.how == "" and len(ended.lines) == 8
 
 
 def test_compiling_may_take_longer_than_running():
-    program = 'note(doing="compiles"); time.sleep(1.2); note(doing="runs")'
+    program = 'note(doing="compiles"); time.sleep(2.5); note(doing="runs")'
     assert ran(program).how == ""
     assert ran(program, **{COMPILES: 0.5}).how == "no end after 0.5 s"
 
