@@ -26,6 +26,7 @@ from ..kernels.cute.architectures import config_of
 from ..kernels.cute.certificates import FAMILIES, RIVALS, Record
 from ..lowerings.cute.rules import unusable
 from ..rejection import GDPAError
+from .cases import predicted
 from .watchdog import SPEED, STARVES, Ended, environment, python, watched
 
 TIMED = ("forward", "backward")  # families that have a rival
@@ -107,7 +108,12 @@ def _time(families: list[str], device: torch.device, record: Record, say: Say) -
         record["families"][family][last["case"]] = last.get("verdict") or ended.how
         say(f"{family:9} {certificates.failure_of(record, family)}")
     for shape, times in record["speeds"].items():
-        say(f"{shape}: " + ", ".join(f"{x} {times[x]:.3f} ms" for x in RIVALS if x in times))
+        said = [f"{x} {times[x]:.3f} ms" for x in RIVALS if x in times]
+        expected = predicted(shape, record["key"]["capability"])
+        say(
+            f"{shape}: "
+            + ", ".join(said + [f"cute by the timing model {expected}"] * bool(expected))
+        )
 
 
 def described(device: torch.device) -> str:

@@ -8,9 +8,11 @@ which no kernel may read.
 from __future__ import annotations
 
 import itertools
+import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -161,3 +163,21 @@ SHAPES: tuple[tuple[str, Case], ...] = tuple(
     for jagged, batch, rows in ((False, 16, 2048), (True, 1, LONG))
     for dim in (64, 128)
 )
+
+# The names of devices in `predictions.json`, by compute capability.
+PREDICTED = {"10.0": "B200", "10.3": "B300"}
+
+
+def predicted(shape: str, capability: str) -> str:
+    """What the timing model predicts for a shape that is timed, such as "0.10 to 0.11 ms", or "".
+
+    shape: The family and the name of the case.
+    """
+    device = PREDICTED.get(capability)
+    family, case = next((f, c) for f, c in SHAPES if f"{f}, {c.name}" == shape)
+    problem = (family, [case.batch, case.heads, case.rows, case.dims[0]])
+    entries = json.loads(Path(__file__).with_name("predictions.json").read_text())["predictions"]
+    by_name = [x["ms"].items() for x in entries if (x["kernel"], x["shape"]) == problem]
+    times = [ms for items in by_name for name, ms in items if name.split(",")[0] == device]
+    ends = dict.fromkeys(f"{x:.3f}" for x in (min(times), max(times))) if times else ()
+    return f"{' to '.join(ends)} ms" if ends else ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from . import subjects, tables
 
 ROOT = Path(__file__).parents[2]
-PREDICTIONS = ROOT / "docs" / "predictions.json"
+PREDICTIONS = ROOT / "gdpa_inductor" / "proving" / "predictions.json"
 TABLES = {
     ("timing_model.md", "hopper times"): tables.hopper_table,
     ("timing_model.md", "published times"): tables.published_table,

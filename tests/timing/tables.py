@@ -87,7 +87,10 @@ MACHINES = {
     "B200, 1965 MHz": replace(B200, mhz=1965),
     "B300, 1957 MHz": replace(B300, mhz=1957),
 }
-SHAPES = ((16, 4, 1024, 128), (4, 4, 4096, 128), (16, 8, 1024, 64), (4, 8, 4096, 64))
+SHAPES = (  # those in the middle of each head dim are the dense ones of `gdpa prove`
+    *((16, 4, 1024, 128), (16, 4, 2048, 128), (4, 4, 4096, 128)),
+    *((16, 8, 1024, 64), (16, 4, 2048, 64), (4, 8, 4096, 64)),
+)
 FLOPS = {"forward": 2, "backward": 5}
 
 

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from gdpa_inductor.proving.cases import SHAPES, predicted
+
 from . import __main__ as command
 from . import tables
 
@@ -20,7 +22,13 @@ def test_pages_have_the_tables():
 
 def test_predictions_are_kept():
     assert command.PREDICTIONS.read_text() == tables.prediction_file()
-    assert len(json.loads(tables.prediction_file())["predictions"]) == 8
+    kept = json.loads(tables.prediction_file())["predictions"]
+    assert len(kept) == 12
+    for capability in ("10.0", "10.3"):
+        shapes = [f"{family}, {case.name}" for family, case in SHAPES]
+        found = [shape for shape in shapes if predicted(shape, capability)]
+        assert found == [shape for shape in shapes if "dense" in shape]
+    assert not predicted(shapes[0], "9.0")
 
 
 def test_hopper_within_what_the_page_says():
