@@ -29,6 +29,7 @@ ONE_IN: dict[str, int] = {
     "tests/kernels/test_cute_hopper.py": 4,
     "tests/kernels/test_cute_hopper_backward.py": 5,
     "tests/kernels/test_cute_hopper_forward.py": 5,
+    "tests/kernels/test_cute_lookups.py": 4,
     "tests/kernels/test_cute_mask_tensors.py": 4,
     "tests/kernels/test_cute_stored_biases.py": 6,
     "tests/kernels/test_cute_totals.py": 4,
