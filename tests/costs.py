@@ -25,7 +25,7 @@ BUDGETS = {
     "tests/gpu": 20,
     "tests/integration": 330,
     "tests/judge": 120,
-    "tests/kernels": 1150,
+    "tests/kernels": 1350,
     "tests/lowerings": 350,
     "tests/movielens": 40,
     "tests/patterns": 570,
