@@ -211,19 +211,18 @@ class BackwardKernel(AttentionKernel):
         return signals, shared.allocate_array(Int32, 1)
 
     def buffers(self, shared) -> dict[str, Any]:
-        buffers = {}
+        rings, layouts = self.shapes.rings, {}
         for part in NAMES:
-            stages = self.shapes.rings[part[1]] if part[0] == "t" else 1
-            layout = self.shapes.layout(part[1], stages)
-            buffers[part] = shared.allocate_tensor(
-                self.dtype, layout.outer, 1024, swizzle=layout.inner
-            )
+            stages = rings[part[1]] if part[0] == "t" else 1
+            layouts[part] = self.shapes.layout(part[1], stages)
         if self.both:
-            layout = self.shapes.slopes()
-            buffers["dS"] = shared.allocate_tensor(
-                self.dtype, layout.outer, 1024, swizzle=layout.inner
-            )
-            size = self.shapes.rings["C"] * ROWS * self.config.head_dim
+            layouts["dS"] = self.shapes.slopes()
+        buffers = {
+            part: shared.allocate_tensor(self.dtype, layout.outer, 1024, swizzle=layout.inner)
+            for part, layout in layouts.items()
+        }
+        if self.both:
+            size = rings["C"] * ROWS * self.config.head_dim
             buffers["dQ"] = shared.allocate_tensor(Float32, cute.make_layout(size), 128)
         return buffers
 
