@@ -1,7 +1,7 @@
 """A training step of public HSTU layers with learned tables: `python docs/lab/public_hstu.py`.
 
-It needs a GPU, and `pip install torch-rechub==0.9.0` for the first row. The second takes the file of
-generative-recommenders as `bench models` does. Arguments: contenders, by default both.
+It needs a GPU, and `pip install torch-rechub==0.9.0` for the first row. The second takes the file
+of generative-recommenders as `bench models` does. Arguments: backends, by default both.
 
 First: two layers of torch-rechub, whose heads have a table of positions and one of times each.
 Second: one layer of the research code, whose heads share both.
@@ -33,7 +33,9 @@ def first() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 def second() -> tuple[nn.Module, tuple[Tensor, ...]]:
     hstu.DEPTH = 1
-    built = hstu.research(Case("silu", "none", BATCH, HEADS, LENGTH, DIM, "autocast", "cuda", fill=0.5))
+    built = hstu.research(
+        Case("silu", "none", BATCH, HEADS, LENGTH, DIM, "autocast", "cuda", fill=0.5)
+    )
     assert isinstance(built.function, nn.Module)
     return built.function, built.inputs
 

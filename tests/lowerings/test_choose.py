@@ -37,10 +37,10 @@ def problem(
 
 
 ACCEPTED = [
-    (problem(), "triton"),
+    (problem(m=512), "triton"),
     (problem(torch.float16, m=64, n=64), "triton"),
     (problem(d=24, dv=80), "triton"),
-    (problem(d=256, training=False), "triton"),
+    (problem(d=256, m=512, training=False), "triton"),
     (problem(m=1, n=4096, training=False), "triton"),
     (problem(m=1, n=4096, jagged_key=True), "triton"),
     (problem(device="cpu", dtype=F64), "cpu"),
@@ -235,7 +235,7 @@ def test_triton_takes_no_wide_heads_in_full_precision_without_profit_either():
     off = Options(profit=False)
     assert lowerings.choose(problem(F32, d=256), off).kernel == "chunked"
     assert lowerings.choose(problem(F32, d=128), off).kernel == "triton"
-    assert lowerings.choose(problem(BF16, d=256), off).kernel == "triton"
+    assert lowerings.choose(problem(BF16, d=256, m=512), off).kernel == "triton"
     with tf32():
         assert lowerings.choose(problem(F32, d=256), off).kernel == "triton"
 
@@ -277,7 +277,7 @@ def test_pages_are_neither_rounded_nor_copied():
 )
 def test_devices_are_refused(place: str, value, word: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(place, lambda *_: value)
-    refusal = lowerings.choose(problem(), Options())
+    refusal = lowerings.choose(problem(m=512), Options())
     assert refusal.code is Code.DEVICE
     assert word in refusal.reason
 

@@ -35,7 +35,7 @@ from ...kernels.cute.sm90.config import NARROW
 from ...operands import dtype_name
 from ...problem import Problem
 from ...program.expr import POSITIONS
-from ...program.tile_classes import classify
+from ...program.tile_classes import boundable, classify, classify_by_tables
 from ...rejection import Code
 from ..backends import Rule, draws, hint, strange_places
 from ..chunked import LEAST, SLACK, estimate, long_functions, padded_to_all, sizes_vary
@@ -44,6 +44,7 @@ from ..triton.rules import MAX_HEAD_DIM
 
 # Where the kernels for Hopper begin to be faster than Triton's (docs/hopper.md):
 ENOUGH = 26  # log2 of the scores of a call
+ENOUGH_OF_WIDE = 25  # the same at head dims above 64
 ENOUGH_OF_TABLES = 22  # the same where tables are looked up: Triton takes three times as long
 FEW = 64  # up to so many queries Triton's forward reads keys and values as fast as a copy
 LONG = 256  # if a side is jagged: the longest sequence has at least so many queries
@@ -140,10 +141,21 @@ def triton_is_faster(problem: Problem) -> str:
     narrow = 64 if dense_forward and widest > 64 else 32
     if narrowest <= narrow:
         return f"on {kind.gpu} Triton is faster here at head dims up to {narrow}"
-    # Gradients of biases need more launches by the CPU. A narrow forward ends sooner.
-    narrow_forward = dense_forward and widest <= 64
-    few = _few_scores(problem, kind.gpu, ENOUGH + (any(problem.needs[3:]) or narrow_forward))
+    few = _few_scores(problem, kind.gpu, _enough(problem))
     return few or ("" if problem.jagged else _of_each_score(problem, kind.gpu))
+
+
+def _enough(problem: Problem) -> int:
+    """log2 of the fewest scores for which the time that the GPU saves is more than the CPU's
+    (docs/lab/2026-11-29-thresholds.md).
+    """
+    program, (narrowest, widest) = problem.program, sorted(_dims(problem))
+    own = boundable(program.aux)
+    if classify_by_tables([program.weight], program.aux, own).bounds:
+        # A kernel makes a table of what a mask tensor hides.
+        dense_forward = not (problem.needs or problem.jagged)
+        return ENOUGH + (any(problem.needs[3:]) or (dense_forward and widest <= 64))
+    return ENOUGH_OF_WIDE if narrowest > 64 else ENOUGH
 
 
 def _few_scores(problem: Problem, gpu: str, enough: int) -> str:
