@@ -70,6 +70,7 @@ INSTRUCTIONS = {
     "lg2.approx.f32": lambda x: tl.log2(x),
     "rcp.approx.f32": lambda x: 1.0 / x,
     "cvt.rna.tf32.f32": lambda x: x,
+    "cvt.rn.bf16x2.f32": lambda x: x.to(tl.bfloat16).to(tl.float32),
 }
 
 

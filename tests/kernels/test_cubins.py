@@ -146,9 +146,24 @@ def test_scores_share_their_random_bits(capability: int, tmp_path):
 
 
 def wide_products(name: str, text: str, capability: int, tmp_path) -> int:
+    code = machine_code(name, text, capability, tmp_path)
+    return len(re.findall(r"IMAD\.(?:WIDE|HI)", code))
+
+
+def machine_code(name: str, text: str, capability: int, tmp_path) -> str:
     path = tmp_path / "kernel.cubin"
     path.write_bytes(compiled(name, text, capability, tmp_path).asm["cubin"])
-    return len(re.findall(r"IMAD\.(?:WIDE|HI)", tool("nvdisasm", "-c", str(path))))
+    return tool("nvdisasm", "-c", str(path))
+
+
+@pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(n, marks=pytest.mark.slow) for n in (80, 100, 120))]
+)
+def test_roundings_to_bf16_are_no_special_functions(capability: int, tmp_path):
+    """A number that is rounded and widened again may take F2F, which is as slow as a tanh."""
+    case = Case("rounded", "silu(bf16(mul(s,0.088)))", m=1024, n=1024, d=64, dv=64, h=4)
+    for name, text in templates(case, capability).items():
+        assert "F2F." not in machine_code(name, text, capability, tmp_path)
 
 
 def check(case: Case, capability: int, tmp_path, spills=lambda text: None) -> int:

@@ -14,6 +14,7 @@ pytest.importorskip("triton")  # its package has the disassembler
 
 from gdpa_inductor.kernels.cute import architectures, launch
 from gdpa_inductor.kernels.cute.config import SHARED_MEMORY, KernelConfig
+from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100 import costs
 from gdpa_inductor.kernels.cute.sm100.config import BOTH, SIDES, Sm100Config, Sm103Config
 from gdpa_inductor.kernels.cute.values import Arch
@@ -47,6 +48,13 @@ def test_machine_code(name: str):
     if "silu" in name or "gelu" in name:
         assert block(kernel.opcodes)["MUFU"] == 128, "more than one special function for a score"
     assert forward_cycles(config, kernel)["issue"] <= 4096
+
+
+@pytest.mark.parametrize("kind", [Sm90Config, Sm100Config])
+def test_roundings_to_bf16_are_no_special_functions(kind: type[KernelConfig]):
+    """A number that is rounded and widened again may take F2F, which is as slow as a tanh."""
+    kernel = binary(kind("bfloat16", 64, 64, "silu(bf16(mul(s,0.088)))"))
+    assert kernel.count("F2FP.BF16") and not kernel.count("F2F.")
 
 
 FITTING = [name for name, config in CONFIGS.items() if config.both_fit]

@@ -36,6 +36,7 @@ INSTRUCTIONS = {
     "rcp.approx.f32": torch.reciprocal,
     "max.NaN.f32": torch.maximum,
     "min.NaN.f32": torch.minimum,
+    "cvt.rn.bf16x2.f32": lambda x: x.bfloat16().float(),
 }
 BY_TORCH = {
     "constant": lambda value, dtype: torch.tensor(value, dtype=dtype),

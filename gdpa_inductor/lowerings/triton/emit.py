@@ -61,11 +61,14 @@ def _remainder(x: Value, y: Value) -> Value:
     return choose(wrong, rest + y, rest)
 
 
-def asm(instruction: str, dtype: torch.dtype = F32) -> Emit:
-    """One PTX instruction on 32-bit registers. It is pure, so that equal ones are merged."""
+def asm(instruction: str, dtype: torch.dtype = F32, last: str = "") -> Emit:
+    """One PTX instruction on 32-bit registers. It is pure, so that equal ones are merged.
+
+    last: An operand that is a constant.
+    """
 
     def emit(*inputs: Value) -> Value:
-        places = ", ".join(f"${i}" for i in range(len(inputs) + 1))
+        places = ", ".join([*(f"${i}" for i in range(len(inputs) + 1)), *([last] if last else [])])
         registers = ",".join(["=r", *("r" for _ in inputs)])
         return ops.inline_asm_elementwise(
             *inputs,
@@ -110,8 +113,14 @@ PLAIN: Mapping[str, Emit] = {
 }
 
 
-# For fp32: exact, and one instruction each. Triton's own forms take several.
-FAST: Mapping[str, Emit] = {"maximum": asm("max.NaN.f32"), "minimum": asm("min.NaN.f32")}
+# For fp32: exact, and one instruction each. Triton's own forms take several. A number that is
+# rounded to bf16 and back takes one of the special-function unit (ptxas of CUDA 12.9 and 13.4), but
+# not as the upper half of two, which is its form in fp32 too.
+FAST: Mapping[str, Emit] = {
+    "maximum": asm("max.NaN.f32"),
+    "minimum": asm("min.NaN.f32"),
+    "bf16": asm("cvt.rn.bf16x2.f32", last="0f00000000"),
+}
 
 
 # A move that LLVM cannot look into. Rows and columns of a tile are bits of the thread's number, and
