@@ -59,6 +59,7 @@ class Mutants:
 
     checks: Iterable[Check]
     current: tuple[str, bool] = (BASE, False)
+    as_drawn: bool = False  # run the graph before the rewrite, with the masks of fused dropouts
     forms: dict[tuple[str, bool], list[Form]] = field(default_factory=dict)
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list) -> Callable:
@@ -77,7 +78,7 @@ class Mutants:
             form = own_forms.get(self.current, base)
             if form.crash is not None:
                 raise form.crash
-            return form.gm.forward(*arguments)
+            return (form.as_drawn if self.as_drawn and form.as_drawn else form.gm)(*arguments)
 
         return run
 
@@ -133,7 +134,10 @@ def _examine(
         for judged, faults in ((False, outcome.wrong), (True, outcome.through)):
             mutants.current = (label, judged)
             with known[label].removed():
-                fault = _fault(subject, compiled, eager)
+                mutants.as_drawn = any(x.as_drawn for x in mutants.forms[label, judged])
+                expected = subject.observe(compiled) if mutants.as_drawn else eager
+                mutants.as_drawn = False
+                fault = _fault(subject, compiled, expected)
             if not fault:
                 break
             faults[label] = fault

@@ -129,6 +129,29 @@ def test_rows_that_the_fused_call_leaves_out_are_missed():
     assert_stopped(outcome)
 
 
+DROPPED = """
+import torch
+import torch.nn.functional as F
+
+
+def f(q, k, v):
+    with torch.no_grad():
+        w = F.silu(q @ k.mT)
+        with torch.enable_grad():
+            w = F.dropout(w, 0.4)
+        return w @ v
+"""
+
+
+def test_other_masks_of_a_fused_dropout_are_not_wrong():
+    """Fused without the check of gradient modes, it draws other random numbers than eager."""
+    operands = [Operand(name, ("2", "6", "4"), grad=True) for name in "qkv"]
+    drawn = Program(0, DROPPED, operands, "float32", "hazard", (), "plain")
+    outcome = examine(corpus.drawn(drawn))
+    assert "finder.Finder._check_ambient" in outcome.changed
+    assert not outcome.wrong
+
+
 @pytest.mark.refused_by_judge
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1])
