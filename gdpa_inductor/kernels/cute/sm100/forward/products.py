@@ -2,29 +2,35 @@
 
 The blocks of all work tiles form one sequence. So the next block may be the first of the next tile.
 Then its scores are computed before the epilogue has read the sums of this tile.
+
+With one query tile (`Sm100Config.tiles`) key blocks alternate between S_0 and S_1. The order is S
+of a block, then O += P V of the block before, and each work tile ends by itself.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-from cutlass import Boolean, Constexpr, const_expr, cute, range_constexpr
+import cutlass
+from cutlass import Boolean, Constexpr, Int32, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 
 from ...barriers import Cursor, but
 from ...config import TILES
 from ...values import Fixed
-from ..config import COLS
+from ..config import COLS, Sm100Config
 from ..tensor_memory import arrive_when_multiplied, scores_ready
 from .activation import PARTS
-from .roles import HANDED_OVER, Channels, ForwardTensorMemory
+from .roles import BUFFERS, HANDED_OVER, Channels, ForwardTensorMemory
 
-STEPS = COLS // 16  # tcgen05.mma instructions of O_t += P_t V, with 16 keys each
+MMA_K = 16  # channels or keys that a tcgen05.mma instruction sums over
+STEPS = COLS // MMA_K  # instructions of O_t += P_t V
 
 
 @dataclass
 class ForwardProducts(Fixed):
     """The role of the product warp."""
 
+    config: Sm100Config
     channels: Channels
     memory: ForwardTensorMemory
     qk: Any  # the tiled products
@@ -105,33 +111,99 @@ class ForwardProducts(Fixed):
                 q = but(q, t, q[t].next())
         return pending, closing, q
 
-    @cute.jit
-    def score(self, t: Constexpr, q: Cursor, k: Cursor, fresh):
-        """Issue S_t = Q_t Kᵀ. fresh: This is the first block with this Q_t, so wait for Q_t."""
-        if fresh:
-            self.channels.queries[t].full.wait(q)
-        qk, tS = copied(self.qk), self.memory.scores(t)
-        scores_ready()
-        for step in range_constexpr(cute.size(self.tQ, mode=[2])):
-            qk.set(tcgen05.Field.ACCUMULATE, step != 0)
-            a = self.tQ[None, None, step, q.index * TILES + t]
-            cute.gemm(qk, tS, a, self.tK[None, None, step, k.index], tS)
-        arrive_when_multiplied(self.channels.scores.of(t), Cursor(1))
+    def of(self, t):
+        """The query tile whose scores S_t are."""
+        return t
+
+    def wait_for_part(self, at: Cursor) -> None:
+        """Called before a part of K or V is read. Here blocks are awaited in `run`."""
+
+    def free_part(self, at: Cursor) -> Cursor:
+        """Called when all products of a part are issued. Returns the place of the next part."""
+        return at
 
     @cute.jit
-    def add(self, t: Constexpr, v: Cursor, p: Cursor, o: Cursor, started):
-        """Issue O_t += P_t V, or O_t = P_t V for the first block of a tile."""
+    def score(self, t, q: Cursor, k: Cursor, fresh):
+        """Issue S_t = Q_t Kᵀ. fresh: This is the first block with this Q_t, so wait for Q_t.
+
+        Returns the place after K.
+        """
+        if fresh:
+            self.channels.queries[self.of(t)].full.wait(q)
+        qk, tS = copied(self.qk), self.memory.scores(t)
+        scores_ready()
+        width, stage = self.config.part_width, q.index * self.config.tiles + self.of(t)
+        for step in range_constexpr(self.config.padded_head_dim // MMA_K):
+            at = step * MMA_K % width  # the channel within the part
+            if const_expr(at == 0):
+                self.wait_for_part(k)
+            qk.set(tcgen05.Field.ACCUMULATE, step != 0)
+            a, b = self.tQ[None, None, step, stage], self.tK[None, None, at // MMA_K, k.index]
+            cute.gemm(qk, tS, a, b, tS)
+            if const_expr(at + MMA_K == width or (step + 1) * MMA_K == self.config.padded_head_dim):
+                k = self.free_part(k)
+        arrive_when_multiplied(self.channels.scores.of(t), Cursor(1))
+        return k
+
+    @cute.jit
+    def add(self, t, v: Cursor, p: Cursor, o: Cursor, started):
+        """Issue O_t += P_t V, or O_t = P_t V for the first block of a tile.
+
+        Returns the place after V.
+        """
         if not started:
-            self.channels.sums[t].empty.wait_before(o)
-        pv, tP, tO = copied(self.pv), self.memory.weights(t), self.memory.sums(t, o.index)
+            self.channels.sums[self.of(t)].empty.wait_before(o)
+        pv, tP, tO = copied(self.pv), self.memory.weights(t), self.memory.sums(self.of(t), o.index)
+        deep = self.config.part_keys // MMA_K  # instructions of a part of V
         for part in range_constexpr(len(HANDED_OVER)):
             self.channels.weights[part].of(t).wait(p)
             scores_ready()
             steps = [STEPS * x // PARTS for x in (0, *HANDED_OVER)][part : part + 2]
             for step in range_constexpr(*steps):
+                if const_expr(step % deep == 0):
+                    self.wait_for_part(v)
                 pv.set(tcgen05.Field.ACCUMULATE, started if step == 0 else True)
-                a, b = tP[None, None, step, 0], self.tV[None, None, step, v.index]
+                a, b = tP[None, None, step, 0], self.tV[None, None, step % deep, v.index]
                 cute.gemm(pv, tO, a, b, tO)
+                if const_expr(step % deep + 1 == deep):
+                    v = self.free_part(v)
+        return v
+
+
+@dataclass
+class AlternatingProducts(ForwardProducts):
+    """The same with one query tile. Blocks of K and V have parts, which are freed one by one."""
+
+    @cute.jit
+    def run(self, scheduler):
+        (queries,), (sums,) = self.channels.queries, self.channels.sums
+        at, q, k, o = scheduler.start(), queries.start(), self.channels.keys.start(), sums.start()
+        s, p = Cursor(BUFFERS), Cursor(BUFFERS)
+        tile, at = scheduler.take_busy(at)
+        while tile.valid == 1:
+            for block in cutlass.range(tile.first, tile.end + 1, unroll=1):
+                if block < tile.end:
+                    k = self.score(s.index, q, k, block == tile.first)
+                    s = s.next()
+                    if block + 1 == tile.end:
+                        arrive_when_multiplied(queries.empty, q)
+                if block > tile.first:
+                    filled = Cursor(1, Int32(0), p.phase)
+                    k = self.add(p.index, k, filled, o, block > tile.first + 1)
+                    p = p.next()
+            arrive_when_multiplied(sums.full, o)
+            q, o = q.next(), o.next()
+            tile, at = scheduler.take_busy(at)
+
+    def of(self, t):
+        return 0
+
+    def wait_for_part(self, at: Cursor) -> None:
+        self.channels.keys.full.wait(at)
+
+    def free_part(self, at: Cursor) -> Cursor:
+        arrive_when_multiplied(self.channels.keys.empty, at)
+        return at.next()
 
 
 def copied(product):
