@@ -34,7 +34,7 @@ from .marks import slow_but
 SLICED = Case("Dv 512", d=64, dv=512, m=140, n=200, h=2, hk=1)
 JAGGED_SLICED = Case("jagged, Dv 320", d=64, dv=320, q_lengths=SELF, k_lengths=SELF)
 QUICK = {JAGGED_SLICED.name, *(case.name for case in CASES)}  # both have the same order
-# Parts of K and of V: 4 and 4, 3 and 2, 1 and 4. More parts than buffers, and tiles without keys.
+# Parts of K and V: 4 and 4, 3 and 2, 1 and 4. A bias, and tiles without keys.
 OFTEN = ("D 256", "D 192, Dv 128", "D 8, Dv 200", "D 256, tiled bias", "D 256, no keys")
 
 

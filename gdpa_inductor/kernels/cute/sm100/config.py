@@ -9,7 +9,6 @@ from .costs import one_kernel_pays
 ROWS = COLS = BOX  # a score tile: 128 lanes of tensor memory, 128 fp32 columns
 TMEM_COLUMNS = 512
 PANEL = 64  # channels of a part of K: 128 bytes, the widest swizzle
-MOST_CHANNELS = 192  # of Q, if shared memory has two query tiles
 MOST_ADDED = 64  # columns of dQ that a thread adds
 # The two kernels of a backward, and which gradients each computes: "keys" dK and dV, "rows" dQ.
 SIDES = {"keys": "kv", "rows": "q"}
@@ -76,16 +75,11 @@ class Sm100Config(config.KernelConfig):
         return config.StoredTiling(self.rows, self.cols, by_keys=self.kernel == BOTH)
 
     @property
-    def wide(self) -> bool:
-        """The forward loads K and V in parts, as whole blocks would be too large."""
-        return max(self.padded_head_dim, self.padded_value_dim) > BOX
-
-    @property
     def tiles(self) -> int:
-        """Query tiles of a CTA in the forward: two, or one where there is no room."""
+        """Query tiles of a CTA in the forward: two, or one with a head dim above 128."""
         # Tensor memory has two buffers of scores, and O in what is left. With two query tiles each
         # has its own buffer. With one, its key blocks alternate between them (docs/blackwell.md).
-        return 2 if self.padded_head_dim <= MOST_CHANNELS and self.padded_value_dim <= BOX else 1
+        return 2 if max(self.padded_head_dim, self.padded_value_dim) <= BOX else 1
 
     @property
     def output_stages(self) -> int:
@@ -101,17 +95,17 @@ class Sm100Config(config.KernelConfig):
     @property
     def key_parts(self) -> int:
         """The parts of a block of K, each of some channels. Each has a buffer of its own."""
-        return -(-self.padded_head_dim // PANEL) if self.wide else 1
+        return -(-self.padded_head_dim // PANEL) if self.tiles == 1 else 1
 
     @property
     def value_parts(self) -> int:
         """The same of V, each of some keys: a power of two, so that no part is larger than K's."""
-        return 1 << ((self.padded_value_dim - 1) // PANEL).bit_length() if self.wide else 1
+        return 1 << ((self.padded_value_dim - 1) // PANEL).bit_length() if self.tiles == 1 else 1
 
     @property
     def part_width(self) -> int:
         """Channels of a part of K."""
-        return PANEL if self.wide else self.padded_head_dim
+        return PANEL if self.tiles == 1 else self.padded_head_dim
 
     @property
     def part_keys(self) -> int:
@@ -120,8 +114,7 @@ class Sm100Config(config.KernelConfig):
 
     @property
     def query_stages(self) -> int:
-        """Buffers of Q in shared memory: two for each query tile, or one where these are wide."""
-        return self.tiles if self.wide and self.tiles == 2 else 2 * self.tiles
+        return 2 * self.tiles
 
     @property
     def key_stages(self) -> int:

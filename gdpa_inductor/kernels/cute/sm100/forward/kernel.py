@@ -159,7 +159,7 @@ class ForwardKernel(AttentionKernel):
                 q = self.source("q", copies["q"], sQ, qk)
                 k = self.source("k", copies["k"], sK, qk)
                 v = self.source("v", copies["v"], sV, pv)
-                loads = PartLoads if c.wide else ForwardLoads
+                loads = ForwardLoads if c.tiles == 2 else PartLoads
                 loads(c, channels, q, k, v).run(scheduler)
             if warp == SCHEDULER:
                 scheduler.publish(Queue(scheduler.work) if c.jagged else None)

@@ -57,8 +57,8 @@ class ForwardProducts(Fixed):
         A tile without blocks has a turn too. The epilogue has to see it, and may be waiting for the
         pending block.
         """
-        queries, sums = self.channels.queries, self.channels.sums
-        at, k = scheduler.start(), self.channels.keys.start()
+        queries, keys, sums = self.channels.queries, self.channels.keys, self.channels.sums
+        at, k = scheduler.start(), keys.start()
         q, o = (tuple(x.start() for x in rings) for rings in (queries, sums))
         v, p, nothing = k, (Cursor(1), Cursor(1)), (Boolean(False), Boolean(False))
         tile, at = scheduler.take(at)
@@ -66,7 +66,7 @@ class ForwardProducts(Fixed):
         pending, closing = nothing, nothing
         while (tile.valid == 1) | busy:
             if busy:
-                self.wait_for(v, self.config.value_parts)
+                keys.full.wait(v)
             for t in range_constexpr(TILES):
                 if pending[t]:
                     self.add(t, v, p[t], o[t], started)
@@ -76,12 +76,13 @@ class ForwardProducts(Fixed):
                         o = but(o, t, o[t].next())
                 self.free_values(t, v, busy)
                 if (tile.valid == 1) & (block < tile.last(t)):
-                    self.wait_for(k, self.config.key_parts)
+                    keys.full.wait(k)
                     self.score(t, q[t], k, block == tile.first)
             busy, pending, closing = (tile.valid == 1) & (block < tile.end), nothing, nothing
             if busy:
-                v = self.free(k, self.config.key_parts)
-                k, started = self.after(v, self.config.value_parts), block != tile.first
+                arrive_when_multiplied(keys.empty, k)
+                v = k.next()
+                k, started = v.next(), block != tile.first
                 pending, closing, q = self.left_over(tile, block, q)
                 block += 1
             if (tile.valid == 1) & (block >= tile.end):
@@ -95,25 +96,7 @@ class ForwardProducts(Fixed):
         """
         if const_expr(t + 1 == TILES):  # noqa: SIM102 (decided at compile time)
             if busy:
-                self.free(v, self.config.value_parts)
-
-    def wait_for(self, at: Cursor, parts: int) -> None:
-        """Wait for so many parts of K or V."""
-        for _ in range(parts):
-            self.channels.keys.full.wait(at)
-            at = at.next()
-
-    def free(self, at: Cursor, parts: int) -> Cursor:
-        """Free so many parts. Returns the place after them."""
-        for _ in range(parts):
-            arrive_when_multiplied(self.channels.keys.empty, at)
-            at = at.next()
-        return at
-
-    def after(self, at: Cursor, parts: int) -> Cursor:
-        for _ in range(parts):
-            at = at.next()
-        return at
+                arrive_when_multiplied(self.channels.keys.empty, v)
 
     @cute.jit
     def left_over(self, tile, block, q):
@@ -132,12 +115,12 @@ class ForwardProducts(Fixed):
         """The query tile whose scores S_t are."""
         return t
 
-    def begin_part(self, at: Cursor) -> None:
-        """Called before a part of K or V is read. Here `run` has waited for the block."""
+    def wait_for_part(self, at: Cursor) -> None:
+        """Called before a part of K or V is read. Here blocks are awaited in `run`."""
 
-    def end_part(self, at: Cursor) -> Cursor:
+    def free_part(self, at: Cursor) -> Cursor:
         """Called when all products of a part are issued. Returns the place of the next part."""
-        return at.next()
+        return at
 
     @cute.jit
     def score(self, t, q: Cursor, k: Cursor, fresh):
@@ -153,12 +136,12 @@ class ForwardProducts(Fixed):
         for step in range_constexpr(self.config.padded_head_dim // MMA_K):
             at = step * MMA_K % width  # the channel within the part
             if const_expr(at == 0):
-                self.begin_part(k)
+                self.wait_for_part(k)
             qk.set(tcgen05.Field.ACCUMULATE, step != 0)
             a, b = self.tQ[None, None, step, stage], self.tK[None, None, at // MMA_K, k.index]
             cute.gemm(qk, tS, a, b, tS)
             if const_expr(at + MMA_K == width or (step + 1) * MMA_K == self.config.padded_head_dim):
-                k = self.end_part(k)
+                k = self.free_part(k)
         arrive_when_multiplied(self.channels.scores.of(t), Cursor(1))
         return k
 
@@ -178,12 +161,12 @@ class ForwardProducts(Fixed):
             steps = [STEPS * x // PARTS for x in (0, *HANDED_OVER)][part : part + 2]
             for step in range_constexpr(*steps):
                 if const_expr(step % deep == 0):
-                    self.begin_part(v)
+                    self.wait_for_part(v)
                 pv.set(tcgen05.Field.ACCUMULATE, started if step == 0 else True)
                 a, b = tP[None, None, step, 0], self.tV[None, None, step % deep, v.index]
                 cute.gemm(pv, tO, a, b, tO)
                 if const_expr(step % deep + 1 == deep):
-                    v = self.end_part(v)
+                    v = self.free_part(v)
         return v
 
 
@@ -215,11 +198,12 @@ class AlternatingProducts(ForwardProducts):
     def of(self, t):
         return 0
 
-    def begin_part(self, at: Cursor) -> None:
-        self.wait_for(at, 1)
+    def wait_for_part(self, at: Cursor) -> None:
+        self.channels.keys.full.wait(at)
 
-    def end_part(self, at: Cursor) -> Cursor:
-        return self.free(at, 1)
+    def free_part(self, at: Cursor) -> Cursor:
+        arrive_when_multiplied(self.channels.keys.empty, at)
+        return at.next()
 
 
 def copied(product):
