@@ -114,15 +114,23 @@ class Sm100Config(config.KernelConfig):
 
     @property
     def query_stages(self) -> int:
-        return 2 * self.tiles
+        """Buffers of Q in shared memory: two for each query tile, or one."""
+        # With two, the next query tile is loaded while this one is multiplied. But a block of K and
+        # one of V come first.
+        both = self.key_parts + self.value_parts
+        return 2 * self.tiles if self._stages_beside(2 * self.tiles) >= both else self.tiles
 
     @property
     def key_stages(self) -> int:
         """Buffers of K and V in shared memory: as many as fit beside Q, up to 6 whole blocks."""
+        most = 6 * max(self.key_parts, self.value_parts)
+        return min(most, self._stages_beside(self.query_stages))
+
+    def _stages_beside(self, queries: int) -> int:
+        """How many buffers of K and V fit beside so many of Q."""
         stage = 2 * max(COLS * self.part_width, self.part_keys * self.padded_value_dim)
         query = 2 * ROWS * self.key_parts * self.part_width
-        room = SHARED_MEMORY - 2048 - query * self.query_stages
-        return min(6 * max(self.key_parts, self.value_parts), room // stage)
+        return (SHARED_MEMORY - 2048 - query * queries) // stage
 
 
 @dataclass(frozen=True)
