@@ -75,11 +75,15 @@ class Sm100Config(config.KernelConfig):
         return config.StoredTiling(self.rows, self.cols, by_keys=self.kernel == BOTH)
 
     @property
+    def wide(self) -> bool:
+        return max(self.padded_head_dim, self.padded_value_dim) > BOX
+
+    @property
     def tiles(self) -> int:
-        """Query tiles of a CTA in the forward: two, or one with a head dim above 128."""
+        """Query tiles of a CTA in the forward: two, or one of a wide head."""
         # Tensor memory has two buffers of scores, and O in what is left. With two query tiles each
         # has its own buffer. With one, its key blocks alternate between them (docs/blackwell.md).
-        return 2 if max(self.padded_head_dim, self.padded_value_dim) <= BOX else 1
+        return 1 if self.wide else 2
 
     @property
     def output_stages(self) -> int:
@@ -95,17 +99,17 @@ class Sm100Config(config.KernelConfig):
     @property
     def key_parts(self) -> int:
         """The parts of a block of K, each of some channels. Each has a buffer of its own."""
-        return -(-self.padded_head_dim // PANEL) if self.tiles == 1 else 1
+        return -(-self.padded_head_dim // PANEL) if self.wide else 1
 
     @property
     def value_parts(self) -> int:
         """The same of V, each of some keys: a power of two, so that no part is larger than K's."""
-        return 1 << ((self.padded_value_dim - 1) // PANEL).bit_length() if self.tiles == 1 else 1
+        return 1 << ((self.padded_value_dim - 1) // PANEL).bit_length() if self.wide else 1
 
     @property
     def part_width(self) -> int:
         """Channels of a part of K."""
-        return PANEL if self.tiles == 1 else self.padded_head_dim
+        return PANEL if self.wide else self.padded_head_dim
 
     @property
     def part_keys(self) -> int:

@@ -5,7 +5,8 @@
 Notation
     Q, K, V, O     Query [.., M, D], key [.., N, D], value [.., N, Dv], output [.., M, Dv].
     mX  sX  tX     X in global memory, in shared memory, in tensor memory.
-    t              A query tile of the CTA, 0 or 1.
+    t              A query tile of the CTA, 0 or 1. Wide heads have one query tile, whose key blocks
+                   have S_0 and S_1 in turn.
     S_t            The scores of query tile t and a key block: 128 × 128, fp32.
     P_t            The weights: 16 bits, in the first half of the columns of S_t.
     O_t            The sums of query tile t: 128 × Dv, fp32.
@@ -153,13 +154,13 @@ class ForwardKernel(AttentionKernel):
         else:
             cute.arch.setmaxregister_decrease(REGISTERS["others"])
             if warp == PRODUCTS:
-                products = ForwardProducts if c.tiles == 2 else AlternatingProducts
+                products = AlternatingProducts if c.wide else ForwardProducts
                 products(c, channels, sums, qk, pv, sQ, sK, sV).run(scheduler)
             if warp == LOADS:
                 q = self.source("q", copies["q"], sQ, qk)
                 k = self.source("k", copies["k"], sK, qk)
                 v = self.source("v", copies["v"], sV, pv)
-                loads = ForwardLoads if c.tiles == 2 else PartLoads
+                loads = PartLoads if c.wide else ForwardLoads
                 loads(c, channels, q, k, v).run(scheduler)
             if warp == SCHEDULER:
                 scheduler.publish(Queue(scheduler.work) if c.jagged else None)
