@@ -116,17 +116,20 @@ class ForwardProducts(Fixed):
         return t
 
     def wait_for_part(self, at: Cursor) -> None:
-        """Called before a part of K or V is read. Here blocks are awaited in `run`."""
+        """Called before a part of K or V is read. Here `run` waits for whole blocks."""
 
     def free_part(self, at: Cursor) -> Cursor:
-        """Called when all products of a part are issued. Returns the place of the next part."""
+        """Called when all products of a part are issued. Returns where to go on.
+
+        Here `run` frees whole blocks, and knows their places.
+        """
         return at
 
     @cute.jit
     def score(self, t, q: Cursor, k: Cursor, fresh):
         """Issue S_t = Q_t Kᵀ. fresh: This is the first block with this Q_t, so wait for Q_t.
 
-        Returns the place after K.
+        Returns where to go on with K and V (`free_part`), as `add` does.
         """
         if fresh:
             self.channels.queries[self.of(t)].full.wait(q)
@@ -147,10 +150,7 @@ class ForwardProducts(Fixed):
 
     @cute.jit
     def add(self, t, v: Cursor, p: Cursor, o: Cursor, started):
-        """Issue O_t += P_t V, or O_t = P_t V for the first block of a tile.
-
-        Returns the place after V.
-        """
+        """Issue O_t += P_t V, or O_t = P_t V for the first block of a tile."""
         if not started:
             self.channels.sums[self.of(t)].empty.wait_before(o)
         pv, tP, tO = copied(self.pv), self.memory.weights(t), self.memory.sums(self.of(t), o.index)
