@@ -214,7 +214,7 @@ def cycles(operations: Counter[str], products: int, shared: float) -> dict[str, 
 
 def forward_cycles(config: Sm100Config, kernel: Binary) -> dict[str, float]:
     """Of one key block of both query tiles, or of two key blocks of one query tile."""
-    d, dv = config.padded_head_dim, config.padded_value_dim
+    d, dv = config.query_width, config.padded_value_dim
     # Each tile of scores reads both operands of S = Q Kᵀ, and V. K and V are written once.
     blocks = 2 // config.tiles
     moved = 2 * 2 * (ROWS * d + COLS * d + COLS * dv) + blocks * 2 * COLS * (d + dv)

@@ -246,6 +246,9 @@ NO_KEYS = {"q_lengths": (100, 300, 140, 130, 1, 2), "k_lengths": (0, 200, 0, 100
 WIDE = (
     Case("D 256", d=256, m=200, n=330, h=2),
     Case("D 192, Dv 128", d=192, dv=128, m=140, n=400, h=2, hk=1),
+    Case("D 192, Dv 128, causal", CAUSAL.format(SILU), d=192, dv=128, m=400, n=700, h=2),
+    Case("D 160, Dv 64, jagged", d=160, dv=64, h=2, q_lengths=SELF, k_lengths=SELF),
+    Case("D 192, Dv 40, no keys", "sigmoid(s)", d=192, dv=40, **NO_KEYS),
     Case("D 192", d=192, m=200, n=300, h=2, view="bnhd"),
     Case("D 160, fp16", d=160, m=140, n=300, h=2, dtype=F16),
     Case("D 136", d=136, m=140, n=270, h=2),

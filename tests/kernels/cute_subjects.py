@@ -84,6 +84,11 @@ SUBJECTS: dict[str, Subject] = {
         tails=({"m": 40, "n": n} for n in COLUMNS), d=128,
         redundant={"mask": FIRST, "wait": TOGETHER},
     ),
+    "forward-192": of_forward(
+        {"m": 640, "n": 100, "h": 2}, {"m": 396, "n": 700, "h": 2},
+        tails=({"m": 40, "n": n} for n in COLUMNS), d=192, dv=128,
+        redundant={"mask": FIRST, "wait": TOGETHER},
+    ),
     "forward-256": of_forward(
         {"m": 300, "n": 100, "h": 2}, {"m": 200, "n": 700, "h": 2},
         tails=({"m": 40, "n": n} for n in COLUMNS), d=256, redundant={"mask": HERE},

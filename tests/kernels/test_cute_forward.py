@@ -34,8 +34,8 @@ from .marks import slow_but
 SLICED = Case("Dv 512", d=64, dv=512, m=140, n=200, h=2, hk=1)
 JAGGED_SLICED = Case("jagged, Dv 320", d=64, dv=320, q_lengths=SELF, k_lengths=SELF)
 QUICK = {JAGGED_SLICED.name, *(case.name for case in CASES)}  # both have the same order
-# Parts of K and V: 4 and 4, 3 and 2, 1 and 4. A bias, and tiles without keys.
-OFTEN = ("D 256", "D 192, Dv 128", "D 8, Dv 200", "D 256, tiled bias", "D 256, no keys")
+# Parts of K and V: 4 and 4, 1 and 4, and 3 and 2, which two query tiles read.
+OFTEN = ("D 256", "D 8, Dv 200", "D 256, tiled bias", "D 256, no keys", "D 192, Dv 128, causal")
 
 
 def forward(case: Any, o, schedules=("lazy",), kind=None, out=None, more=()) -> torch.Tensor:
@@ -66,9 +66,10 @@ def test_forward(case: Case):
 
 @pytest.mark.parametrize("case", slow_but(OFTEN, WIDE))
 def test_wide_heads(case: Case):
-    """One query tile: key blocks alternate between two buffers of scores, from tile to tile too."""
-    assert plan_of(case.operands(), True, True, Sm100Config).config.tiles == 1
+    """K and V come in parts. With one query tile key blocks alternate between two buffers, from tile
+    to tile too."""
     o = case.operands()
+    assert plan_of(o, True, True, Sm100Config).config.wide
     check_output(forward(case, o, schedules=("lazy", "random", "eager")), o)
 
 

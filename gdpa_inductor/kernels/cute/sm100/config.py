@@ -9,6 +9,7 @@ from .costs import one_kernel_pays
 ROWS = COLS = BOX  # a score tile: 128 lanes of tensor memory, 128 fp32 columns
 TMEM_COLUMNS = 512
 PANEL = 64  # channels of a part of K: 128 bytes, the widest swizzle
+SHARED_DIM = 192  # the widest Q of which shared memory has two tiles, beside enough of K and V
 MOST_ADDED = 64  # columns of dQ that a thread adds
 # The two kernels of a backward, and which gradients each computes: "keys" dK and dV, "rows" dQ.
 SIDES = {"keys": "kv", "rows": "q"}
@@ -76,14 +77,15 @@ class Sm100Config(config.KernelConfig):
 
     @property
     def wide(self) -> bool:
+        """The forward loads K and V in parts, as there is no room for whole blocks."""
         return max(self.padded_head_dim, self.padded_value_dim) > BOX
 
     @property
     def tiles(self) -> int:
-        """Query tiles of a CTA in the forward: two, or one of a wide head."""
+        """Query tiles of a CTA in the forward: two, or one where there is no room for two."""
         # Tensor memory has two buffers of scores, and O in what is left. With two query tiles each
         # has its own buffer. With one, its key blocks alternate between them (docs/blackwell.md).
-        return 1 if self.wide else 2
+        return 2 if self.padded_head_dim <= SHARED_DIM and self.padded_value_dim <= BOX else 1
 
     @property
     def output_stages(self) -> int:
@@ -112,6 +114,11 @@ class Sm100Config(config.KernelConfig):
         return PANEL if self.wide else self.padded_head_dim
 
     @property
+    def query_width(self) -> int:
+        """Channels of Q and K in shared memory, with zeros past `head_dim`."""
+        return self.key_parts * self.part_width
+
+    @property
     def part_keys(self) -> int:
         """Keys of a part of V."""
         return COLS // self.value_parts
@@ -133,8 +140,7 @@ class Sm100Config(config.KernelConfig):
     def _stages_beside(self, queries: int) -> int:
         """How many buffers of K and V fit beside so many of Q."""
         stage = 2 * max(COLS * self.part_width, self.part_keys * self.padded_value_dim)
-        query = 2 * ROWS * self.key_parts * self.part_width
-        return (SHARED_MEMORY - 2048 - query * queries) // stage
+        return (SHARED_MEMORY - 2048 - 2 * ROWS * self.query_width * queries) // stage
 
 
 @dataclass(frozen=True)

@@ -52,15 +52,15 @@ class ForwardActivation(Fixed):
     def run(self, scheduler, t, thread):
         loads = ColumnLoads(self.memory, scores_column(t), PART, COLS)
         stores = ColumnStores(self.memory, scores_column(t), PART // 2, COLS // 2)
-        at, s, wide = scheduler.start(), Cursor(1), self.config.wide
+        at, s, one = scheduler.start(), Cursor(1), self.config.tiles == 1
         # turn: With one query tile, the warpgroup that takes the first block of the work tile.
-        turn, query_tile = Int32(0), 0 if wide else t
+        turn, query_tile = Int32(0), 0 if one else t
         tile, at = scheduler.take_busy(at)
         while tile.valid == 1:
             first = tile.row + query_tile * ROWS
             plain = Row(self.plain, tile, first + thread)
             careful = Row(self.careful, tile, first + thread)
-            begin, step = (tile.first + (t ^ turn), 2) if wide else (tile.first, 1)
+            begin, step = (tile.first + (t ^ turn), 2) if one else (tile.first, 1)
             for block in cutlass.range(begin, tile.last(query_tile), step, unroll=1):
                 column = block * COLS
                 self.channels.scores.of(t).wait(s)
@@ -70,7 +70,7 @@ class ForwardActivation(Fixed):
                 else:
                     self.weigh(loads, stores, careful, t, s, column, tile.k_rows)
                 s = s.next()
-            if cutlass.const_expr(wide):
+            if cutlass.const_expr(one):
                 turn = turn ^ (tile.end - tile.first & 1)
             tile, at = scheduler.take_busy(at)
 

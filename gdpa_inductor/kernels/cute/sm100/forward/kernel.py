@@ -64,11 +64,10 @@ class ForwardKernel(AttentionKernel):
 
     def __init__(self, config: Sm100Config) -> None:
         super().__init__(config)
-        width, value_width = config.key_parts * config.part_width, config.padded_value_dim
-        self.qk_tiler, self.pv_tiler = (ROWS, COLS, width), (ROWS, value_width, COLS)
-        # Of what one buffer of K or V holds:
-        self.k_tiler = (ROWS, COLS, config.part_width)
-        self.v_tiler = (ROWS, value_width, config.part_keys)
+        c, value_width = config, config.padded_value_dim
+        self.qk_tiler, self.pv_tiler = (ROWS, COLS, c.query_width), (ROWS, value_width, COLS)
+        # With what one buffer of K or V holds:
+        self.k_tiler, self.v_tiler = (ROWS, COLS, c.part_width), (ROWS, value_width, c.part_keys)
 
     def products_and_layouts(self) -> None:
         """The two tiled products, and the layouts of their operands in shared memory."""
@@ -154,7 +153,7 @@ class ForwardKernel(AttentionKernel):
         else:
             cute.arch.setmaxregister_decrease(REGISTERS["others"])
             if warp == PRODUCTS:
-                products = AlternatingProducts if c.wide else ForwardProducts
+                products = ForwardProducts if c.tiles == 2 else AlternatingProducts
                 products(c, channels, sums, qk, pv, sQ, sK, sV).run(scheduler)
             if warp == LOADS:
                 q = self.source("q", copies["q"], sQ, qk)

@@ -1,7 +1,7 @@
-"""The load warp at wide head dims: K and V part by part, K of the next key block before V of this.
+"""The load warp at wide head dims: K and V come in parts, each with a buffer of its own.
 
-That is the order in which the products read them (`AlternatingProducts`). So a part is loaded as
-soon as any part before it has been read.
+With one query tile K of the next key block comes before V of this one. That is the order in which
+the products read them (`AlternatingProducts`).
 """
 
 from dataclasses import dataclass
@@ -16,24 +16,26 @@ from ..config import COLS, Sm100Config
 
 @dataclass
 class PartLoads(ForwardLoads):
-    """The load warp of a CTA with one query tile."""
+    """The load warp at wide head dims."""
 
     config: Sm100Config
 
     @cute.jit
     def run(self, scheduler):
-        (queries,), keys = self.channels.queries, self.channels.keys
-        at, q_at, k_at = scheduler.start(), (queries.start(),), keys.start()
+        queries, keys = self.channels.queries, self.channels.keys
+        at, q_at, k_at = scheduler.start(), tuple(x.start() for x in queries), keys.start()
+        late = 2 - self.tiles  # how many key blocks later V comes
         tile, at = scheduler.take_busy(at)
         while tile.valid == 1:
             q_at = self.fetch_queries(tile, q_at)
-            for block in cutlass.range(tile.first, tile.end + 1, unroll=1):
+            for block in cutlass.range(tile.first, tile.end + late, unroll=1):
                 if block < tile.end:
                     k_at = self.fetch_keys(tile, block * COLS, k_at)
-                if block > tile.first:
-                    k_at = self.fetch_values(tile, (block - 1) * COLS, k_at)
+                if block >= tile.first + late:
+                    k_at = self.fetch_values(tile, (block - late) * COLS, k_at)
             tile, at = scheduler.take_busy(at)
-        queries.wait_all(q_at[0])
+        for t in range_constexpr(self.tiles):
+            queries[t].wait_all(q_at[t])
         keys.wait_all(k_at)
 
     @cute.jit

@@ -57,8 +57,8 @@ class ForwardProducts(Fixed):
         A tile without blocks has a turn too. The epilogue has to see it, and may be waiting for the
         pending block.
         """
-        queries, keys, sums = self.channels.queries, self.channels.keys, self.channels.sums
-        at, k = scheduler.start(), keys.start()
+        queries, sums = self.channels.queries, self.channels.sums
+        at, k = scheduler.start(), self.channels.keys.start()
         q, o = (tuple(x.start() for x in rings) for rings in (queries, sums))
         v, p, nothing = k, (Cursor(1), Cursor(1)), (Boolean(False), Boolean(False))
         tile, at = scheduler.take(at)
@@ -66,7 +66,7 @@ class ForwardProducts(Fixed):
         pending, closing = nothing, nothing
         while (tile.valid == 1) | busy:
             if busy:
-                keys.full.wait(v)
+                self.wait_for(v, self.config.value_parts)
             for t in range_constexpr(TILES):
                 if pending[t]:
                     self.add(t, v, p[t], o[t], started)
@@ -76,13 +76,12 @@ class ForwardProducts(Fixed):
                         o = but(o, t, o[t].next())
                 self.free_values(t, v, busy)
                 if (tile.valid == 1) & (block < tile.last(t)):
-                    keys.full.wait(k)
+                    self.wait_for(k, self.config.key_parts)
                     self.score(t, q[t], k, block == tile.first)
             busy, pending, closing = (tile.valid == 1) & (block < tile.end), nothing, nothing
             if busy:
-                arrive_when_multiplied(keys.empty, k)
-                v = k.next()
-                k, started = v.next(), block != tile.first
+                v = self.free(k, self.config.key_parts)
+                k, started = self.after(v, self.config.value_parts), block != tile.first
                 pending, closing, q = self.left_over(tile, block, q)
                 block += 1
             if (tile.valid == 1) & (block >= tile.end):
@@ -96,7 +95,7 @@ class ForwardProducts(Fixed):
         """
         if const_expr(t + 1 == TILES):  # noqa: SIM102 (decided at compile time)
             if busy:
-                arrive_when_multiplied(self.channels.keys.empty, v)
+                self.free(v, self.config.value_parts)
 
     @cute.jit
     def left_over(self, tile, block, q):
@@ -111,46 +110,67 @@ class ForwardProducts(Fixed):
                 q = but(q, t, q[t].next())
         return pending, closing, q
 
+    def wait_for(self, at: Cursor, parts: int) -> None:
+        """Wait for so many parts of K or V."""
+        for _ in range(parts):
+            self.channels.keys.full.wait(at)
+            at = at.next()
+
+    def free(self, at: Cursor, parts: int) -> Cursor:
+        """Free so many parts when they are multiplied. Returns the place after them."""
+        for _ in range(parts):
+            arrive_when_multiplied(self.channels.keys.empty, at)
+            at = at.next()
+        return at
+
+    def after(self, at: Cursor, parts: int) -> Cursor:
+        for _ in range(parts):
+            at = at.next()
+        return at
+
     def of(self, t):
         """The query tile whose scores S_t are."""
         return t
 
-    def wait_for_part(self, at: Cursor) -> None:
-        """Called before a part of K or V is read. Here `run` waits for whole blocks."""
+    def begin_part(self, at: Cursor) -> None:
+        """Called before a part of K or V is read. Here `run` has waited for the block."""
 
-    def free_part(self, at: Cursor) -> Cursor:
-        """Called when all products of a part are issued. Returns where to go on.
+    def end_part(self, at: Cursor) -> Cursor:
+        """Called when all products of a part are issued. Returns the next place.
 
-        Here `run` frees whole blocks, and knows their places.
+        Here `run` frees the block, since two query tiles read it.
         """
-        return at
+        return at.next()
 
     @cute.jit
     def score(self, t, q: Cursor, k: Cursor, fresh):
         """Issue S_t = Q_t Kᵀ. fresh: This is the first block with this Q_t, so wait for Q_t.
 
-        Returns where to go on with K and V (`free_part`), as `add` does.
+        Returns the place after K.
         """
         if fresh:
             self.channels.queries[self.of(t)].full.wait(q)
-        qk, tS = copied(self.qk), self.memory.scores(t)
+        tS, stage = self.memory.scores(t), q.index * self.config.tiles + self.of(t)
         scores_ready()
-        width, stage = self.config.part_width, q.index * self.config.tiles + self.of(t)
-        for step in range_constexpr(self.config.padded_head_dim // MMA_K):
-            at = step * MMA_K % width  # the channel within the part
-            if const_expr(at == 0):
-                self.wait_for_part(k)
-            qk.set(tcgen05.Field.ACCUMULATE, step != 0)
-            a, b = self.tQ[None, None, step, stage], self.tK[None, None, at // MMA_K, k.index]
-            cute.gemm(qk, tS, a, b, tS)
-            if const_expr(at + MMA_K == width or (step + 1) * MMA_K == self.config.padded_head_dim):
-                k = self.free_part(k)
+        steps = self.config.part_width // MMA_K
+        # Unrolled, the loop would need too many registers where two query tiles have parts.
+        for part in cutlass.range(self.config.key_parts, unroll=1):
+            qk = copied(self.qk)
+            self.begin_part(k)
+            for step in range_constexpr(steps):
+                qk.set(tcgen05.Field.ACCUMULATE, part != 0 if step == 0 else True)
+                a = self.tQ[None, None, part * steps + step, stage]
+                cute.gemm(qk, tS, a, self.tK[None, None, step, k.index], tS)
+            k = self.end_part(k)
         arrive_when_multiplied(self.channels.scores.of(t), Cursor(1))
         return k
 
     @cute.jit
     def add(self, t, v: Cursor, p: Cursor, o: Cursor, started):
-        """Issue O_t += P_t V, or O_t = P_t V for the first block of a tile."""
+        """Issue O_t += P_t V, or O_t = P_t V for the first block of a tile.
+
+        Returns the place after V.
+        """
         if not started:
             self.channels.sums[self.of(t)].empty.wait_before(o)
         pv, tP, tO = copied(self.pv), self.memory.weights(t), self.memory.sums(self.of(t), o.index)
@@ -161,12 +181,12 @@ class ForwardProducts(Fixed):
             steps = [STEPS * x // PARTS for x in (0, *HANDED_OVER)][part : part + 2]
             for step in range_constexpr(*steps):
                 if const_expr(step % deep == 0):
-                    self.wait_for_part(v)
+                    self.begin_part(v)
                 pv.set(tcgen05.Field.ACCUMULATE, started if step == 0 else True)
                 a, b = tP[None, None, step, 0], self.tV[None, None, step % deep, v.index]
                 cute.gemm(pv, tO, a, b, tO)
                 if const_expr(step % deep + 1 == deep):
-                    v = self.free_part(v)
+                    v = self.end_part(v)
         return v
 
 
@@ -198,12 +218,11 @@ class AlternatingProducts(ForwardProducts):
     def of(self, t):
         return 0
 
-    def wait_for_part(self, at: Cursor) -> None:
-        self.channels.keys.full.wait(at)
+    def begin_part(self, at: Cursor) -> None:
+        self.wait_for(at, 1)
 
-    def free_part(self, at: Cursor) -> Cursor:
-        arrive_when_multiplied(self.channels.keys.empty, at)
-        return at.next()
+    def end_part(self, at: Cursor) -> Cursor:
+        return self.free(at, 1)
 
 
 def copied(product):
