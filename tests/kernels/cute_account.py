@@ -66,6 +66,11 @@ WIDE = {
     "silu, D 256": Sm100Config("bfloat16", 256, 256, SILU),
     "silu, D 192": Sm100Config("bfloat16", 192, 192, SILU),
     "silu, D 192, Dv 128": Sm100Config("bfloat16", 192, 128, SILU),
+    "jagged silu, D 192, Dv 128": Sm100Config("bfloat16", 192, 128, SILU, (), True, True),
+    "causal sigmoid, D 192, Dv 128": Sm100Config("bfloat16", 192, 128, CAUSAL),
+    "silu + bias by elements, D 192, Dv 128": Sm100Config(
+        "bfloat16", 192, 128, BIAS, ("bfloat16",)
+    ),
     "silu, D 64, Dv 256": Sm100Config("bfloat16", 64, 256, SILU),
     "tanh-gelu, D 224, fp16": Sm100Config("float16", 224, 224, GELU),
     "causal sigmoid, D 256": Sm100Config("bfloat16", 256, 256, CAUSAL),

@@ -66,8 +66,7 @@ def test_forward(case: Case):
 
 @pytest.mark.parametrize("case", slow_but(OFTEN, WIDE))
 def test_wide_heads(case: Case):
-    """K and V come in parts. With one query tile key blocks alternate between two buffers, from tile
-    to tile too."""
+    """K and V come in parts. With one query tile key blocks have the buffers of scores in turn."""
     o = case.operands()
     assert plan_of(o, True, True, Sm100Config).config.wide
     check_output(forward(case, o, schedules=("lazy", "random", "eager")), o)
