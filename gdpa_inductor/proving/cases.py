@@ -136,6 +136,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case("many tiles", batch=8, heads=8, rows=1000, keys=520),
         Case("many wide tiles", batch=4, heads=8, rows=1000, keys=520, dims=(256, 192)),
         Case("many sequences", CAUSAL, heads=4, rows=MANY, keys=MANY),
+        Case("many sequences, wide query", CAUSAL, heads=4, rows=MANY, keys=MANY, dims=(192, 128)),
     ),
     "backward": (
         Case("dense", rows=520, keys=700),

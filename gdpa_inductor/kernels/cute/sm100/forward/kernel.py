@@ -5,8 +5,8 @@
 Notation
     Q, K, V, O     Query [.., M, D], key [.., N, D], value [.., N, Dv], output [.., M, Dv].
     mX  sX  tX     X in global memory, in shared memory, in tensor memory.
-    t              A query tile of the CTA, 0 or 1. Wide heads have one query tile, whose key blocks
-                   have S_0 and S_1 in turn.
+    t              A query tile of the CTA, 0 or 1. If there is one query tile, its key blocks have
+                   S_0 and S_1 in turn.
     S_t            The scores of query tile t and a key block: 128 × 128, fp32.
     P_t            The weights: 16 bits, in the first half of the columns of S_t.
     O_t            The sums of query tile t: 128 × Dv, fp32.
