@@ -126,6 +126,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case("shared heads", RELU2, heads=4, key_heads=2, rows=140, keys=140, dtype=FP16),
         Case("odd dims", rows=100, keys=100, dims=(72, 40)),
         Case("wide", rows=200, keys=300, dims=(192, 192)),
+        Case("jagged, wide", CAUSAL, heads=2, rows=MIXED, keys=MIXED, dims=(256, 256)),
         Case("bias", BIASED, heads=2, rows=200, keys=304, aux=(BF16,)),
         Case("bias and mask", MASKED, 2, 2, rows=200, keys=300, dims=(64, 64),
              aux=(FP32, torch.bool)),
@@ -133,7 +134,9 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case("jagged queries", batch=4, rows=OTHER, keys=192, dims=(64, 64)),
         Case("sequences without keys", "sigmoid(s)", rows=(100, 384, 140, 1), keys=(0, 80, 0, 9)),
         Case("many tiles", batch=8, heads=8, rows=1000, keys=520),
+        Case("many wide tiles", batch=4, heads=8, rows=1000, keys=520, dims=(256, 192)),
         Case("many sequences", CAUSAL, heads=4, rows=MANY, keys=MANY),
+        Case("many sequences, wide query", CAUSAL, heads=4, rows=MANY, keys=MANY, dims=(192, 128)),
     ),
     "backward": (
         Case("dense", rows=520, keys=700),
@@ -159,9 +162,9 @@ TABLES = (((5000, 4, 63), FP32), ((40000, 2, 1023), BF16), ((1001, 3, 7), FP16))
 LONG = tuple(1024 + 64 * i for i in range(16))
 SHAPES: tuple[tuple[str, Case], ...] = tuple(
     (family, Case(shape_of(jagged, dim), SILU, batch, 4, 0, rows, rows, (dim, dim)))
-    for family in ("forward", "backward")
+    for family, dims in (("forward", (64, 128, 256)), ("backward", (64, 128)))
     for jagged, batch, rows in ((False, 16, 2048), (True, 1, LONG))
-    for dim in (64, 128)
+    for dim in dims
 )
 
 # The names of devices in `predictions.json`, by compute capability.

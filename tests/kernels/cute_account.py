@@ -3,9 +3,9 @@
 Two tables for docs/blackwell.md (`--write` puts them there), for the forward and for each kernel of
 the backward: those of a side, and that of both where it fits. The first: tensor-core and TMA
 instructions, registers, stack, shared memory. The second: cycles that a step costs each unit, the
-greatest of which bounds the kernel. A step is one key block of two query tiles; in the backward,
-128 resident rows against 128 streamed ones, and the rate is of all gradients. It is arithmetic on
-counted instructions, not a measurement: nothing here has run on hardware.
+greatest of which bounds the kernel. A step is one key block of two query tiles, or two of one; in
+the backward, 128 resident rows against 128 streamed ones, and the rate is of all gradients. It is
+arithmetic on counted instructions, not a measurement: nothing here has run on hardware.
 """
 
 import argparse
@@ -61,6 +61,25 @@ CONFIGS = {
         "bfloat16", 128, 128, SILU, (), False, True, shared=frozenset("q")
     ),
 }  # fmt: skip
+# Forwards at head dims above 128, which have no backward:
+WIDE = {
+    "silu, D 256": Sm100Config("bfloat16", 256, 256, SILU),
+    "silu, D 192": Sm100Config("bfloat16", 192, 192, SILU),
+    "silu, D 192, Dv 128": Sm100Config("bfloat16", 192, 128, SILU),
+    "jagged silu, D 192, Dv 128": Sm100Config("bfloat16", 192, 128, SILU, (), True, True),
+    "causal sigmoid, D 192, Dv 128": Sm100Config("bfloat16", 192, 128, CAUSAL),
+    "silu + bias by elements, D 192, Dv 128": Sm100Config(
+        "bfloat16", 192, 128, BIAS, ("bfloat16",)
+    ),
+    "silu, D 64, Dv 256": Sm100Config("bfloat16", 64, 256, SILU),
+    "tanh-gelu, D 224, fp16": Sm100Config("float16", 224, 224, GELU),
+    "causal sigmoid, D 256": Sm100Config("bfloat16", 256, 256, CAUSAL),
+    "silu + bias (bf16), D 256": Sm100Config(
+        "bfloat16", 256, 256, BIAS, ("bfloat16",), vectors=frozenset([0])
+    ),
+    "silu + bias by elements, D 256": Sm100Config("bfloat16", 256, 256, BIAS, ("bfloat16",)),
+    "jagged silu, D 256": Sm100Config("bfloat16", 256, 256, SILU, (), True, True),
+}
 
 # Of one B200 multiprocessor, per clock.
 TENSOR = 8192  # bf16 operations
@@ -199,10 +218,11 @@ def cycles(operations: Counter[str], products: int, shared: float) -> dict[str, 
 
 
 def forward_cycles(config: Sm100Config, kernel: Binary) -> dict[str, float]:
-    """Of one key block of both query tiles."""
-    d, dv = config.padded_head_dim, config.padded_value_dim
-    # Each query tile reads both operands of S = Q Kᵀ, and V; K and V are written once.
-    moved = 2 * 2 * (ROWS * d + COLS * d + COLS * dv) + 2 * COLS * (d + dv)
+    """Of one key block of both query tiles, or of two key blocks of one query tile."""
+    d, dv = config.query_width, config.padded_value_dim
+    # Each tile of scores reads both operands of S = Q Kᵀ, and V. K and V are written once.
+    blocks = 2 // config.tiles
+    moved = 2 * 2 * (ROWS * d + COLS * d + COLS * dv) + blocks * 2 * COLS * (d + dv)
     return cycles(block(kernel.opcodes), 2 * (d + dv), moved)
 
 
@@ -254,7 +274,7 @@ def rate(flops: int, cycles: float) -> str:
 
 
 def forward_rows() -> Iterator[Row]:
-    for name, config in CONFIGS.items():
+    for name, config in (CONFIGS | WIDE).items():
         kernel = binary(config)
         costs = forward_cycles(config, kernel)
         flops = 2 * 2 * ROWS * COLS * (config.head_dim + config.value_dim)

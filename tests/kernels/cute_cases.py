@@ -237,6 +237,40 @@ MORE = (
          k_lengths=SELF),
 )  # fmt: skip
 
+BY_HEADS = "a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.1),a0))"
+TWO = "a0:f[h,q_idx,kv_idx]; a1:f[b,h,q_idx,kv_idx]; silu(add(add(mul(s,0.1),a0),a1))"
+WINDOW = "where(and(ge(q_idx,kv_idx),lt(sub(q_idx,kv_idx),100)),silu(s),0.0)"
+NO_KEYS = {"q_lengths": (100, 300, 140, 130, 1, 2), "k_lengths": (0, 200, 0, 100, 0, 0)}
+# Head dims above 128. On Hopper O has the room of the query tiles there. So tiles without keys
+# follow such that have some, on one CTA. Query tiles that meet no key stand beside such that do.
+WIDE = (
+    Case("D 256", d=256, m=200, n=330, h=2),
+    Case("D 192, Dv 128", d=192, dv=128, m=140, n=400, h=2, hk=1),
+    Case("D 192, Dv 128, causal", CAUSAL.format(SILU), d=192, dv=128, m=400, n=700, h=2),
+    Case("D 160, Dv 64, jagged", d=160, dv=64, h=2, q_lengths=SELF, k_lengths=SELF),
+    Case("D 192, Dv 40, no keys", "sigmoid(s)", d=192, dv=40, **NO_KEYS),
+    Case("D 192", d=192, m=200, n=300, h=2, view="bnhd"),
+    Case("D 160, fp16", d=160, m=140, n=300, h=2, dtype=F16),
+    Case("D 136", d=136, m=140, n=270, h=2),
+    Case("D 64, Dv 256", d=64, dv=256, m=200, n=300, h=2),
+    Case("D 256, Dv 64", d=256, dv=64, m=200, n=300, h=2),
+    Case("D 8, Dv 200", d=8, dv=200, m=200, n=300, h=2),
+    Case("D 256, causal", CAUSAL.format("sigmoid(s)"), d=256, m=400, n=400),
+    Case("D 192, causal, fewer rows", CAUSAL.format(SILU), d=192, m=72, n=500, h=3),
+    Case("D 256, window", WINDOW, d=256, m=500, n=500),
+    Case("D 256, tiled bias", BY_HEADS, d=256, m=200, n=328, h=2),
+    Case("D 224, causal bias", BIASED, d=224, m=328, n=328, h=2, dtype=F16),
+    Case("D 256, two biases", TWO, d=256, m=130, n=136, h=2, aux=(BF16, torch.float32)),
+    Case("D 256, bias by elements", BY_HEADS, d=256, m=130, n=135, h=2),
+    Case("D 256, jagged", d=256, h=2, q_lengths=SELF, k_lengths=SELF),
+    Case("D 256, jagged, causal", CAUSAL.format(SILU), d=256, q_lengths=SELF, k_lengths=SELF),
+    Case("D 256, jagged bias", BY_HEADS, d=256, h=2, q_lengths=SELF, k_lengths=SELF, most=304),
+    Case("D 256, no keys", "sigmoid(s)", d=256, **NO_KEYS),
+    Case("D 256, Dv 136, seeds", d=256, dv=136, b=4, m=32, shared="q", k_lengths=SELF),
+    Case("D 200, short keys", d=200, b=4, n=192, q_lengths=SELF, offsets=torch.int64),
+    Case("D 256, one row", d=256, m=1, n=1, h=3),
+)  # fmt: skip
+
 
 Forward = Callable[[Case, Operands[torch.Tensor]], torch.Tensor]
 

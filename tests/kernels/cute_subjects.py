@@ -66,6 +66,10 @@ def of_backward(
 
 FIRST = (3, "the first column of a block is there; a query tile without keys has no rows")
 TOGETHER = (1, "both query tiles are released together")
+HERE = (2, FIRST[1].partition(";")[0])  # with one query tile
+# The loads' waits for room for K0, K2 and V1, of the parts K0 K1 K2 V0 V1 of a block. The part
+# before each takes a buffer that was released together with theirs.
+PARTS = (4, f"{TOGETHER[1]}, and so are all parts of K or V of a block")
 # The loads' wait for room for Q_1. A tile before with one block has as many for Q_0, on whose room
 # they waited. Else its last V found room only after the scores of Q_1 that were to come.
 BEFORE = (1, f"{TOGETHER[1]}, or room for a later V came after the last scores of Q_1")
@@ -82,6 +86,21 @@ SUBJECTS: dict[str, Subject] = {
         {"m": 640, "n": 100, "h": 2}, {"m": 396, "n": 400, "h": 2},
         tails=({"m": 40, "n": n} for n in COLUMNS), d=128,
         redundant={"mask": FIRST, "wait": TOGETHER},
+    ),
+    "forward-192": of_forward(
+        {"m": 640, "n": 100, "h": 2}, {"m": 396, "n": 700, "h": 2},
+        tails=({"m": 40, "n": n} for n in COLUMNS), d=192, dv=128,
+        redundant={"mask": FIRST, "wait": PARTS},
+    ),
+    "forward-256": of_forward(
+        {"m": 300, "n": 100, "h": 2}, {"m": 200, "n": 700, "h": 2},
+        tails=({"m": 40, "n": n} for n in COLUMNS), d=256, redundant={"mask": HERE},
+    ),
+    "forward-256-jagged": of_forward(
+        {"q_lengths": (100, 200, 140, 130), "k_lengths": (0, 80, 0, 100)},
+        {"q_lengths": (200, 0, 140), "k_lengths": (700, 0, 129)},
+        tails=({"q_lengths": (40,), "k_lengths": (n,)} for n in COLUMNS), d=192, dv=256,
+        redundant={"mask": HERE},
     ),
     "forward-causal": of_forward(
         {"m": 640, "n": 100, "h": 2}, {"m": 520, "n": 520, "h": 2},

@@ -1,10 +1,12 @@
 """The Blackwell kernels as machine code: on tensor cores, by TMA, without spills, in bounds."""
 
+import itertools
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,15 @@ from gdpa_inductor.kernels.cute import architectures, launch
 from gdpa_inductor.kernels.cute.config import SHARED_MEMORY, KernelConfig
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100 import costs
-from gdpa_inductor.kernels.cute.sm100.config import BOTH, SIDES, Sm100Config, Sm103Config
+from gdpa_inductor.kernels.cute.sm100.config import (
+    BOTH,
+    COLS,
+    ROWS,
+    SIDES,
+    TMEM_COLUMNS,
+    Sm100Config,
+    Sm103Config,
+)
 from gdpa_inductor.kernels.cute.values import Arch
 from tests.emulator.recording import linked
 
@@ -24,6 +34,7 @@ from .cute_account import (
     CAUSAL,
     CONFIGS,
     SILU,
+    WIDE,
     backward_binary,
     backward_cycles,
     binary,
@@ -34,13 +45,31 @@ from .cute_account import (
 from .fake_cuda import tool
 from .marks import slow_but
 
+FORWARDS = CONFIGS | WIDE
+SAMPLE = (8, 64, 128, 136, 192, 224, 256)
 
-@pytest.mark.parametrize("name", slow_but(["silu, D 64"], CONFIGS))
+
+@pytest.mark.parametrize("dims", itertools.product(SAMPLE, SAMPLE), ids=str)
+def test_every_head_dim_has_room(dims: tuple[int, int]):
+    config = Sm100Config("bfloat16", *dims, SILU)
+    d, dv = config.padded_head_dim, config.padded_value_dim
+    assert config.tiles == (2 if d <= 192 and dv <= 128 else 1)
+    # Tensor memory: two buffers of scores, and O of each query tile.
+    assert 2 * COLS + config.tiles * config.output_stages * dv <= TMEM_COLUMNS
+    # Shared memory: parts cover K and V, and there are enough to hide the latency of a load.
+    stage = 2 * max(COLS * config.part_width, config.part_keys * dv)
+    query = 2 * ROWS * config.query_width * config.query_stages
+    assert config.query_width >= d and config.value_parts * config.part_keys == COLS
+    assert query + stage * config.key_stages <= SHARED_MEMORY - 2048
+    assert config.key_stages >= config.key_parts + config.value_parts + (config.tiles == 2)
+
+
+@pytest.mark.parametrize("name", slow_but(["silu, D 64", "silu, D 256"], FORWARDS))
 def test_machine_code(name: str):
-    config = CONFIGS[name]
+    config = FORWARDS[name]
     kernel = binary(config)
     # Per query tile: 16 of the head dim a step of S = Q Kᵀ, 16 keys a step of O += P V.
-    assert kernel.count("UTCHMMA") == 2 * (config.padded_head_dim // 16 + 8)
+    assert kernel.count("UTCHMMA") == config.tiles * (config.part_width // 16 + 8)
     assert kernel.count("UTMALDG") >= 4
     assert kernel.stack == 0, "registers spill"
     assert kernel.usage["REG"] * 512 <= 65536
@@ -94,7 +123,9 @@ def test_each_capability_can_load_its_code(capability: tuple[int, int]):
 @pytest.mark.parametrize("program", [SILU, pytest.param(CAUSAL, marks=pytest.mark.slow)])
 def test_blackwell_ultra_runs_the_instructions_that_are_inspected(program: str):
     base, ultra = (kind("bfloat16", 64, 64, program) for kind in (Sm100Config, Sm103Config))
-    assert binary(ultra).code == binary(base).code
+    wide = [replace(x, head_dim=256, value_dim=192) for x in (base, ultra)]
+    for one, other in ((base, ultra), wide):
+        assert binary(other).code == binary(one).code
     for side in SIDES:
         assert backward_binary(ultra, side).code == backward_binary(base, side).code
 

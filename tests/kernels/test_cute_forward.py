@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute import launch
+from gdpa_inductor.kernels.cute.plan import plan_of
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from gdpa_inductor.ops import operands_of
@@ -19,6 +20,7 @@ from .cute_cases import (
     CASES,
     MORE,
     SELF,
+    WIDE,
     Case,
     check_integers,
     check_neighbours,
@@ -29,9 +31,11 @@ from .cute_memory import tables
 from .marks import slow_but
 
 # The channels of V go in two slices.
-SLICED = Case("Dv 256", d=64, dv=256, m=140, n=200, h=2, hk=1)
-JAGGED_SLICED = Case("jagged, Dv 256", d=64, dv=256, q_lengths=SELF, k_lengths=SELF)
+SLICED = Case("Dv 512", d=64, dv=512, m=140, n=200, h=2, hk=1)
+JAGGED_SLICED = Case("jagged, Dv 320", d=64, dv=320, q_lengths=SELF, k_lengths=SELF)
 QUICK = {JAGGED_SLICED.name, *(case.name for case in CASES)}  # both have the same order
+# Parts of K and V: 4 and 4, 1 and 4, and 3 and 2, which two query tiles read.
+OFTEN = ("D 256", "D 8, Dv 200", "D 256, tiled bias", "D 256, no keys", "D 192, Dv 128, causal")
 
 
 def forward(case: Any, o, schedules=("lazy",), kind=None, out=None, more=()) -> torch.Tensor:
@@ -60,18 +64,29 @@ def test_forward(case: Case):
     check_output(forward(case, o), o)
 
 
-def test_the_schedule_does_not_matter():
+@pytest.mark.parametrize("case", slow_but(OFTEN, WIDE))
+def test_wide_heads(case: Case):
+    """K and V come in parts. With one query tile key blocks have the buffers of scores in turn."""
+    o = case.operands()
+    assert plan_of(o, True, True, Sm100Config).config.wide
+    check_output(forward(case, o, schedules=("lazy", "random", "eager")), o)
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (200, 40), (256, 256)], ids=str)
+def test_the_schedule_does_not_matter(dims: tuple[int, int]):
     """Copies and products complete late, early or in any order: the same bits (`run` compares)."""
-    case = Case("schedules", d=64, m=300, n=270, ctas=1)
+    case = Case("schedules", d=dims[0], dv=dims[1], m=300, n=270, ctas=1)
     forward(case, case.operands(), schedules=("lazy", "random", "eager"))
 
 
-def test_neighbours_do_not_leak():
-    check_neighbours(forward, 64)
+@pytest.mark.parametrize("dim", [64, 256])
+def test_neighbours_do_not_leak(dim: int):
+    check_neighbours(forward, dim)
 
 
-def test_exact_on_integers():
-    check_integers(forward, d=64, m=300, n=300)
+@pytest.mark.parametrize("dims", [(64, 64), (200, 72), (72, 200)], ids=str)
+def test_exact_on_integers(dims: tuple[int, int]):
+    check_integers(forward, d=dims[0], dv=dims[1], m=300, n=300)
 
 
 @pytest.mark.parametrize("kind", [Sm90Config, Sm100Config])
@@ -99,7 +114,7 @@ def test_integers_above_2_24_tell_tiles_apart(kind):
     [
         ({"dtype": torch.float32}, "takes fp16 and bf16 operands"),
         ({"d": 12}, "a head dim of 12"),
-        ({"d": 136}, "a head dim of 136"),
+        ({"d": 264}, "a head dim of 264"),
     ],
 )
 def test_what_it_does_not_take(operands: dict, complaint: str):

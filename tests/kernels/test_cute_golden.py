@@ -32,11 +32,12 @@ CONFIGS = {
     "causal": Sm100Config("bfloat16", 64, 64, CAUSAL),
     "bias": Sm100Config("bfloat16", 64, 64, BIAS, ("bfloat16",), vectors=frozenset([0])),
     "shared fp16": Sm100Config("float16", 96, 40, SILU, (), False, True, shared=frozenset("q")),
+    "wide": Sm100Config("bfloat16", 256, 192, SILU),
 }
 KERNELS = [
     (name, side)
     for name, config in CONFIGS.items()
-    for side in ("forward", *SIDES, *[BOTH] * config.both_fit)
+    for side in ("forward", *([] if config.wide else SIDES), *[BOTH] * config.both_fit)
 ]
 QUICK = ("silu", "causal")
 

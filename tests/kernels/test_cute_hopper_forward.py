@@ -14,12 +14,15 @@ from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from . import test_cute_forward
 from .cute_cases import (
     BF16,
+    BY_HEADS,
     CASES,
     CAUSAL,
-    F16,
     MORE,
+    NO_KEYS,
     SELF,
     SILU,
+    WIDE,
+    WINDOW,
     Case,
     check_integers,
     check_neighbours,
@@ -27,45 +30,14 @@ from .cute_cases import (
 )
 from .marks import slow_but
 
-BIAS, CAUSAL_BIAS = "a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.1),a0))", "a0:f[h,q_idx,kv_idx]; {}"
-CAUSAL_BIAS = CAUSAL_BIAS.format(CAUSAL.format("sigmoid(add(s,a0))"))
-TWO = "a0:f[h,q_idx,kv_idx]; a1:f[b,h,q_idx,kv_idx]; silu(add(add(mul(s,0.1),a0),a1))"
-WINDOW = "where(and(ge(q_idx,kv_idx),lt(sub(q_idx,kv_idx),100)),silu(s),0.0)"
 ENDS = (1, 63, 64, 65, 0, 128, 129, 192, 193, 320)  # of query tiles
-NO_KEYS = {"q_lengths": (100, 300, 140, 130, 1, 2), "k_lengths": (0, 200, 0, 100, 0, 0)}
 
-# At head dims above 128 O has the room of the query tiles. So tiles without keys follow such that
-# have some, on one CTA, and query tiles that meet no key stand beside such that do.
-WIDE = (
-    Case("D 256", d=256, m=200, n=330, h=2),
-    Case("D 192, Dv 128", d=192, dv=128, m=140, n=400, h=2, hk=1),
-    Case("D 192", d=192, m=200, n=300, h=2, view="bnhd"),
-    Case("D 160, fp16", d=160, m=140, n=300, h=2, dtype=F16),
-    Case("D 136", d=136, m=140, n=270, h=2),
-    Case("D 64, Dv 256", d=64, dv=256, m=200, n=300, h=2),
-    Case("D 256, Dv 64", d=256, dv=64, m=200, n=300, h=2),
-    Case("D 8, Dv 200", d=8, dv=200, m=200, n=300, h=2),
-    Case("D 256, causal", CAUSAL.format("sigmoid(s)"), d=256, m=400, n=400),
-    Case("D 192, causal, fewer rows", CAUSAL.format(SILU), d=192, m=72, n=500, h=3),
-    Case("D 256, window", WINDOW, d=256, m=500, n=500),
-    Case("D 256, tiled bias", BIAS, d=256, m=200, n=328, h=2),
-    Case("D 224, causal bias", CAUSAL_BIAS, d=224, m=328, n=328, h=2, dtype=F16),
-    Case("D 256, two biases", TWO, d=256, m=130, n=136, h=2, aux=(BF16, torch.float32)),
-    Case("D 256, bias by elements", BIAS, d=256, m=130, n=135, h=2),
-    Case("D 256, jagged", d=256, h=2, q_lengths=SELF, k_lengths=SELF),
-    Case("D 256, jagged, causal", CAUSAL.format(SILU), d=256, q_lengths=SELF, k_lengths=SELF),
-    Case("D 256, jagged bias", BIAS, d=256, h=2, q_lengths=SELF, k_lengths=SELF, most=304),
-    Case("D 256, no keys", "sigmoid(s)", d=256, **NO_KEYS),
-    Case("D 256, Dv 136, seeds", d=256, dv=136, b=4, m=32, shared="q", k_lengths=SELF),
-    Case("D 200, short keys", d=200, b=4, n=192, q_lengths=SELF, offsets=torch.int64),
-    Case("D 256, one row", d=256, m=1, n=1, h=3),
-)  # fmt: skip
 # Of 132 and more CTAs all but some tiles are cut (`Rounds`), of a few the last ones.
 PIECES = (
     Case("three of three", d=64, m=400, n=140, h=3, ctas=4),
     Case("two of three", d=64, m=400, n=140, h=2, hk=1, ctas=13),
     Case("two of two", d=128, m=400, n=140, h=2, ctas=5),
-    Case("with a bias", BIAS, d=64, m=328, n=136, h=2, ctas=5),
+    Case("with a bias", BY_HEADS, d=64, m=328, n=136, h=2, ctas=5),
     Case("wide heads", d=256, m=200, n=136, h=3, ctas=4),
     Case("ends of tiles", CAUSAL.format(SILU), d=64, q_lengths=ENDS, k_lengths=ENDS, ctas=4),
     Case("a window", WINDOW, d=64, m=400, n=400, ctas=2),
@@ -75,7 +47,7 @@ SLICED = (
     Case("two of 160", d=64, dv=320, m=140, n=200, h=2, hk=1),
     Case("two of 256, causal", CAUSAL.format(SILU), d=128, dv=512, m=200, n=200),
     Case("three of 200, jagged", d=64, dv=600, q_lengths=SELF, k_lengths=SELF),
-    Case("two of 192, bias", BIAS, d=72, dv=384, m=130, n=136, h=2),
+    Case("two of 192, bias", BY_HEADS, d=72, dv=384, m=130, n=136, h=2),
 )  # fmt: skip
 UNSCALED = ({"dtype": "float16"}, {"fast": False}, {"value_dim": 96})
 EIGHTH = "silu(mul(s,0.125))"

@@ -76,10 +76,11 @@ WIDE = {
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", WIDE)
-def test_forward_with_wide_heads(name: str) -> None:
+def test_forward_with_wide_heads(name: str, kind: str) -> None:
     _, o = WIDE[name].call()
-    check_output(forward(WIDE[name], o, kind=Sm90Config), o)
+    check_output(forward(WIDE[name], o, kind=KINDS[kind]), o)
 
 
 HELD = {

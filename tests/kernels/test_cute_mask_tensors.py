@@ -1,6 +1,7 @@
 """Mask tensors in the CuTe kernels, on the emulator: tiles that they hide are left out, and the
 rest obeys the error rule."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -50,6 +51,15 @@ def test_the_output_obeys_the_error_rule(name: str, kind: str) -> None:
     case, call = problem(name)
     out = test_cute_forward.forward(case, call.operands, kind=KINDS[kind])
     check_output(out, call.operands)
+
+
+@pytest.mark.parametrize("name", slow_but(["causal, fewer rows"], CASES))
+def test_wide_heads_on_blackwell(name: str) -> None:
+    """Tiles of the table have 128 queries and keys there too."""
+    case, masks = CASES[name]
+    case = dataclasses.replace(case, dims=(200, 256))
+    o = masked(case, masks).operands
+    check_output(test_cute_forward.forward(case, o, kind=Sm100Config), o)
 
 
 BACKWARDS = {

@@ -176,8 +176,14 @@ def test_it_is_the_choice_of_hopper(hopper, changes: dict):
 
 
 @pytest.mark.parametrize(("kernel", "choice"), [("auto", "cute"), ("cute",) * 2, ("triton",) * 2])
-def test_it_is_the_choice_of_blackwell(blackwell, kernel: str, choice: str):
-    assert lowerings.choose(problem(), Options(kernel=kernel)).kernel == choice
+@pytest.mark.parametrize("dims", [{}, {"head_dim": 256, "value_dim": 136}, {"value_dim": 256}])
+def test_it_is_the_choice_of_blackwell(blackwell, kernel: str, choice: str, dims: dict):
+    case = problem(**dims, training=False)
+    assert lowerings.choose(case, Options(kernel=kernel)).kernel == choice
+
+
+def test_wide_values_run_in_slices_on_blackwell(blackwell):
+    assert lowerings.choose(problem(**GAU), Options()).kernel == "cute"
 
 
 DROPPED = "a0:i[]; mul(silu(s),float(ge(random16(a0,b,h,q_idx,kv_idx),6554)))"
@@ -187,12 +193,9 @@ OFF, ON = Options(profit=False), Options()
 FULL = {"dtype": torch.float32, "value_dtype": torch.float32}
 # The device, the problem, options, the kernel or None if it does not matter, and a reason.
 LEFT = {
-    "a head dim of 136": ("blackwell", {"head_dim": 136}, OFF, "triton", "a head dim of 136"),
+    "a head dim of 132": ("blackwell", {"head_dim": 132}, OFF, "triton", "a head dim of 132"),
     "a value dim of 20": ("blackwell", {"value_dim": 20}, OFF, "triton", "a head dim of 20"),
     "fp32": ("blackwell", FULL, OFF, "triton", "takes fp16 and bf16"),
-    "what Triton takes at once": (
-        "blackwell", {**GAU, "value_dim": 256}, ON, "triton", "room for all channels"
-    ),
     "few scores": ("hopper", {**GAU, "rows": 256, "cols": 256}, ON, None, "4 slices are estimated"),
     "nothing left out": (
         "hopper", {**GAU, "program": "relu(s)", "value_dim": 1536}, ON, None,

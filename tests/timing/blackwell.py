@@ -5,7 +5,8 @@ flash_attn/cute/flash_fwd_sm100.py: a warpgroup more corrects the sums, and stor
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from .code import Counts
 from .engine import (
@@ -25,6 +26,7 @@ from .engine import (
 
 ROWS = COLS = 128
 SPLIT = (3, 4)  # parts of P after which products may begin
+PANEL = 64  # channels of a part of K
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,14 @@ class Forward:
     pair: bool = False
     row_tiles: int = 8  # tiles that read the same keys
     start: float = 0.0
+    queries: int = 2  # buffers of a query tile
+    query_tiles: ClassVar[int] = 2
 
     def barriers(self) -> dict[str, Barrier]:
         found = ring("K", self.stages)
         for t in range(2):
-            found |= ring(f"Q{t}", 2) | ring(f"O{t}", self.outputs)
+            if t < self.query_tiles:
+                found |= ring(f"Q{t}", self.queries) | ring(f"O{t}", self.outputs)
             arrivals = 2 if self.softmax else 1
             found |= {f"S{t}": Barrier(), f"P{t}0": Barrier(arrivals), f"P{t}1": Barrier()}
             found |= {f"max{t}": Barrier()}
@@ -103,7 +108,8 @@ class Forward:
     def activation(self, t: int, tiles: int, steps: int) -> Iterator[Operation]:
         part = 4 * ROWS * COLS / 4
         runs = [Run(*x, tmem=1.5 * part) for x in self.counts.values()]
-        for _ in range(tiles * steps):
+        first, apart = (0, 1) if self.query_tiles == 2 else (t, 2)  # one tile: in turn
+        for _ in range(first, tiles * steps, apart):
             yield from (Wait(f"S{t}"), Sleep(0), runs[0])
             if self.softmax:
                 yield Signal(f"max{t}")
@@ -121,9 +127,48 @@ class Forward:
                 for _ in range(steps):
                     for t in range(2):
                         yield from (Wait(f"max{t}"), Run(12), Signal(f"P{t}0"))
-            for t in range(2):
+            for t in range(self.query_tiles):
                 yield from (Wait(f"O{t}"), read, Signal(f"-O{t}"), Store(2 * size))
             yield Sleep(self.start)
+
+
+@dataclass(frozen=True)
+class WideForward(Forward):
+    """One query tile. K and V come in parts, and key blocks have the buffers of scores in turn."""
+
+    query_tiles: ClassVar[int] = 1
+
+    def loads(self, tiles: int, steps: int) -> Iterator[Operation]:
+        fresh = 1 / self.row_tiles
+        for _ in range(tiles):
+            yield from (Wait("-Q0"), Load(2 * ROWS * self.dim, "Q0", 1.0))
+            for block in range(steps + 1):
+                for _ in range(self.dim // PANEL if block < steps else 0):
+                    yield from (Wait("-K"), Load(2 * COLS * PANEL, "K", fresh))
+                for _ in range(4 if block else 0):
+                    yield from (Wait("-K"), Load(2 * COLS / 4 * self.dim, "K", fresh))
+
+    def products(self, tiles: int, steps: int) -> Iterator[Operation]:
+        score = Multiply(2 * ROWS * COLS * PANEL, 2 * (ROWS + COLS) * PANEL, parts=4)
+        total = Multiply(2 * ROWS * COLS / 4 * self.dim, 2 * COLS / 4 * self.dim, parts=2)
+        for tile in range(tiles):
+            for block in range(steps + 1):
+                t = (tile * steps + block) % 2
+                if block == 0:
+                    yield Wait("Q0")
+                for part in range(self.dim // PANEL if block < steps else 0):
+                    yield from (Wait("K"), replace(score, joined=part > 0), Commit("-K"))
+                if block < steps:
+                    yield Commit(f"S{t}")
+                if block == steps - 1:
+                    yield Commit("-Q0")
+                if block == 1:
+                    yield Wait("-O0")
+                for part in range(4 if block else 0):
+                    if part in (0, SPLIT[0]):
+                        yield Wait(f"P{1 - t}{part // SPLIT[0]}")
+                    yield from (Wait("K"), replace(total, joined=part > 0), Commit("-K"))
+            yield Commit("O0")
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,8 @@ class Multiply:
     """Issues a product: operations, and the bytes of shared memory that its operands take.
 
     held: its first operand is in registers, so the warps that issue it wait with it. into: names
-    sums that are added to in several parts.
+    sums that are added to in several parts. joined: it adds to the same sums as the product before,
+    without a pause.
     """
 
     flops: float
@@ -98,6 +99,7 @@ class Multiply:
     held: bool = False
     parts: int = 8
     into: str = ""
+    joined: bool = False
 
 
 @dataclass(frozen=True)
@@ -302,8 +304,12 @@ class Simulation:
         actor.products.append(product)
         self.queue.append(product)
         if len(self.queue) == 1:
-            self.at(max(time, self.units["tensor"].free + self.machine.gap), self.next_part)
+            self.at(max(time, self.units["tensor"].free + self.pause()), self.next_part)
         return None if x.held else time
+
+    def pause(self) -> float:
+        """Before the first product of the queue."""
+        return 0.0 if self.queue[0].operation.joined else self.machine.gap
 
     def next_part(self, time: float) -> None:
         """The tensor core begins the next part of its first product."""
@@ -321,7 +327,7 @@ class Simulation:
         product = self.queue.popleft()
         self.at(time + self.machine.drain, functools.partial(self.completed, product))
         if self.queue:
-            self.at(time + self.machine.gap, self.next_part)
+            self.at(time + self.pause(), self.next_part)
 
     def completed(self, product: "Product", time: float) -> None:
         product.done = True

@@ -16,6 +16,7 @@ PROGRAMS = {
     "relu": "relu(mul(s,{}))",
 }
 DIMS = (64, 128)
+WIDE = {192: (8, 2), 256: (10, 1)}  # buffers of K and V, and of Q, of Blackwell's forward
 KINDS = (
     "hopper forward",
     "hopper backward",
@@ -92,8 +93,12 @@ def hopper_backward(activation: str, dim: int) -> hopper.Backward:
 
 
 def blackwell_forward(activation: str, dim: int) -> blackwell.Forward:
+    """Above head dim 128 the activation is that of 128."""
     stages, outputs = (6, 2) if dim <= 64 else (3, 1)
-    parts = counts(name_of(activation, dim, KINDS[2]))
+    parts = counts(name_of(activation, min(dim, 128), KINDS[2]))
+    if dim in WIDE:
+        stages, queries = WIDE[dim]
+        return blackwell.WideForward(dim, parts, stages, queries=queries)
     return blackwell.Forward(dim, parts, stages, outputs, early=True)
 
 

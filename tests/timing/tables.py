@@ -45,7 +45,8 @@ def hopper(machine: Machine, kernel: str, activation: str, problem: Problem) -> 
 
 def blackwell(machine: Machine, kernel: str, activation: str, problem: Problem) -> Prediction:
     if kernel == "forward":
-        return dealt(machine, subjects.blackwell_forward(activation, problem.dim), problem, 256)
+        schedule = subjects.blackwell_forward(activation, problem.dim)
+        return dealt(machine, schedule, problem, 128 * schedule.query_tiles)
     return sides(machine, subjects.blackwell_backward(activation, problem.dim), problem)
 
 
@@ -90,6 +91,7 @@ MACHINES = {
 SHAPES = (  # those in the middle of each head dim are the dense ones of `gdpa prove`
     *((16, 4, 1024, 128), (16, 4, 2048, 128), (4, 4, 4096, 128)),
     *((16, 8, 1024, 64), (16, 4, 2048, 64), (4, 8, 4096, 64)),
+    *((16, 4, 1024, 256), (16, 4, 2048, 256), (4, 4, 4096, 256), (16, 4, 2048, 192)),
 )
 FLOPS = {"forward": 2, "backward": 5}
 
@@ -136,7 +138,7 @@ def predictions() -> Iterator[tuple[str, Problem, dict[str, Prediction]]]:
     """(what, problem, by machine): silu."""
     for sizes in SHAPES:
         problem = Problem(*sizes)
-        for kernel in FLOPS:
+        for kernel in ("forward",) if problem.dim in subjects.WIDE else FLOPS:
             found = {
                 name: blackwell(machine, kernel, "silu", problem)
                 for name, machine in MACHINES.items()

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("cutlass")
 
+from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from tests.kernels import (
     test_cute_backward,
     test_cute_forward,
@@ -58,13 +59,20 @@ def test_hopper_backward(dim: int):
     check(trace, schedule.roles(TILES, STEPS), warps)
 
 
-@pytest.mark.parametrize("dim", subjects.DIMS)
+@pytest.mark.parametrize("dim", [*subjects.DIMS, *subjects.WIDE])
 def test_blackwell_forward(dim: int):
-    case = Case("timing", "silu(s)", m=256 * TILES, n=128 * STEPS, d=dim, ctas=1)
+    schedule = subjects.blackwell_forward("silu", dim)
+    rows = 128 * schedule.query_tiles * TILES
+    case = Case("timing", "silu(s)", m=rows, n=128 * STEPS, d=dim, ctas=1)
     with listening() as trace:
         test_cute_forward.forward(case, case.operands())
-    roles = subjects.blackwell_forward("silu", dim).roles(TILES, STEPS)
-    check(trace, roles, {"products": 12, "loads": 13})
+    check(trace, schedule.roles(TILES, STEPS), {"products": 12, "loads": 13})
+
+
+@pytest.mark.parametrize("dim", subjects.WIDE)
+def test_wide_heads_have_these_buffers(dim: int):
+    config = Sm100Config("bfloat16", dim, dim, "silu(s)")
+    assert (config.key_stages, config.query_stages) == subjects.WIDE[dim]
 
 
 @pytest.mark.parametrize("dim", subjects.DIMS)

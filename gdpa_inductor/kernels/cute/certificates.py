@@ -40,7 +40,7 @@ RIVALS = ("cute", "triton")
 FOLDER = "gdpa_certificates"
 PROVE = "python -m gdpa_inductor prove"
 SLOWER = 1.05  # times Triton's time, from which on a kernel counts as slower
-NARROW = 64  # the widest head dim of a shape that is called narrow
+WIDTHS = (64, 128, 256)  # head dims of shapes that are timed
 
 Record = dict[str, Any]
 
@@ -143,7 +143,8 @@ def slower(device: torch.device, family: str, shape: str) -> str:
 
 def shape_of(jagged: bool, widest: int) -> str:
     """The name of the shapes that are timed together."""
-    return f"{'jagged' if jagged else 'dense'}, head dim {64 if widest <= NARROW else 128}"
+    dim = next((x for x in WIDTHS if widest <= x), WIDTHS[-1])
+    return f"{'jagged' if jagged else 'dense'}, head dim {dim}"
 
 
 def _folder() -> Path:

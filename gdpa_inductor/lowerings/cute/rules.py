@@ -230,13 +230,6 @@ def _no_rival(problem: Problem) -> bool:
     return hint(problem.value_dim) > MAX_HEAD_DIM
 
 
-def fewer_channels(problem: Problem) -> str:
-    """Why Triton is better for a value that would run in slices here, or ""."""
-    if _slices(problem) == 1 or _no_rival(problem):
-        return ""
-    return "Triton's kernel has room for all channels of V"
-
-
 def _slices(problem: Problem) -> int:
     """How many launches a forward needs: 1 if a launch has room for all channels of V."""
     kind = config_of(problem.device)
@@ -351,7 +344,6 @@ YIELDS = (
     Rule(Code.SLOWER, few_queries),
     Rule(Code.SLOWER, triton_is_faster),
     Rule(Code.SLOWER, mostly_padded),
-    Rule(Code.SLOWER, fewer_channels),
     Rule(Code.SLOWER, slower_than_chunks),
     Rule(Code.SLOWER, was_slower),
 )

@@ -8,6 +8,8 @@ from .costs import one_kernel_pays
 
 ROWS = COLS = BOX  # a score tile: 128 lanes of tensor memory, 128 fp32 columns
 TMEM_COLUMNS = 512
+PANEL = 64  # channels of a part of K: 128 bytes, the widest swizzle
+SHARED_DIM = 192  # the widest Q of which shared memory has two tiles, beside enough of K and V
 MOST_ADDED = 64  # columns of dQ that a thread adds
 # The two kernels of a backward, and which gradients each computes: "keys" dK and dV, "rows" dQ.
 SIDES = {"keys": "kv", "rows": "q"}
@@ -22,7 +24,8 @@ class Sm100Config(config.KernelConfig):
     arch = "sm_100a"
     gpu = "Blackwell"
     rows = ROWS
-    max_dim = max_backward_dim = 128
+    max_dim = 256
+    max_backward_dim = 128
     rivalled = False
     measured = False
     overwrites = False  # both sides read a bias
@@ -73,21 +76,71 @@ class Sm100Config(config.KernelConfig):
         return config.StoredTiling(self.rows, self.cols, by_keys=self.kernel == BOTH)
 
     @property
+    def wide(self) -> bool:
+        """The forward loads K and V in parts, as there is no room for whole blocks."""
+        return max(self.padded_head_dim, self.padded_value_dim) > BOX
+
+    @property
+    def tiles(self) -> int:
+        """Query tiles of a CTA in the forward: two, or one where there is no room for two."""
+        # Tensor memory has two buffers of scores, and O in what is left. With two query tiles each
+        # has its own buffer. With one, its key blocks alternate between them (docs/blackwell.md).
+        return 2 if self.padded_head_dim <= SHARED_DIM and self.padded_value_dim <= BOX else 1
+
+    @property
     def output_stages(self) -> int:
         """Accumulators of O in tensor memory, for each query tile: two if they fit."""
         # With two, the next tile does not wait until this one is stored.
-        return 2 if self.padded_value_dim <= 64 else 1
+        return 2 if 2 * self.padded_value_dim <= self.sums_columns else 1
+
+    @property
+    def sums_columns(self) -> int:
+        """Columns of tensor memory for O of a query tile."""
+        return (TMEM_COLUMNS - 2 * COLS) // self.tiles
+
+    @property
+    def key_parts(self) -> int:
+        """The parts of a block of K, each of some channels. Each has a buffer of its own."""
+        return -(-self.padded_head_dim // PANEL) if self.wide else 1
+
+    @property
+    def value_parts(self) -> int:
+        """The same of V, each of some keys: a power of two, so that no part is larger than K's."""
+        return 1 << ((self.padded_value_dim - 1) // PANEL).bit_length() if self.wide else 1
+
+    @property
+    def part_width(self) -> int:
+        """Channels of a part of K."""
+        return PANEL if self.wide else self.padded_head_dim
+
+    @property
+    def query_width(self) -> int:
+        """Channels of Q and K in shared memory, with zeros past `head_dim`."""
+        return self.key_parts * self.part_width
+
+    @property
+    def part_keys(self) -> int:
+        """Keys of a part of V."""
+        return COLS // self.value_parts
 
     @property
     def query_stages(self) -> int:
-        return 4
+        """Buffers of Q in shared memory: two for each query tile, or one."""
+        # With two, the next query tile is loaded while this one is multiplied. But a block of K and
+        # one of V come first.
+        both = self.key_parts + self.value_parts
+        return 2 * self.tiles if self._stages_beside(2 * self.tiles) >= both else self.tiles
 
     @property
     def key_stages(self) -> int:
-        """Buffers of K and V in shared memory: as many as fit beside Q, up to 6."""
-        stage = 2 * COLS * max(self.padded_head_dim, self.padded_value_dim)
-        room = SHARED_MEMORY - 2048 - 2 * ROWS * self.padded_head_dim * self.query_stages
-        return min(6, room // stage)
+        """Buffers of K and V in shared memory: as many as fit beside Q, up to 6 whole blocks."""
+        most = 6 * max(self.key_parts, self.value_parts)
+        return min(most, self._stages_beside(self.query_stages))
+
+    def _stages_beside(self, queries: int) -> int:
+        """How many buffers of K and V fit beside so many of Q."""
+        stage = 2 * max(COLS * self.part_width, self.part_keys * self.padded_value_dim)
+        return (SHARED_MEMORY - 2048 - 2 * ROWS * self.query_width * queries) // stage
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """The activation warps: compute the weights P_t from the scores S_t, one warpgroup for each t.
 
+With one query tile (`Sm100Config.tiles`) a warpgroup takes every other key block.
+
 A thread owns one query row. Scores come from tensor memory 32 columns at a time, and the next 32
 are in flight while these are computed. Weights go back as 16-bit numbers to the first half of the
 columns of S_t. Those of part c take 16 columns from 16c on. Part c / 2 of the scores was there, and
@@ -9,13 +11,13 @@ is in registers by then.
 from dataclasses import dataclass
 
 import cutlass
-from cutlass import Float32, cute, range_constexpr
+from cutlass import Float32, Int32, cute, range_constexpr
 
 from ...barriers import Cursor
 from ...forward.ranges import KeyRanges
 from ...program import Program, Row
 from ...values import Fixed, Pair, choose, pair
-from ..config import COLS, ROWS
+from ..config import COLS, ROWS, Sm100Config
 from ..tensor_memory import ColumnLoads, ColumnStores, TensorMemoryRow, scores_done, scores_ready
 from .roles import HANDED_OVER, Channels, scores_column
 
@@ -39,6 +41,7 @@ def weights_of(scores, row: Row, fetched, column, end):
 class ForwardActivation(Fixed):
     """The role of the activation warps."""
 
+    config: Sm100Config
     channels: Channels
     memory: TensorMemoryRow
     ranges: KeyRanges
@@ -49,13 +52,16 @@ class ForwardActivation(Fixed):
     def run(self, scheduler, t, thread):
         loads = ColumnLoads(self.memory, scores_column(t), PART, COLS)
         stores = ColumnStores(self.memory, scores_column(t), PART // 2, COLS // 2)
-        at, s = scheduler.start(), Cursor(1)
+        at, s, one = scheduler.start(), Cursor(1), self.config.tiles == 1
+        # turn: With one query tile, the warpgroup that takes the first block of the work tile.
+        turn, query_tile = Int32(0), 0 if one else t
         tile, at = scheduler.take_busy(at)
         while tile.valid == 1:
-            first = tile.row + t * ROWS
+            first = tile.row + query_tile * ROWS
             plain = Row(self.plain, tile, first + thread)
             careful = Row(self.careful, tile, first + thread)
-            for block in cutlass.range(tile.first, tile.last(t), unroll=1):
+            begin, step = (tile.first + (t ^ turn), 2) if one else (tile.first, 1)
+            for block in cutlass.range(begin, tile.last(query_tile), step, unroll=1):
                 column = block * COLS
                 self.channels.scores.of(t).wait(s)
                 scores_ready()
@@ -64,6 +70,8 @@ class ForwardActivation(Fixed):
                 else:
                     self.weigh(loads, stores, careful, t, s, column, tile.k_rows)
                 s = s.next()
+            if cutlass.const_expr(one):
+                turn = turn ^ (tile.end - tile.first & 1)
             tile, at = scheduler.take_busy(at)
 
     @cute.jit

@@ -11,7 +11,7 @@ import cutlass
 from cutlass import Constexpr, Int64, cute, range_constexpr
 
 from ...barriers import but
-from ...config import TILES, VECTOR
+from ...config import VECTOR
 from ...values import Fixed
 from ..config import ROWS, Sm100Config
 from ..tensor_memory import ColumnLoads, TensorMemoryRow, scores_done, scores_ready
@@ -64,7 +64,7 @@ class Epilogue(Fixed):
         at, o = scheduler.start(), tuple(x.start() for x in sums)
         tile, at = scheduler.take(at)
         while tile.valid == 1:
-            for t in range_constexpr(TILES):
+            for t in range_constexpr(self.config.tiles):
                 if tile.first < tile.last(t):
                     sums[t].full.wait(o[t])
                     scores_ready()
@@ -81,7 +81,7 @@ class Epilogue(Fixed):
         q_idx = tile.row + t * ROWS + thread
         row = self.output.row(tile, q_idx, self.config.jagged_q)
         width = self.config.padded_value_dim
-        column = sums_column(t, o.index, self.config.output_stages)
+        column = sums_column(self.config, t, o.index)
         sums = ColumnLoads(self.memory, column, PART, width)
         for part in range_constexpr(width // PART):
             values = None

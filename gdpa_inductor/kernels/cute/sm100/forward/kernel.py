@@ -5,7 +5,8 @@
 Notation
     Q, K, V, O     Query [.., M, D], key [.., N, D], value [.., N, Dv], output [.., M, Dv].
     mX  sX  tX     X in global memory, in shared memory, in tensor memory.
-    t              A query tile of the CTA, 0 or 1.
+    t              A query tile of the CTA, 0 or 1. If there is one query tile, its key blocks have
+                   S_0 and S_1 in turn.
     S_t            The scores of query tile t and a key block: 128 × 128, fp32.
     P_t            The weights: 16 bits, in the first half of the columns of S_t.
     O_t            The sums of query tile t: 128 × Dv, fp32.
@@ -41,7 +42,8 @@ from ..config import COLS, ROWS, TMEM_COLUMNS, Sm100Config
 from ..tensor_memory import TensorMemoryRow
 from .activation import ForwardActivation
 from .epilogue import Epilogue, OutputMatrix
-from .products import ForwardProducts
+from .loads import PartLoads
+from .products import AlternatingProducts, ForwardProducts
 from .roles import (
     EPILOGUE,
     LOADS,
@@ -62,8 +64,10 @@ class ForwardKernel(AttentionKernel):
 
     def __init__(self, config: Sm100Config) -> None:
         super().__init__(config)
-        self.qk_tiler = (ROWS, COLS, config.padded_head_dim)
-        self.pv_tiler = (ROWS, config.padded_value_dim, COLS)
+        c, value_width = config, config.padded_value_dim
+        self.qk_tiler, self.pv_tiler = (ROWS, COLS, c.query_width), (ROWS, value_width, COLS)
+        # With what one buffer of K or V holds:
+        self.k_tiler, self.v_tiler = (ROWS, COLS, c.part_width), (ROWS, value_width, c.part_keys)
 
     def products_and_layouts(self) -> None:
         """The two tiled products, and the layouts of their operands in shared memory."""
@@ -77,8 +81,8 @@ class ForwardKernel(AttentionKernel):
         layout_b = blackwell_helpers.make_smem_layout_b
         self.q_layout = layout_a(self.qk, self.qk_tiler, dtype, c.query_stages)
         self.p_layout = layout_a(self.pv, self.pv_tiler, dtype, 1)
-        k_layout = cute.select(layout_b(self.qk, self.qk_tiler, dtype, 1), mode=[0, 1, 2])
-        v_layout = cute.select(layout_b(self.pv, self.pv_tiler, dtype, 1), mode=[0, 1, 2])
+        k_layout = cute.select(layout_b(self.qk, self.k_tiler, dtype, 1), mode=[0, 1, 2])
+        v_layout = cute.select(layout_b(self.pv, self.v_tiler, dtype, 1), mode=[0, 1, 2])
         self.stage = max(cute.cosize(k_layout), cute.cosize(v_layout))
         ring = cute.make_layout(c.key_stages, stride=self.stage)
         self.k_layout, self.v_layout = cute.append(k_layout, ring), cute.append(v_layout, ring)
@@ -104,12 +108,11 @@ class ForwardKernel(AttentionKernel):
         staged = (self.q_layout, self.k_layout, self.v_layout)
         layouts = [cute.select(x, mode=[0, 1, 2]) for x in staged]
         self.bytes = [cute.size_in_bytes(self.dtype, x) for x in layouts]
-        scores, sums = (self.qk_tiler, self.qk), (self.pv_tiler, self.pv)
         copy_a, copy_b = cute.nvgpu.make_tiled_tma_atom_A, cute.nvgpu.make_tiled_tma_atom_B
         copies = {
-            "q": copy_a(load, q.tensor(), layouts[0], *scores),
-            "k": copy_b(load, k.tensor(), layouts[1], *scores),
-            "v": copy_b(load, v.tensor(transposed=True), layouts[2], *sums),
+            "q": copy_a(load, q.tensor(), layouts[0], self.qk_tiler, self.qk),
+            "k": copy_b(load, k.tensor(), layouts[1], self.k_tiler, self.qk),
+            "v": copy_b(load, v.tensor(transposed=True), layouts[2], self.v_tiler, self.pv),
         }
         self.memory = self.storage()
         output = replace(arguments, pointers=arguments.pointers[3], strides=arguments.strides[3])
@@ -128,7 +131,7 @@ class ForwardKernel(AttentionKernel):
         channels = Channels(c, buffers.barriers.data_ptr())
         channels.start(warp, buffers.tmem.ptr)
         tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, buffers.tmem.ptr)
-        sums = ForwardTensorMemory(qk, pv, layouts[3], tmem, c.output_stages, self.dtype)
+        sums = ForwardTensorMemory(c, qk, pv, layouts[3], tmem, self.dtype)
         ranges = KeyRanges(c, x)
         scheduler = Scheduler(channels.tiles, buffers.records, Work(c, x, ranges.skips), ranges)
         if warp < EPILOGUE:
@@ -137,7 +140,7 @@ class ForwardKernel(AttentionKernel):
                 Program(c, x, ranges.full_terms, on_full=True),
                 TensorMemoryRow(tmem, thread, self.dtype),
             )
-            role = ForwardActivation(channels, lane, ranges, plain, Program(c, x))
+            role = ForwardActivation(c, channels, lane, ranges, plain, Program(c, x))
             role.run(scheduler, warp // 4, thread % WARPGROUP)
         elif warp < PRODUCTS:
             cute.arch.setmaxregister_decrease(REGISTERS["epilogue"])
@@ -150,12 +153,14 @@ class ForwardKernel(AttentionKernel):
         else:
             cute.arch.setmaxregister_decrease(REGISTERS["others"])
             if warp == PRODUCTS:
-                ForwardProducts(channels, sums, qk, pv, sQ, sK, sV).run(scheduler)
+                products = ForwardProducts if c.tiles == 2 else AlternatingProducts
+                products(c, channels, sums, qk, pv, sQ, sK, sV).run(scheduler)
             if warp == LOADS:
                 q = self.source("q", copies["q"], sQ, qk)
                 k = self.source("k", copies["k"], sK, qk)
                 v = self.source("v", copies["v"], sV, pv)
-                ForwardLoads(c, channels, q, k, v).run(scheduler)
+                loads = PartLoads if c.wide else ForwardLoads
+                loads(c, channels, q, k, v).run(scheduler)
             if warp == SCHEDULER:
                 scheduler.publish(Queue(scheduler.work) if c.jagged else None)
 
@@ -170,9 +175,9 @@ class ForwardKernel(AttentionKernel):
     def source(self, name: str, copy, sX, product) -> Tiles:
         c, product = self.config, product.get_slice(0)
         part, tiler, jagged = {
-            "q": (product.partition_A, (ROWS, c.padded_head_dim), c.jagged_q),
-            "k": (product.partition_B, (COLS, c.padded_head_dim), c.jagged_k),
-            "v": (product.partition_B, (c.padded_value_dim, COLS), c.jagged_k),
+            "q": (product.partition_A, self.qk_tiler[::2], c.jagged_q),
+            "k": (product.partition_B, self.k_tiler[1:], c.jagged_k),
+            "v": (product.partition_B, self.v_tiler[1:], c.jagged_k),
         }[name]
         size, shared = self.bytes["qkv".index(name)], name in c.shared
         return Tiles(copy, sX, part, tiler, size, jagged, shared, transposed=name == "v")
