@@ -1,0 +1,144 @@
+"""P and dS of a backward for Hopper, stored for products of torch's library.
+
+    S = Q Kᵀ    dP = dO Vᵀ    P = program(S)    dS = dP · slope,  slope = ∂P/∂S
+
+Notation
+    Q, K, V, dO    Query [.., M, D], key [.., N, D], value [.., N, Dv], gradient of O [.., M, Dv].
+    P, dS          [B, H, M, N] in the dtype of the matrices.
+    mX  sX  tX     X in global memory, in shared memory, as an operand of a product.
+    tile           128 queries and 64 keys of a head. A warpgroup has 64 of the queries.
+    run            Neighbouring tiles of a CTA that have the same queries (`runs`).
+
+There are no sums over tiles, so a CTA may compute any of them. The roles of the warps are:
+
+    0-3, 4-7   Products, program and stores of 64 queries each.
+    8          Loads of Q and dO once for each run, then of K and V.
+
+Q and dO of a run are in registers. So all of shared memory is for keys and values to come, and
+products read only these from it.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, Int64, cute
+from cutlass.cute.nvgpu import cpasync
+
+from ...barriers import Ring, initialize
+from ...forward.ranges import KeyRanges
+from ...operands import (
+    AttentionKernel,
+    KernelArguments,
+    Matrix,
+    Tiles,
+    matrices,
+    whole_tiles,
+)
+from ...program import Program
+from ..config import ROWS, Sm90Weights
+from ..forward.roles import OWN, REGISTERS, WARPS
+from ..wgmma import REGISTERS as FROM_REGISTERS
+from ..wgmma import WARPGROUP, IssueTurns, K, staged, tile_layout, tiled
+from .loads import HopperWeightLoads
+from .products import STORES, HopperWeightFragments, HopperWeightProducts
+from .runs import Runs
+
+LOADED, STORED = "qkvo", "ps"
+
+
+class HopperWeights(AttentionKernel):
+    """One configuration. The matrices of its arguments are Q, K, V, dO, P and dS."""
+
+    config: Sm90Weights
+
+    def launch(self, arguments: KernelArguments, ctas: Int32, stream) -> None:
+        c, groups = self.config, self.config.tiles
+        widths = {"q": c.padded_head_dim, "k": c.padded_head_dim}
+        widths |= {"v": c.padded_value_dim, "o": c.padded_value_dim, "p": c.cols, "s": c.cols}
+        self.tiles = {name: (ROWS, width) for name, width in widths.items()}
+        layouts = {name: tile_layout(self.dtype, *tile) for name, tile in self.tiles.items()}
+        self.bytes = {name: cute.size_in_bytes(self.dtype, x) for name, x in layouts.items()}
+        load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        copies = {
+            name: cpasync.make_tiled_tma_atom(
+                load if name in LOADED else store,
+                matrix.tensor(),
+                layouts[name],
+                self.tiles[name],
+            )
+            for name, matrix in self.matrices(arguments).items()
+        }
+        # All tiles that are loaded pass through the same ring.
+        stage = c.stage_bytes * 8 // self.dtype.width
+        ring = cute.make_layout(c.stages, stride=stage)
+        buffers = {name: cute.append(layouts[name], ring) for name in LOADED}
+        buffers |= {name: staged(layouts[name], groups * STORES) for name in STORED}
+        self.memory = self.storage(c.stages * stage, cute.cosize(buffers["p"]))
+        product = tiled(self.dtype, c.cols, K, FROM_REGISTERS)
+        self.kernel(product, copies, buffers, arguments).launch(
+            grid=(ctas, 1, 1),
+            block=(WARPGROUP * (groups + 1), 1, 1),
+            stream=stream,
+            min_blocks_per_mp=1,
+        )
+
+    def matrices(self, x: KernelArguments) -> dict[str, Matrix]:
+        batch, heads, rows, cols = x.sizes[0], x.sizes[1], x.sizes[4], x.sizes[5]
+        scores = [
+            Matrix(pointer, batch, heads, rows, cols, strides, False)
+            for pointer, strides in zip(x.pointers[4:], x.strides[4:], strict=True)
+        ]
+        return dict(zip(LOADED + STORED, (*matrices(self.config, x), *scores), strict=True))
+
+    def storage(self, load: int, store: int):
+        stages = 2 * self.config.stages
+
+        @cute.struct
+        class Memory:
+            barriers: cute.struct.MemRange[Int64, stages]
+            loaded: cute.struct.Align[cute.struct.MemRange[self.dtype, load], 1024]
+            stored: cute.struct.Align[cute.struct.MemRange[self.dtype, store], 1024]
+
+        return Memory
+
+    @cute.kernel
+    def kernel(self, product, copies, layouts, x):
+        c = self.config
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        thread, _, _ = cute.arch.thread_idx()
+        memory = cutlass.memory.SmemAllocator().allocate(self.memory)
+        tiles = {name: self.source(name, copies, memory, layouts[name]) for name in layouts}
+        loads = WARPS * c.tiles
+        ring = Ring(memory.barriers.data_ptr(), c.stages, 1, loads)
+        if warp == loads:
+            initialize([ring])
+        cute.arch.sync_threads()
+        ranges = KeyRanges(c, x)
+        runs = Runs(c, x, ranges)
+        loaded = {name: tiles[name] for name in LOADED}
+        if warp < loads:
+            cute.arch.setmaxregister_increase(240)
+            group, thread = warp // WARPS, thread % WARPGROUP
+            fragments = HopperWeightFragments(c, product, loaded, self.dtype, thread)
+            roots = (ranges.full_terms, c.roots)
+            programs = [Program(c, x, y, full) for y, full in zip(roots, (True, False))]
+            turns = IssueTurns(group, c.tiles, OWN + c.tiles)
+            stores = [tiles[name] for name in STORED]
+            HopperWeightProducts(
+                runs, ring, fragments, programs, stores, group, thread, turns
+            ).run()
+        else:
+            cute.arch.setmaxregister_decrease(24)
+            if warp == loads:
+                HopperWeightLoads(runs, ring, loaded, c.tiles).run()
+
+    def source(self, name: str, copies: dict[str, Any], memory, layout) -> Tiles:
+        field = memory.loaded if name in LOADED else memory.stored
+        sX = field.get_tensor(layout.outer, swizzle=layout.inner)
+        shared = name in self.config.shared
+        return Tiles(
+            copies[name], sX, whole_tiles, self.tiles[name], self.bytes[name], False, shared
+        )
+
+
+KERNEL = HopperWeights

@@ -1,0 +1,254 @@
+"""Products, score program and stores of 64 queries, by one warpgroup.
+
+Queries and dO stay in registers, as operands of the products with all keys and values of a run.
+`|X` waits for X:
+
+    S, dP in flight    P and the slope, from S |S    P to memory    dS = dP · slope |dP    dS to it
+
+The warpgroups issue in turn. So one computes and stores while the tensor core multiplies for the
+other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+from cutlass import Float32, const_expr, cute, range_constexpr
+from cutlass.cute.nvgpu import warp, warpgroup
+
+from ...barriers import Cursor, Ring
+from ...operands import Tiles
+from ...program import Program, Row
+from ...values import Fixed, Pair, pair, select, smaller
+from ..config import ROWS, Sm90Weights
+from ..forward.roles import together
+from ..wgmma import IssueTurns, first_row, issue, share, wait_for_stores
+from .runs import Run, Runs
+
+HALVES = (0, 8)  # the rows of a thread in its tile, after `first_row`
+STORES = 2  # buffers of a warpgroup: for P, and for dS
+
+
+@dataclass
+class HopperWeightFragments(Fixed):
+    """Registers and operands of a warpgroup."""
+
+    config: Sm90Weights
+    product: Any  # [64, k] by [k, 64], the first operand in registers
+    tiles: dict[str, Tiles]  # of "q", "k", "v" and "o" (dO)
+    dtype: Any
+    thread: Any  # of the warpgroup
+
+    def __post_init__(self) -> None:
+        own = self.product.get_slice(0)
+        sX = {name: tiles.sX for name, tiles in self.tiles.items()}
+        self.tK, self.tV = (own.make_fragment_B(own.partition_B(sX[x])) for x in "kv")
+        atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(False, 4), self.dtype)
+        self.copy = cute.make_tiled_copy_A(atom, self.product)
+        self.part = self.copy.get_slice(self.thread)
+        self.sources = {x: self.part.partition_S(sX[x]) for x in "qo"}
+        widths = self.config.padded_head_dim, self.config.padded_value_dim
+        self.Q, self.dO = (
+            cute.make_rmem_tensor(self.product.partition_shape_A((ROWS, width)), self.dtype)
+            for width in widths
+        )
+        self.shape = self.product.partition_shape_C((ROWS, self.config.cols))
+
+    def take(self, name: str, stage) -> None:
+        """Copy a tile of queries or of dO from shared memory to registers."""
+        registers = self.Q if name == "q" else self.dO
+        source = self.sources[name][None, None, None, stage]
+        cute.copy(self.copy, source, self.part.retile(registers))
+
+    def scores(self, stage):
+        return self._product(self.Q, self.tK, stage)
+
+    def flow(self, stage):
+        return self._product(self.dO, self.tV, stage)
+
+    def _product(self, rows, columns, stage):
+        # New registers, so that old ones do not live on.
+        sums = cute.make_rmem_tensor(self.shape, Float32)
+        issue(self.product, sums, rows, columns[None, None, None, stage], True)
+        return sums
+
+    def rounded(self, sums):
+        halves = cute.make_rmem_tensor(sums.layout, self.dtype)
+        halves.store(sums.load().to(self.dtype))
+        return halves
+
+
+@dataclass
+class RunScores(Fixed):
+    """Turns the scores of a run into P and the slope, in the registers of one thread.
+
+    A thread has two rows, and two neighbouring columns in each 8 (`wgmma`). Past the ends of either
+    side nothing is stored. So scores there are as others, but no operand is read.
+    """
+
+    programs: Sequence[Program]
+    run: Run
+    row: Any  # the first query of the warpgroup
+    thread: Any
+
+    def __post_init__(self) -> None:
+        row = self.row + first_row(self.thread)
+        self.lines = [
+            [Row(program, self.run, program.position(row) + half) for half in HALVES]
+            for program in self.programs
+        ]
+        self.column = self.thread % 4 * 2
+
+    def fetch(self, column, pairs: int) -> list[dict[Any, Any]]:
+        """Begin to load operands of the tile at a column, for one pair of scores after another."""
+        program = self.programs[-1]
+        alike = {x for x in program.vectors if "q_idx" not in program.mod.aux[x].axes}
+        fetched: list[dict[Any, Any]] = []
+        for pair_number in range(pairs):
+            half, part = pair_number % 2, pair_number // 2
+            # Rows have whole pairs.
+            first = smaller(column + self.column + part * 8, self.run.k_rows - 2)
+            own = self.lines[-1][half].fetch(first, 2, alike if half else ())
+            fetched.append({**fetched[-1], **own} if half else own)
+        return fetched
+
+    def weigh(self, number: int, S, P, column, fetched) -> None:
+        """Compute P, and turn S into the slope, in place. number: Of the program."""
+        program, lines = self.programs[number], self.lines[number]
+        first = program.position(column + self.column)
+        for r in range(0, cute.size(S), 2):
+            place = first + r // 4 * 8
+            line, operands = lines[r // 2 % 2], fetched[r // 2]
+            roots = line(Pair(S[r], S[r + 1]), Pair(place, place + 1), operands)
+            (S[r], S[r + 1]), (P[r], P[r + 1]) = (map(Float32, pair(x).lanes) for x in roots)
+
+
+@dataclass
+class HopperWeightProducts(Fixed):
+    """The role of a warpgroup."""
+
+    runs: Runs
+    ring: Ring
+    fragments: HopperWeightFragments
+    programs: Sequence[Program]  # for tiles that need no mask, and for all others
+    stores: Sequence[Tiles]  # of P and of dS
+    group: Any
+    thread: Any  # of the warpgroup
+    turns: IssueTurns
+
+    def __post_init__(self) -> None:
+        ranges = self.runs.ranges
+        self.masks = tuple(ranges.full_terms) != self.programs[1].roots
+        # Past the ends of either side nothing is stored, so only operands are not read there.
+        self.alike = not (self.masks or ranges.config.aux)
+
+    @cute.jit
+    def run(self):
+        number, end = self.runs.share()
+        at = self.ring.start()
+        self.turns.start()
+        while number < end:
+            run = self.runs.at(number, end)
+            if const_expr(self.runs.ranges.skips):
+                self.clear(run, run.begin, run.first)
+            if run.first < run.last:
+                at = self.take("o", self.take("q", at))
+                row = run.row + self.group * ROWS
+                scores = RunScores(self.programs, run, row, self.thread)
+                for block in cutlass.range(run.first, run.last, unroll=1):
+                    at = self.step(scores, block, at)
+            if const_expr(self.runs.ranges.skips):
+                self.clear(run, run.last, run.end)
+            number += run.end - run.begin
+        self.turns.finish()
+        wait_for_stores(self.thread, False)
+
+    def take(self, name: str, at: Cursor) -> Cursor:
+        """Take the tile of this warpgroup, and pass those of others by."""
+        places = [at]
+        for _ in range(1, self.turns.tiles):
+            places.append(places[-1].next())
+        own = places[0].index
+        for t, place in enumerate(places):
+            self.ring.full.wait(place)
+            own = select(self.group == t, place.index, own)
+        self.fragments.take(name, own)
+        for place in places:
+            self.ring.empty.arrive_once(place)
+        return places[-1].next()
+
+    @cute.jit
+    def clear(self, run: Run, begin, end):
+        """Store zeros in key tiles that the program empties."""
+        for block in cutlass.range(begin, end, unroll=1):
+            nothing = cute.make_rmem_tensor(self.fragments.shape, self.fragments.dtype)
+            nothing.fill(0.0)
+            for number in range_constexpr(STORES):
+                self.store(number, nothing, run, block)
+
+    @cute.jit
+    def step(self, scores: RunScores, block, at: Cursor):
+        """Compute and store P and dS of the tile at a key block. Returns the next place of keys."""
+        x, run, key, value = self.fragments, scores.run, at, at.next()
+        column = block * self.runs.width
+        self.ring.full.wait(key)
+        self.turns.wait()
+        S = x.scores(key.index)
+        self.ring.full.wait(value)
+        dP = x.flow(value.index)
+        self.turns.passes()
+        fetched = scores.fetch(column, cute.size(S) // 2)
+        P = cute.make_rmem_tensor(x.shape, Float32)
+        whole = self.alike or self.runs.ranges.needs_no_mask(run, scores.row, column)
+        warpgroup.wait_group(1)
+        self.ring.empty.arrive_once(key)
+        if const_expr(self.alike):
+            scores.weigh(0, S, P, column, fetched)
+        else:
+            self.weigh(scores, S, P, column, fetched, whole)
+        self.store(0, x.rounded(P), run, block)
+        warpgroup.wait_group(0)
+        self.ring.empty.arrive_once(value)
+        self.chain(S, dP, whole)
+        self.store(1, x.rounded(dP), run, block)
+        return value.next()
+
+    @cute.jit
+    def weigh(self, scores: RunScores, S, P, column, fetched, whole):
+        if whole:
+            scores.weigh(0, S, P, column, fetched)
+        else:
+            scores.weigh(1, S, P, column, fetched)
+
+    @cute.jit
+    def chain(self, slope, dP, whole):
+        """Turn dP into dS, in place. Masked scores get zero, even if dP is infinite or NaN."""
+        if const_expr(self.masks):
+            if whole:
+                self.multiply(slope, dP)
+            else:
+                for r in range_constexpr(cute.size(dP)):
+                    dP[r] = select(slope[r] == 0.0, Float32(0.0), dP[r] * slope[r])
+        else:
+            self.multiply(slope, dP)
+
+    @cute.jit
+    def multiply(self, slope, dP):
+        for r in range_constexpr(cute.size(dP)):
+            dP[r] = dP[r] * slope[r]
+
+    @cute.jit
+    def store(self, number: cutlass.Constexpr, halves, run: Run, block):
+        """Store a tile by way of shared memory. number: 0 for P, 1 for dS."""
+        if self.thread < 32:  # at most the store of the other one still reads its buffer
+            cute.arch.cp_async_bulk_wait_group(STORES - 1, read=True)
+        together(self.group)
+        tiles, stage = self.stores[number], self.group * STORES + number
+        share(self.fragments.product, halves, tiles.sX, stage, self.thread)
+        together(self.group)
+        row = run.row + self.group * ROWS
+        if (self.thread < 32) & (row < run.q_rows):
+            rows = (run.q_start, row, run.q_rows)
+            tiles.store(rows, run.head, run.batch, stage, block)
+            cute.arch.cp_async_bulk_commit_group()

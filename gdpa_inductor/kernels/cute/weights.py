@@ -1,0 +1,103 @@
+"""P and dS of all scores, stored in 16 bits: `weights` launches the kernel.
+
+Chunks of a backward multiply them by torch's library (`kernels/blocked`). Both sides are dense. A
+matrix that heads share may be expanded: then one head of it is read.
+"""
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from ..._compat.device import empty
+from ...operands import Operands, score_shape
+from ...program.score_mod import ScoreMod
+from ...rejection import GDPAError
+from .backward.launch import unlike_output
+from .backward.roots import masked
+from .config import VECTOR, KernelConfig
+from .launch import launcher, place
+from .launcher import Launcher
+from .plan import LaunchPlan, aligned, plan_of
+from .replay import Record
+
+# Where a mask skips tiles, a CTA takes so many. More CTAs than run at once even out the work.
+RUN = 16
+
+
+def weights(
+    grad_out: Tensor,
+    operands: Operands[Tensor],
+    *,
+    fast: bool = True,
+    skip: bool = True,
+    ctas: int = 0,
+    stream: int | None = None,
+    kind: type[KernelConfig] | None = None,
+    record: Record | None = None,
+) -> list[Tensor]:
+    """[P, dS], each [B, H, M, N] in the dtype of the query, contiguous.
+
+    Args:
+        grad_out: dO, [B, H, M, Dv].
+        fast, skip, stream, kind, record: As in `launch.forward`.
+        ctas: How many CTAs to launch. By default as many as run at once, or more under a mask.
+
+    Raises:
+        GDPAError: The kernel does not take the operands. The message says why.
+    """
+    o = _unexpanded(operands)
+    plan = plan_of(o, fast, skip, kind)
+    reason = plan.once(_complaint) or unlike_output(grad_out, plan, o)
+    if reason:
+        raise GDPAError(reason)
+    gradient, record = aligned(grad_out), record or Record(fails=True)
+    record.begin((o.query, o.key, o.value, grad_out), o, plan.plain and gradient is grad_out)
+    rooms = [empty(score_shape(o), o.query.dtype, o.query.device) for _ in "ps"]
+    stored = [record.add_buffer(room) for room in rooms]
+    if plan.empty:
+        return [x.zero_() for x in stored]
+    at_once, stream = place(o.query.device, ctas, stream)
+    run, tiles = plan.once(_form)
+    ctas = ctas or max(at_once, tiles // RUN)
+    matrices, read = (gradient, *stored), plan.readable(o)
+    form = plan.form_words(matrices)
+    call = plan.call_words(read, matrices, None, ctas, stream)
+    run(call, form)
+    record.add_kernel(run, call, form, 3 + len(matrices), plan.scalars)
+    record.finish(stored)
+    return stored
+
+
+def _unexpanded(o: Operands[Tensor]) -> Operands[Tensor]:
+    """Keys and values with one head, where all heads are the same memory."""
+    key, value = (x[:, :1] if x.stride(1) == 0 else x for x in (o.key, o.value))
+    return replace(o, key=key, value=value)
+
+
+def _form(plan: LaunchPlan) -> tuple[Launcher, int]:
+    """(the kernel, how many tiles there are if a mask may skip some, else 0)."""
+    config = plan.config.weights_config
+    assert config is not None
+    batch, heads, _, _, rows, cols = plan.sizes
+    tiles = batch * heads * -(-rows // (config.tiles * config.rows)) * -(-cols // config.cols)
+    return launcher(config), tiles if masked(config) else 0
+
+
+def _complaint(plan: LaunchPlan) -> str:
+    c = plan.config
+    if c.jagged:
+        return "a jagged side"
+    return no_such_weights(type(c), c.mod, plan.sizes[5])
+
+
+def no_such_weights(kind: type[KernelConfig], program: ScoreMod, cols: int) -> str:
+    """Why there is no kernel of P and dS for a dense problem, or "". cols: How many keys."""
+    if not kind.stores_weights:
+        return f"no kernel for {kind.gpu} stores P and dS"
+    if cols % VECTOR:
+        return f"{cols} keys; the CuTe kernel stores P and dS of multiples of {VECTOR}"
+    if program.summed is not None or program.seeds or any(x.is_table for x in program.aux):
+        return "the CuTe kernel of P and dS takes no row sums, random numbers or tables"
+    if program.gradients.score is None:
+        return "the weights do not depend on the scores"
+    return ""
