@@ -164,7 +164,7 @@ def lower_product(query: Any, key: Any, heads: int) -> Any:
 
 @functools.cache
 def register_product() -> None:
-    from .triton import weights
+    from . import weights
 
     lowering.register_lowering(fused.PRODUCT, lower_product)
     weights.register()

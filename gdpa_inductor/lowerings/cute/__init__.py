@@ -2,6 +2,7 @@
 
 - `rules` says which problems it takes, and which it leaves to Triton.
 - `calls` puts calls of its kernels into the generated code, and runs them.
+- `weights` does so for the kernel of P and dS, which chunks of a backward use.
 """
 
 from ..backends import Backend

@@ -25,6 +25,7 @@ from ...kernels.cute.config import (
     PACKAGE,
     VERSIONS,
     KernelConfig,
+    classes,
     no_sums,
     slice_of,
     slices_of,
@@ -32,10 +33,11 @@ from ...kernels.cute.config import (
     unsupported,
 )
 from ...kernels.cute.sm90.config import NARROW
+from ...kernels.cute.weights import no_such_weights
 from ...operands import dtype_name
 from ...problem import Problem
 from ...program.expr import POSITIONS
-from ...program.tile_classes import classify
+from ...program.tile_classes import boundable, classify
 from ...rejection import Code
 from ..backends import Rule, draws, hint, strange_places
 from ..chunked import LEAST, SLACK, estimate, long_functions, padded_to_all, sizes_vary
@@ -320,11 +322,43 @@ def was_slower(problem: Problem) -> str:
     return certificates.slower(problem.device, family, shape)
 
 
-REFUSES = (
+def no_weights(problem: Problem) -> str:
+    """Why there is no kernel of P and dS for a chunk, or ""."""
+    query, key, value, *others = problem.needs
+    if any(others) or not (value and (query or key)):
+        return "the CuTe kernel stores P and dS, and no other terms"
+    return no_such_weights(_kind(problem), problem.program, hint(problem.cols))
+
+
+def late_operands(problem: Problem) -> str:
+    """Why Triton's kernel of P and dS is faster with these aux operands, or ""."""
+    kind, aux = config_of(problem.device), problem.program.aux
+    if kind is None or not kind.stores_weights:
+        return ""
+    config = kind(
+        dtype_name(problem.dtype),
+        *_dims(problem),
+        program=str(problem.program),
+        aux=tuple(map(dtype_name, problem.aux_dtypes)),
+        vectors=frozenset(number for number, spec in enumerate(aux) if "kv_idx" in spec.axes),
+        bounded=frozenset(boundable(aux)),
+    )
+    if classes(config, roots.roots_of(config.program)).bounds:
+        return "Triton's kernel of P and dS leaves out tiles that a mask tensor hides"
+    early = config.weights_config
+    if early is not None and early.vectors != config.vectors:
+        return "the CuTe kernel of P and dS would read operands of keys one by one"
+    return ""
+
+
+_ANY = (
     Rule(Code.DEVICE, too_old, quiet=True),
     Rule(Code.DEVICE, no_kernel),
     Rule(Code.DEVICE, lambda problem: unusable()),
     Rule(Code.DTYPE, unsupported_operands),
+)
+REFUSES = (
+    *_ANY,
     Rule(Code.POINTWISE_OP, strange_places),
     Rule(Code.LOWERING, no_such_gradients),
     Rule(Code.LOWERING, pages),
@@ -343,3 +377,6 @@ YIELDS = (
     Rule(Code.SLOWER, slower_than_chunks),
     Rule(Code.SLOWER, was_slower),
 )
+# Of the kernel that stores P and dS of a chunk:
+OF_WEIGHTS = (*_ANY, Rule(Code.LOWERING, no_weights))
+WEIGHTS_YIELD = (Rule(Code.SLOWER, late_operands),)

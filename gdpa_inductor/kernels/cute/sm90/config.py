@@ -19,6 +19,7 @@ REGISTERS = 192  # of a thread, for O, scores and weights
 TABLES = 17 << 10  # bytes for tables in shared memory, at most
 MOST_REPLICAS = 16
 MOST_STAGES = 8  # of the kernel that stores P and dS
+CROWDED = 448  # channels of Q and dO, from which on registers are few
 EARLY = 16  # registers for operands that it fetches early
 HALVES = ("float16", "bfloat16", "int16", "uint8", "int8", "bool")  # numbers of up to 16 bits
 INDICES = {"uint8": 1, "int8": 1, "int16": 2}  # bytes of the integers that TMA may load in tiles
@@ -322,6 +323,13 @@ class Sm90Weights(Sm90Config):
     def tiled(self) -> None:
         """TMA loads no aux operand."""
         return None
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """(of a thread that multiplies, of any other thread)."""
+        # Q, dO, S and dP take up to 192. With different head dims the loads need more than 24.
+        dims = self.padded_head_dim + self.padded_value_dim
+        return (240, 24) if dims > CROWDED else (232, 40)
 
     @property
     def stage_bytes(self) -> int:

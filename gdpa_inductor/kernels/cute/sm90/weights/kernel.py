@@ -36,7 +36,7 @@ from ...operands import (
 )
 from ...program import Program
 from ..config import ROWS, Sm90Weights
-from ..forward.roles import OWN, REGISTERS, WARPS
+from ..forward.roles import OWN, WARPS
 from ..wgmma import REGISTERS as FROM_REGISTERS
 from ..wgmma import WARPGROUP, IssueTurns, K, staged, tile_layout, tiled
 from .loads import HopperWeightLoads
@@ -117,7 +117,7 @@ class HopperWeights(AttentionKernel):
         runs = Runs(c, x, ranges)
         loaded = {name: tiles[name] for name in LOADED}
         if warp < loads:
-            cute.arch.setmaxregister_increase(240)
+            cute.arch.setmaxregister_increase(c.registers[0])
             group, thread = warp // WARPS, thread % WARPGROUP
             fragments = HopperWeightFragments(c, product, loaded, self.dtype, thread)
             roots = (ranges.full_terms, c.roots)
@@ -128,7 +128,7 @@ class HopperWeights(AttentionKernel):
                 runs, ring, fragments, programs, stores, group, thread, turns
             ).run()
         else:
-            cute.arch.setmaxregister_decrease(24)
+            cute.arch.setmaxregister_decrease(c.registers[1])
             if warp == loads:
                 HopperWeightLoads(runs, ring, loaded, c.tiles).run()
 

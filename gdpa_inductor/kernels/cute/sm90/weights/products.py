@@ -248,7 +248,9 @@ class HopperWeightProducts(Fixed):
         share(self.fragments.product, halves, tiles.sX, stage, self.thread)
         together(self.group)
         row = run.row + self.group * ROWS
-        if (self.thread < 32) & (row < run.q_rows):
-            rows = (run.q_start, row, run.q_rows)
-            tiles.store(rows, run.head, run.batch, stage, block)
+        if self.thread < 32:
+            if row < run.q_rows:
+                rows = (run.q_start, row, run.q_rows)
+                tiles.store(rows, run.head, run.batch, stage, block)
+            # A group also where there is nothing to store, so that groups count buffers.
             cute.arch.cp_async_bulk_commit_group()
