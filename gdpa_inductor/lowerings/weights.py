@@ -63,7 +63,7 @@ def choose(problem: Problem, kernel: str) -> Choice:
 def _lower_to_triton(call: Call) -> Any:
     from .triton import weights
 
-    return weights.lower(call)
+    return weights.lower(call, named_terms(call.problem.program, call.needs))
 
 
 KERNELS = (

@@ -12,10 +12,11 @@ from ..._compat.device import empty
 from ...operands import Operands, score_shape
 from ...program.score_mod import ScoreMod
 from ...rejection import GDPAError
+from . import launch
 from .backward.launch import unlike_output
 from .backward.roots import masked
 from .config import VECTOR, KernelConfig
-from .launch import launcher, place
+from .launch import place
 from .launcher import Launcher
 from .plan import LaunchPlan, aligned, plan_of
 from .replay import Record
@@ -80,7 +81,7 @@ def _form(plan: LaunchPlan) -> tuple[Launcher, int]:
     assert config is not None
     batch, heads, _, _, rows, cols = plan.sizes
     tiles = batch * heads * -(-rows // (config.tiles * config.rows)) * -(-cols // config.cols)
-    return launcher(config), tiles if masked(config) else 0
+    return launch.launcher(config), tiles if masked(config) else 0
 
 
 def _complaint(plan: LaunchPlan) -> str:

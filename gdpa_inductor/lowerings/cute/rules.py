@@ -40,7 +40,7 @@ from ...program.expr import POSITIONS
 from ...program.tile_classes import boundable, classify
 from ...rejection import Code
 from ..backends import Rule, draws, hint, strange_places
-from ..chunked import LEAST, SLACK, estimate, long_functions, padded_to_all, sizes_vary
+from ..chunk_costs import LEAST, SLACK, estimate, long_functions, padded_to_all, sizes_vary
 from ..triton import one_tile
 from ..triton.rules import MAX_HEAD_DIM
 
@@ -52,7 +52,7 @@ LONG = 256  # if a side is jagged: the longest sequence has at least so many que
 # The most padded scores for each existing score, if all sequences had the mean length. If queries
 # and keys have the same lengths there are more: a third more if lengths spread evenly from 0 on.
 PADDED = 6
-# Rates of a Hopper GPU, as fast as the H100 of `chunked.RATES`
+# Rates of a Hopper GPU, as fast as the H100 of `chunk_costs.RATES`
 # (docs/lab/2026-11-26-slices.md). They serve Blackwell too, where nothing was measured.
 RATE = 560e12  # FLOP/s
 SINGLE = 1.15e-12  # seconds for a score, for each aux operand that TMA does not load
@@ -208,7 +208,7 @@ def training_is_slower(problem: Problem) -> str:
     """Why a training step is slower than the unfused form, or "".
 
     If there is no backward here, Triton's runs, or one in chunks. At wide heads that of Triton is
-    slower than the unfused form (triton/rules.py). Chunks have an estimate (chunked.py).
+    slower than the unfused form (triton/rules.py). Chunks have an estimate (chunk_costs.py).
     """
     if problem.needs or not problem.training:
         return ""

@@ -46,7 +46,7 @@ from .runs import Runs
 LOADED, STORED = "qkvo", "ps"
 
 
-class HopperWeights(AttentionKernel):
+class HopperStoredWeights(AttentionKernel):
     """One configuration. The matrices of its arguments are Q, K, V, dO, P and dS."""
 
     config: Sm90Weights
@@ -141,4 +141,4 @@ class HopperWeights(AttentionKernel):
         )
 
 
-KERNEL = HopperWeights
+KERNEL = HopperStoredWeights
