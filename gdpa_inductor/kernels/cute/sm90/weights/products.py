@@ -192,15 +192,16 @@ class HopperWeightProducts(Fixed):
         """Compute and store P and dS of the tile at a key block. Returns the next place of keys."""
         x, run, key, value = self.fragments, scores.run, at, at.next()
         column = block * self.runs.width
+        # Early, so that what is loaded is there when S is.
+        fetched = scores.fetch(column, cute.size(x.shape) // 2)
+        whole = self.alike or self.runs.ranges.needs_no_mask(run, scores.row, column)
         self.ring.full.wait(key)
         self.turns.wait()
         S = x.scores(key.index)
         self.ring.full.wait(value)
         dP = x.flow(value.index)
         self.turns.passes()
-        fetched = scores.fetch(column, cute.size(S) // 2)
         P = cute.make_rmem_tensor(x.shape, Float32)
-        whole = self.alike or self.runs.ranges.needs_no_mask(run, scores.row, column)
         warpgroup.wait_group(1)
         self.ring.empty.arrive_once(key)
         if const_expr(self.alike):
