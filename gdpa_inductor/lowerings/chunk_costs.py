@@ -13,7 +13,7 @@ from ..kernels.blocked import chunks
 from ..kernels.blocked.fused import WHOLE, WIDEST
 from ..problem import Problem
 from ..program.expr import POSITIONS, postorder
-from .backends import hint
+from .backends import backend, hint
 
 # The most that the estimated time may be, relative to stock's: by default, and for profit="memory".
 # An estimate that is level is not sure to win.
@@ -30,7 +30,8 @@ class Rates:
     fused: float  # FLOP/s of the kernel that computes S and the program, with up to WHOLE channels
     deep: float  # the same with more channels
     forward: float  # FLOP/s of a fused forward
-    both: float  # FLOP/s of the kernel that computes P and dS
+    both: float  # FLOP/s of Triton's kernel of P and dS
+    both_cute: float  # the same of CuTe's
     stored: float  # FLOP/s of products of P and dS that it has stored
     memory: float  # bytes/s of scores that a program reads from memory and writes to it
     cache: float  # the same for the scores of a chunk, part of which stay in the L2 cache
@@ -48,6 +49,7 @@ RATES = Rates(
     deep=200e12,
     forward=700e12,  # this and the next two: docs/lab/2026-11-29-wide-training.md
     both=270e12,
+    both_cute=270e12,  # not measured yet: that of Triton's
     stored=450e12,
     memory=3.0e12,
     cache=4.3e12,
@@ -100,7 +102,8 @@ def estimate(problem: Problem) -> Estimate:
     stock += scores * itemsize * (5 if problem.training else 2) / RATES.memory
     stock += problem.crowded / RATES.crowded
     if stored:
-        per_flop = 1 / RATES.forward + 1 / RATES.both
+        both = RATES.both_cute if _by_cute(problem) else RATES.both
+        per_flop = 1 / RATES.forward + 1 / both
         # The library takes as long for 192 channels as for 256.
         wide = (2 * math.ceil(dim / WIDEST) + math.ceil(value_dim / WIDEST)) * WIDEST
         busy = 2 * scores * ((dim + value_dim) * per_flop + wide / RATES.stored)
@@ -157,6 +160,12 @@ def _stored(problem: Problem) -> bool:
         and not any(spec.is_table for spec in problem.program.aux)
         and not problem.program.seeds
     )
+
+
+def _by_cute(problem: Problem) -> bool:
+    """Whether CuTe's kernel computes P and dS."""
+    kernel = backend("cute").weights
+    return kernel is not None and kernel.refusal(problem, profit=False) is None
 
 
 def sizes_vary(problem: Problem) -> bool:

@@ -20,10 +20,9 @@ from ..problem import Problem
 from ..program.expr import Expr, compute_dtype, fold, torch_apply
 from ..program.score_mod import ScoreMod
 from ..reference import program_leaves
-from .backends import Backend
+from .backends import Backend, backends
 from .call import Call
 from .choose import Choice, first_of
-from .cute import weights as cute
 
 log = logging.getLogger("gdpa_inductor")
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
@@ -47,29 +46,22 @@ def lower(*args: Any, **kwargs: Any) -> list[Any]:
     choice = choose(call.problem, call.options.kernel)
     dynamo.counters["gdpa"][f"weights_{choice.kernel}"] += 1
     log.info("%s lowered to the %s kernel (%s)", WEIGHTS.name, choice.kernel, choice.reason)
-    kernel = next(x for x in KERNELS if x.name == choice.kernel)
+    kernel = next(x for x in _kernels() if x.name == choice.kernel)
     return list(kernel.lower(call))
 
 
 def choose(problem: Problem, kernel: str) -> Choice:
-    """The kernel for a problem. kernel: The option; names of others count as "auto"."""
-    named = {x.name: number for number, x in enumerate(KERNELS)}
+    """The kernel for a problem. kernel: The option; backends without one count as "auto"."""
+    kernels = _kernels()
+    named = {x.name: number for number, x in enumerate(kernels)}
     asked = kernel if kernel in named else "auto"
-    choice = first_of(problem, list(KERNELS[named.get(asked, 0) :]), asked, profit=False)
-    assert isinstance(choice, Choice)  # Triton's kernel refuses nothing
+    choice = first_of(problem, kernels[named.get(asked, 0) :], asked, profit=False)
+    assert isinstance(choice, Choice)  # the last kernel refuses nothing
     return choice
 
 
-def _lower_to_triton(call: Call) -> Any:
-    from .triton import weights
-
-    return weights.lower(call, named_terms(call.problem.program, call.needs))
-
-
-KERNELS = (
-    cute.KERNEL,
-    Backend(name="triton", devices=("cuda",), refuses=(), pays=(), lower=_lower_to_triton),
-)
+def _kernels() -> list[Backend]:
+    return [x.weights for x in backends() if x.weights is not None]
 
 
 def terms(arguments: Arguments[Tensor]) -> list[Tensor]:

@@ -21,8 +21,8 @@ BIAS = "a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.1),a0))"
 CAUSAL_BIAS = "a0:f[b,-,q_idx,kv_idx]; where(ge(q_idx,kv_idx),gelu_tanh(add(s,a0)),0.0)"
 KEYS = "a0:b[b,-,-,kv_idx]; a1:f[h,q_idx]; where(a0,silu(add(mul(s,0.1),a1)),0.0)"
 BF16 = ("bfloat16",)
-# Head dims, program, dtypes of its operands, loads of operands: those of a run, and those of a step.
-# In a step, the number of the first row tells tiles apart.
+# Head dims, program, dtypes of its operands, loads of operands: of a run, and of a step. In a step,
+# the number of the first row tells tiles apart.
 CONFIGS = {
     "silu, 256": ((256, 256), SILU, (), 0),
     "silu, 192": ((192, 192), SILU, (), 0),

@@ -7,7 +7,8 @@
 
 from ..backends import Backend
 from .calls import lower, lower_backward, precompile
-from .rules import DOUBTS, FRUGAL, PAYS, REFUSES, YIELDS
+from .rules import DOUBTS, FRUGAL, OF_WEIGHTS, PAYS, REFUSES, WEIGHTS_YIELD, YIELDS
+from .weights import lower as lower_weights
 
 BACKEND = Backend(
     name="cute",
@@ -19,4 +20,13 @@ BACKEND = Backend(
     yields=YIELDS,
     precompile=precompile,
     lower=lambda call: lower_backward(call) if call.backward else lower(call),
+    weights=Backend(
+        name="cute",
+        devices=("cuda",),
+        refuses=OF_WEIGHTS,
+        pays=(),
+        doubts=DOUBTS,
+        yields=WEIGHTS_YIELD,
+        lower=lower_weights,
+    ),
 )

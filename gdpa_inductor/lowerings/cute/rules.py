@@ -324,7 +324,7 @@ def was_slower(problem: Problem) -> str:
 
 def no_weights(problem: Problem) -> str:
     """Why there is no kernel of P and dS for a chunk, or ""."""
-    query, key, value, *others = problem.needs
+    query, key, value, *others = problem.needs or (True,) * 3
     if any(others) or not (value and (query or key)):
         return "the CuTe kernel stores P and dS, and no other terms"
     return no_such_weights(_kind(problem), problem.program, hint(problem.cols))

@@ -13,10 +13,8 @@ from torch import Tensor
 from ...kernels.cute.weights import weights
 from ...operands import score_shape
 from ...ops import Arguments, Signature
-from ..backends import Backend
 from ..call import Call, extern_call
 from .calls import KEYWORDS, Site, on_its_device
-from .rules import DOUBTS, OF_WEIGHTS, WEIGHTS_YIELD
 
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 WEIGHTS = Signature("attention_weights_cute", backward=True, keywords=KEYWORDS)
@@ -44,12 +42,3 @@ def _fakes(arguments: Arguments[Tensor]) -> list[Tensor]:
 
 
 WEIGHTS.register(_LIBRARY, "CUDA", on_its_device(_weights), _fakes)
-KERNEL = Backend(
-    name="cute",
-    devices=("cuda",),
-    refuses=OF_WEIGHTS,
-    pays=(),
-    doubts=DOUBTS,
-    yields=WEIGHTS_YIELD,
-    lower=lower,
-)
