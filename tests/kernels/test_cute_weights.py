@@ -1,6 +1,7 @@
 """The Hopper kernel of P and dS, on the emulator: the error rule, poison, equal bits."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,52 +12,18 @@ pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute import plan, weights
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
-from gdpa_inductor.lowerings.weights import terms
 from gdpa_inductor.operands import Operands
-from gdpa_inductor.ops import Arguments
 from gdpa_inductor.rejection import GDPAError
 from tests.emulator import recording, run
-from tests.tolerances import error_of
 
-from .cute_cases import BF16, CAUSAL, F16, SILU, Case
+from .cute_cases import BF16, Case
 from .cute_memory import Memory, fresh_kernels
+from .cute_weights_cases import CASES, CAUSAL_SILU, check, check_integers, gradient_of
 from .marks import slow_but
 
-BIAS = "a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.1),a0))"
-CAUSAL_SILU = CAUSAL.format(SILU)
-WINDOW = "where(and(ge(q_idx,kv_idx),lt(sub(q_idx,kv_idx),i0)),silu(s),0.0)"
-LATER = "a0:i[-,-,-,-]; where(ge(add(q_idx,a0),kv_idx),silu(mul(s,0.1)),0.0)"
-KEYS = "a0:b[b,-,-,kv_idx]; a1:f[h,q_idx]; where(a0,gelu_tanh(add(mul(s,0.1),a1)),0.0)"
-WIDE = "a0:f[b,h,q_idx,kv_idx]; sigmoid(add(mul(s,0.1),a0))"
-TWO = "a0:f[h,q_idx,kv_idx]; a1:b[q_idx,kv_idx]; where(a1,silu(add(mul(s,0.1),a0)),0.0)"
-CASES = (
-    Case("D 256", d=256, m=200, n=264, h=2),
-    Case("D 192, fp16", d=192, m=300, n=200, h=2, dtype=F16),
-    Case("D 192, Dv 256", d=192, dv=256, m=130, n=136),
-    Case("D 256, Dv 192, heads last", "sigmoid(s)", d=256, dv=192, m=140, n=72, h=2, view="bnhd"),
-    Case("D 136, Dv 40", d=136, dv=40, m=70, n=208, b=2, h=2),
-    Case("grouped heads", d=192, m=140, n=136, h=4, hk=2, ctas=3),
-    Case("one key head", d=256, m=72, n=136, b=2, h=3, hk=1, dtype=F16, ctas=2),
-    Case("causal", CAUSAL_SILU, d=256, m=300, n=304, ctas=2),
-    Case("causal, fewer rows", CAUSAL_SILU, d=192, m=100, n=400, h=2, ctas=3),
-    Case("causal, fewer keys", CAUSAL.format("sigmoid(s)"), d=192, m=300, n=136, ctas=1),
-    Case("window", WINDOW, d=192, m=400, n=400, scalars=(70,), ctas=2),
-    Case("later rows", LATER, d=256, m=140, n=400, ctas=2),
-    Case("keys that a mask hides", KEYS, d=256, m=140, n=200, b=2, h=2, aux=(torch.bool, BF16)),
-    Case("bias", BIAS, d=256, m=200, n=136, h=2),
-    Case("bias in fp32", WIDE, d=192, m=140, n=136, b=2, aux=(torch.float32,)),
-    Case("bias and mask", TWO, d=192, m=140, n=136, h=2, aux=(BF16, torch.bool)),
-    Case("one row", d=256, m=1, n=8, h=3),
-    Case("exact functions", "gelu(mul(s,0.088))", d=192, m=72, n=72, fast=False),
-)  # fmt: skip
 OFTEN = ("D 256", "D 192, fp16", "causal", "later rows", "grouped heads", "keys that a mask hides")
 
 fresh = pytest.fixture(scope="module", autouse=True)(fresh_kernels)
-
-
-def gradient_of(case: Case, o: Operands[Tensor]) -> Tensor:
-    size = (*o.query.shape[:-1], o.value.shape[-1])
-    return torch.randn(max(o.query.shape[0], o.key.shape[0]), *size[1:]).to(case.dtype)
 
 
 def stored(
@@ -81,30 +48,9 @@ def stored(
     return results
 
 
-def of_formula(grad: Tensor, o: Operands[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """P and dS by the formula; every step rounds to `dtype`."""
-    key, value = (x.repeat_interleave(o.query.shape[1] // x.shape[1], 1) for x in (o.key, o.value))
-    aux = [x.to(dtype) if x.is_floating_point() else x for x in o.aux]
-    q, k, v = (x.to(dtype) for x in (o.query, key, value))
-    wide = Operands(q, k, v, aux, o.scalars, o.program)
-    needs = (True, True, True, *[False] * len(aux))
-    return terms(Arguments(wide, grad.to(dtype), needs))
-
-
-def check(case: Case, schedules=("random",), **options: Any) -> list[Tensor]:
-    o = case.operands()
-    grad = gradient_of(case, o)
-    found = stored(case, grad, o, schedules, **options)
-    expected, eager = (of_formula(grad, o, dtype) for dtype in (torch.float64, case.dtype))
-    ways = zip(("forward", "backward"), found, eager, expected, strict=True)
-    for direction, result, rounded, exact in ways:
-        assert not (fault := error_of(result, rounded, exact, direction=direction)), fault
-    return found
-
-
 @pytest.mark.parametrize("case", slow_but(OFTEN, CASES))
 def test_the_error_rule(case: Case) -> None:
-    check(case)
+    check(stored, case)
 
 
 SCHEDULED = ("D 256, Dv 192, heads last", "causal", "one key head")
@@ -115,7 +61,7 @@ SCHEDULED = ("D 256, Dv 192, heads last", "causal", "one key head")
 )
 def test_the_schedule_does_not_matter(case: Case) -> None:
     """Copies and stores complete late, early or in any order: the same bits (`run` compares)."""
-    check(case, ("lazy", "random", "eager"))
+    check(partial(stored, schedules=("lazy", "random", "eager")), case)
 
 
 @pytest.mark.parametrize("ctas", [1, 2, 5, 30])
@@ -130,15 +76,7 @@ def test_any_number_of_ctas_gives_the_same_bits(ctas: int) -> None:
 
 @pytest.mark.parametrize("dims", [(256, 256), (192, 128)], ids=str)
 def test_exact_on_integers(dims: tuple[int, int]) -> None:
-    """Small integers and relu: every product is exact, so a wrong index is a gross error."""
-    case = Case("integers", "relu(s)", d=dims[0], dv=dims[1], m=150, n=136, h=2, hk=1, dtype=F16)
-    o = case.operands()
-    grad = gradient_of(case, o)
-    for matrix in (grad, o.query, o.key, o.value):
-        matrix.copy_(torch.randint(-6, 8, matrix.shape).sign() * (torch.rand(matrix.shape) < 0.2))
-    expected = of_formula(grad, o, torch.float64)
-    for result, exact in zip(stored(case, grad, o), expected, strict=True):
-        assert exact.abs().max() > 4 and torch.equal(result.double(), exact)
+    check_integers(stored, d=dims[0], dv=dims[1], m=150, n=136)
 
 
 def within(matrix: Tensor, rows: int) -> Tensor:
@@ -170,17 +108,25 @@ def test_values_of_hidden_keys_may_be_anything(strange: float) -> None:
     assert p.isfinite().all() and ds.isfinite().all()
 
 
-def test_heads_that_are_expanded_are_not_copied() -> None:
+@pytest.mark.parametrize("batches", [False, True], ids=["heads", "heads and batches"])
+def test_what_is_expanded_is_not_copied(batches: bool) -> None:
     case = Case("expanded", d=192, m=70, n=72, b=2, h=3, hk=1)
     o = case.operands()
-    grad, wide = gradient_of(case, o), [x.expand(-1, 3, -1, -1) for x in (o.key, o.value)]
-    expanded = dataclasses.replace(o, key=wide[0], value=wide[1])
-    assert all(map(torch.equal, stored(case, grad, expanded), stored(case, grad, o)))
+    grad, narrow = gradient_of(case, o), [x[: 1 if batches else 2] for x in (o.key, o.value)]
+    wide, whole = (
+        dataclasses.replace(o, key=key, value=value)
+        for key, value in (
+            [x.expand(2, 3, -1, -1) for x in narrow],
+            [x.repeat(2 // len(x), 1, 1, 1) for x in narrow],
+        )
+    )
     plans = []
+    found = lambda *x: plans.append(plan.plan_of(*x)) or plans[-1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weights, "plan_of", lambda *x: plans.append(plan.plan_of(*x)) or plans[-1])
-        stored(case, grad, expanded)
+        patch.setattr(weights, "plan_of", found)
+        results = stored(case, grad, wide)
     assert not any(plans[-1].copied)
+    assert all(map(torch.equal, results, stored(case, grad, whole)))
 
 
 def test_the_gradient_of_a_sum_is_expanded() -> None:

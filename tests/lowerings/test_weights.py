@@ -119,6 +119,14 @@ def test_the_generated_code_of_a_chunk(options: str, kernel: str) -> None:
     assert counters["gdpa"][f"weights_{kernel}"] == 1
 
 
+def test_heads_that_share_keys_reach_the_kernel_expanded() -> None:
+    blocked.register_product()
+    work, given = stored(SILU, 192, 192)
+    given[2] = given[2][:1].expand(4, -1, -1)
+    code = render.wrapper(dataclasses.replace(work, options=""), given, decomposed=True)
+    assert "(2, 2, 2048, 192), (0, 0, 192, 1), 0)" in code
+
+
 def test_a_call_is_replayed(kernels, rooms) -> None:
     """Also with heads that are expanded: the kernel is handed one."""
     b, h, m, n = 2, 4, 40, 72

@@ -1,7 +1,7 @@
 """P and dS of all scores, stored in 16 bits: `weights` launches the kernel.
 
-Chunks of a backward multiply them by torch's library (`kernels/blocked`). Both sides are dense. A
-matrix that heads share may be expanded: then one head of it is read.
+Chunks of a backward multiply them by torch's library (`kernels/blocked`). Both sides are dense.
+Keys and values that heads or batches share may be expanded: then they are read once.
 """
 
 from dataclasses import replace
@@ -70,8 +70,11 @@ def weights(
 
 
 def _unexpanded(o: Operands[Tensor]) -> Operands[Tensor]:
-    """Keys and values with one head, where all heads are the same memory."""
-    key, value = (x[:, :1] if x.stride(1) == 0 else x for x in (o.key, o.value))
+    """Keys and values with one batch or head, where all of them are the same memory."""
+    key, value = (
+        x[: 1 if x.stride(0) == 0 else None, : 1 if x.stride(1) == 0 else None]
+        for x in (o.key, o.value)
+    )
     return replace(o, key=key, value=value)
 
 
