@@ -10,6 +10,7 @@ from torch._dynamo.utils import counters
 
 from gdpa_inductor.kernels.cute import certificates
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
+from gdpa_inductor.kernels.cute.weights import ctas_of
 from gdpa_inductor.lowerings import blocked
 from gdpa_inductor.lowerings.cute import rules
 from gdpa_inductor.lowerings.cute import weights as cute
@@ -144,6 +145,21 @@ def test_a_call_is_replayed(kernels, rooms) -> None:
         assert found[-2:] == [CTAS, STREAM]
         assert [tuple(x.shape) for x in made] == [(b, h, m, n)] * 2
         cute_recorders.check_first_run(maker, args, made, kernels[1], fast=True, skip=True)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "across", "ctas"),
+    [
+        (8 * 16 * 32, 32, 128),  # 8 heads of 2048: a CTA has all keys of its queries
+        (32 * 8 * 16, 16, 128),  # 32 heads of 1024: of two times 128 queries
+        (32 * 128, 128, 128),  # 4096 queries and 8192 keys: a quarter of the keys
+        (4 * 132, 4, 132),
+        (7 * 1000, 1000, 132),  # all keys of some queries would be too few CTAs
+        (5, 5, 132),
+    ],
+)
+def test_few_ctas_come_to_other_queries(tiles: int, across: int, ctas: int) -> None:
+    assert ctas_of(tiles, across, 132) == ctas
 
 
 @pytest.mark.parametrize(("program", "more"), [(SILU, False), (CAUSAL, True)])

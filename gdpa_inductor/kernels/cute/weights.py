@@ -4,7 +4,7 @@ Chunks of a backward multiply them by torch's library (`kernels/blocked`). Both 
 Keys and values that heads or batches share may be expanded: then they are read once.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -23,6 +23,8 @@ from .replay import Record
 
 # Where a mask skips tiles, a CTA takes so many. More CTAs than run at once even out the work.
 RUN = 16
+OTHERS = 1  # tiles that a CTA could compute while it loads other queries
+FEWER = 16  # a launch leaves out up to one of so many CTAs
 
 
 def weights(
@@ -58,13 +60,12 @@ def weights(
     if plan.empty:
         return [x.zero_() for x in stored]
     at_once, stream = place(o.query.device, ctas, stream)
-    run, tiles = plan.once(_form)
-    ctas = ctas or max(at_once, tiles // RUN)
+    kernel = plan.once(_form, at_once)
     matrices, read = (gradient, *stored), plan.readable(o)
     form = plan.form_words(matrices)
-    call = plan.call_words(read, matrices, None, ctas, stream)
-    run(call, form)
-    record.add_kernel(run, call, form, 3 + len(matrices), plan.scalars)
+    call = plan.call_words(read, matrices, None, ctas or kernel.ctas, stream)
+    kernel.run(call, form)
+    record.add_kernel(kernel.run, call, form, 3 + len(matrices), plan.scalars)
     record.finish(stored)
     return stored
 
@@ -78,13 +79,38 @@ def _unexpanded(o: Operands[Tensor]) -> Operands[Tensor]:
     return replace(o, key=key, value=value)
 
 
-def _form(plan: LaunchPlan) -> tuple[Launcher, int]:
-    """(the kernel, how many tiles there are if a mask may skip some, else 0)."""
+@dataclass(frozen=True)
+class _Form:
+    """What the form of a call decides about its launch."""
+
+    run: Launcher
+    ctas: int
+
+
+def _form(plan: LaunchPlan, at_once: int) -> _Form:
     config = plan.config.weights_config
     assert config is not None
     batch, heads, _, _, rows, cols = plan.sizes
-    tiles = batch * heads * -(-rows // (config.tiles * config.rows)) * -(-cols // config.cols)
-    return launch.launcher(config), tiles if masked(config) else 0
+    across = -(-cols // config.cols)
+    tiles = batch * heads * -(-rows // (config.tiles * config.rows)) * across
+    even = max(at_once, tiles // RUN) if masked(config) else ctas_of(tiles, across, at_once)
+    return _Form(launch.launcher(config), even)
+
+
+def ctas_of(tiles: int, across: int, at_once: int) -> int:
+    """How many CTAs compute tiles of equal cost: as many as run at once, or a few less.
+
+    across: How many tiles have the same queries.
+    """
+
+    def time(ctas: int) -> int:
+        each, left = -(-tiles // ctas), tiles % ctas
+        # Where CTAs begin in the middle of a row of tiles, they come to other queries more often.
+        aligned = not left and (each % across == 0 or across % each == 0)
+        runs = max(1, each // across) if aligned else 1 - (1 - each) // across
+        return each + OTHERS * (runs - 1)
+
+    return min(range(at_once, at_once - at_once // FEWER - 1, -1), key=time)
 
 
 def _complaint(plan: LaunchPlan) -> str:
