@@ -168,6 +168,14 @@ def _by_cute(problem: Problem) -> bool:
     return kernel is not None and kernel.refusal(problem, profit=False) is None
 
 
+def described(problem: Problem) -> str:
+    """What a report says of a problem in chunks."""
+    text = f"about {estimate(problem).launches} launches"
+    if not _stored(problem):
+        return text
+    return f"{text}, P and dS by {'CuTe' if _by_cute(problem) else 'Triton'}"
+
+
 def sizes_vary(problem: Problem) -> bool:
     return not all(isinstance(size, int) for size in problem.sizes.values())
 

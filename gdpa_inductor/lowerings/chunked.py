@@ -18,7 +18,7 @@ from ..problem import Problem
 from ..rejection import Code
 from .backends import Backend, Rule
 from .blocked import lower_in_chunks
-from .chunk_costs import SLACK, estimate, padded_to_all, slower
+from .chunk_costs import SLACK, described, padded_to_all, slower
 
 
 def not_on_cpu(problem: Problem) -> str:
@@ -62,7 +62,7 @@ BACKEND = Backend(
     ),
     pays=(*_NEVER, Rule(Code.SLOWER, slower, quiet=True)),
     frugal=(*_NEVER, Rule(Code.SLOWER, lambda problem: slower(problem, SLACK), quiet=True)),
-    about=lambda problem: f"about {estimate(problem).launches} launches",
+    about=described,
     by_name=("xpu", "mps"),  # it has not been run there
     lower=lower_in_chunks,
 )

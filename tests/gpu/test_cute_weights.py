@@ -1,5 +1,6 @@
 """The Hopper kernel of P and dS on the card, alone and in a training step."""
 
+import random
 from functools import partial
 
 import pytest
@@ -18,14 +19,16 @@ from tests.gpu import checks  # noqa: E402
 from tests.gpu.checks import hopper, on_card  # noqa: E402, F401
 from tests.gpu.test_chunked import HEADS  # noqa: E402
 from tests.gpu.test_kernels import breach  # noqa: E402
-from tests.kernels.cute_cases import CAUSAL, F16, SILU, Case  # noqa: E402
+from tests.kernels.cute_cases import BF16, CAUSAL, F16, SILU, Case  # noqa: E402
 from tests.kernels.cute_weights_cases import (  # noqa: E402
     BIAS,
     CASES,
     WINDOW,
+    apart,
     check,
     check_integers,
     gradient_of,
+    within,
 )
 
 DIMS = ((136, 136), (192, 192), (256, 256), (192, 128), (256, 64), (64, 256), (8, 136), (200, 248))
@@ -56,6 +59,42 @@ def test_the_error_rule(case: Case) -> None:
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 def test_exact_on_integers(dims: tuple[int, int]) -> None:
     check_integers(stored, d=dims[0], dv=dims[1], m=700, n=1000, ctas=0)
+
+
+PROGRAMS = (SILU, "sigmoid(s)", CAUSAL.format(SILU), CAUSAL.format("sigmoid(s)"), WINDOW, BIAS)
+
+
+def drawn(seed: int) -> Case:
+    """A random problem, a multiple of the tiles or not."""
+    draw = random.Random(seed)
+    heads, alike = draw.choice(((1, 1), (2, 2), (4, 2), (3, 1))), draw.random() < 0.5
+    dim = draw.randrange(8, 257, 8)
+    return Case(
+        f"drawn {seed}",
+        draw.choice(PROGRAMS),
+        m=draw.randrange(1, 700),
+        n=draw.randrange(8, 700, 8),
+        d=dim,
+        dv=dim if alike else draw.randrange(8, 257, 8),
+        b=draw.randrange(1, 4),
+        h=heads[0],
+        hk=heads[1],
+        dtype=draw.choice((BF16, F16)),
+        scalars=(draw.randrange(1, 300),),
+        view=draw.choice(("bhnd", "bnhd")),
+        ctas=draw.choice((0, 1, 3, 7, 132, 300)),
+    )
+
+
+def test_random_problems() -> None:
+    """NaN lies around every operand."""
+
+    def of_poisoned(case: Case, grad: Tensor, o: Operands[Tensor]) -> list[Tensor]:
+        made = weights(within(grad.cuda()), apart(on_card(o)), fast=case.fast, ctas=case.ctas)
+        return [x.cpu() for x in made]
+
+    for seed in range(100):
+        check(of_poisoned, drawn(seed))
 
 
 @pytest.mark.parametrize("program", [SILU, CAUSAL.format(SILU)], ids=["silu", "causal"])

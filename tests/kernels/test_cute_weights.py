@@ -18,7 +18,15 @@ from tests.emulator import recording, run
 
 from .cute_cases import BF16, Case
 from .cute_memory import Memory, fresh_kernels
-from .cute_weights_cases import CASES, CAUSAL_SILU, check, check_integers, gradient_of
+from .cute_weights_cases import (
+    CASES,
+    CAUSAL_SILU,
+    apart,
+    check,
+    check_integers,
+    gradient_of,
+    within,
+)
 from .marks import slow_but
 
 OFTEN = ("D 256", "D 192, fp16", "causal", "later rows", "grouped heads", "keys that a mask hides")
@@ -79,22 +87,12 @@ def test_exact_on_integers(dims: tuple[int, int]) -> None:
     check_integers(stored, d=dims[0], dv=dims[1], m=150, n=136)
 
 
-def within(matrix: Tensor, rows: int) -> Tensor:
-    """The same matrix in memory that is NaN elsewhere: more rows, channels, heads and batches."""
-    b, h, m, d = matrix.shape
-    memory = torch.full((b + 1, h + 1, m + rows, d + 8), torch.nan, dtype=matrix.dtype)
-    memory[:b, :h, :m, :d] = matrix
-    return memory[:b, :h, :m, :d]
-
-
 def test_nothing_else_is_read() -> None:
     case = Case("neighbours", d=192, dv=136, m=70, n=72, b=2, h=2)
     o = case.operands()
     grad = gradient_of(case, o)
     expected = stored(case, grad, o)
-    matrices = [within(x, 64) for x in (o.query, o.key, o.value)]
-    apart = dataclasses.replace(o, **dict(zip(("query", "key", "value"), matrices, strict=True)))
-    assert all(map(torch.equal, stored(case, within(grad, 64), apart), expected))
+    assert all(map(torch.equal, stored(case, within(grad), apart(o)), expected))
 
 
 @pytest.mark.parametrize("strange", [float("nan"), float("inf")])

@@ -8,13 +8,16 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from gdpa_inductor import lowerings
 from gdpa_inductor.kernels.cute import certificates
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from gdpa_inductor.kernels.cute.weights import ctas_of
 from gdpa_inductor.lowerings import blocked
+from gdpa_inductor.lowerings import chunk_costs as costs
 from gdpa_inductor.lowerings.cute import rules
 from gdpa_inductor.lowerings.cute import weights as cute
 from gdpa_inductor.lowerings.weights import choose
+from gdpa_inductor.options import Options
 from gdpa_inductor.problem import Problem
 from gdpa_inductor.program.score_mod import ScoreMod
 from tests.kernels import cute_recorders, render
@@ -106,6 +109,18 @@ def test_blackwell_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sm100Config, "max_dim", 256)
     choice = choose(problem(), "auto")
     assert choice.kernel == "triton" and "no kernel for Blackwell" in choice.reason
+
+
+def test_reports_and_estimates_know_which_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the backward is known, so is which gradients it has."""
+    cases = {"CuTe": problem(needs=()), "Triton": problem(needs=(), cols=1020)}
+    for name, case in cases.items():
+        choice = lowerings.choose(case, Options(kernel="chunked", profit=False))
+        assert f"launches, P and dS by {name}" in choice.reason
+    before = {name: costs.estimate(case).chunked for name, case in cases.items()}
+    monkeypatch.setattr(costs, "RATES", dataclasses.replace(costs.RATES, both_cute=1e20))
+    after = {name: costs.estimate(case).chunked for name, case in cases.items()}
+    assert after["CuTe"] < before["CuTe"] and after["Triton"] == before["Triton"]
 
 
 @pytest.mark.parametrize(("options", "kernel"), [("", "cute"), ("kernel=triton", "triton")])
