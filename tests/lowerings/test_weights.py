@@ -113,7 +113,8 @@ def test_blackwell_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_reports_and_estimates_know_which_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the backward is known, so is which gradients it has."""
-    cases = {"CuTe": problem(needs=()), "Triton": problem(needs=(), cols=1020)}
+    long = {"needs": (), "batch": 32, "rows": 2048}
+    cases = {"CuTe": problem(**long), "Triton": problem(**long, cols=1020)}
     for name, case in cases.items():
         choice = lowerings.choose(case, Options(kernel="chunked", profit=False))
         assert f"launches, P and dS by {name}" in choice.reason
