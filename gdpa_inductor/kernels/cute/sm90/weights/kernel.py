@@ -18,8 +18,6 @@ Q and dO of a run are in registers. So all of shared memory is for keys and valu
 products read only these from it.
 """
 
-from typing import Any
-
 import cutlass
 from cutlass import Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync
@@ -40,7 +38,7 @@ from ..forward.roles import OWN, WARPS
 from ..wgmma import REGISTERS as FROM_REGISTERS
 from ..wgmma import WARPGROUP, IssueTurns, K, staged, tile_layout, tiled
 from .loads import HopperWeightLoads
-from .products import STORES, HopperWeightFragments, HopperWeightProducts
+from .products import STORES, WARP_ROWS, HopperWeightFragments, HopperWeightProducts
 from .runs import Runs
 
 LOADED, STORED = "qkvo", "ps"
@@ -54,8 +52,9 @@ class HopperStoredWeights(AttentionKernel):
     def launch(self, arguments: KernelArguments, ctas: Int32, stream) -> None:
         c, groups = self.config, self.config.tiles
         widths = {"q": c.padded_head_dim, "k": c.padded_head_dim}
-        widths |= {"v": c.padded_value_dim, "o": c.padded_value_dim, "p": c.cols, "s": c.cols}
+        widths |= {"v": c.padded_value_dim, "o": c.padded_value_dim}
         self.tiles = {name: (ROWS, width) for name, width in widths.items()}
+        self.tiles |= dict.fromkeys(STORED, (WARP_ROWS, c.cols))
         layouts = {name: tile_layout(self.dtype, *tile) for name, tile in self.tiles.items()}
         self.bytes = {name: cute.size_in_bytes(self.dtype, x) for name, x in layouts.items()}
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
@@ -72,8 +71,10 @@ class HopperStoredWeights(AttentionKernel):
         stage = c.stage_bytes * 8 // self.dtype.width
         ring = cute.make_layout(c.stages, stride=stage)
         buffers = {name: cute.append(layouts[name], ring) for name in LOADED}
-        buffers |= {name: staged(layouts[name], groups * STORES) for name in STORED}
-        self.memory = self.storage(c.stages * stage, cute.cosize(buffers["p"]))
+        stored = staged(tile_layout(self.dtype, ROWS, c.cols), groups * STORES)
+        buffers |= {name: staged(layouts[name], groups * STORES * WARPS) for name in STORED}
+        buffers["stored"] = stored
+        self.memory = self.storage(c.stages * stage, cute.cosize(stored))
         product = tiled(self.dtype, c.cols, K, FROM_REGISTERS)
         self.kernel(product, copies, buffers, arguments).launch(
             grid=(ctas, 1, 1),
@@ -107,7 +108,8 @@ class HopperStoredWeights(AttentionKernel):
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread, _, _ = cute.arch.thread_idx()
         memory = cutlass.memory.SmemAllocator().allocate(self.memory)
-        tiles = {name: self.source(name, copies, memory, layouts[name]) for name in layouts}
+        shared = {name: self.view(name, memory, layouts[name]) for name in layouts}
+        tiles = {name: self.source(name, copies[name], shared[name]) for name in copies}
         loads = WARPS * c.tiles
         ring = Ring(memory.barriers.data_ptr(), c.stages, 1, loads)
         if warp == loads:
@@ -118,27 +120,26 @@ class HopperStoredWeights(AttentionKernel):
         loaded = {name: tiles[name] for name in LOADED}
         if warp < loads:
             cute.arch.setmaxregister_increase(c.registers[0])
-            group, thread = warp // WARPS, thread % WARPGROUP
+            thread = thread % WARPGROUP
             fragments = HopperWeightFragments(c, product, loaded, self.dtype, thread)
             roots = (ranges.full_terms, c.roots)
             programs = [Program(c, x, y, full) for y, full in zip(roots, (True, False))]
-            turns = IssueTurns(group, c.tiles, OWN + c.tiles)
+            turns = IssueTurns(warp // WARPS, c.tiles, OWN)
             stores = [tiles[name] for name in STORED]
-            HopperWeightProducts(
-                runs, ring, fragments, programs, stores, group, thread, turns
-            ).run()
+            place = (shared["stored"], warp, thread, turns)
+            HopperWeightProducts(runs, ring, fragments, programs, stores, *place).run()
         else:
             cute.arch.setmaxregister_decrease(c.registers[1])
             if warp == loads:
                 HopperWeightLoads(runs, ring, loaded, c.tiles).run()
 
-    def source(self, name: str, copies: dict[str, Any], memory, layout) -> Tiles:
+    def view(self, name: str, memory, layout):
         field = memory.loaded if name in LOADED else memory.stored
-        sX = field.get_tensor(layout.outer, swizzle=layout.inner)
-        shared = name in self.config.shared
-        return Tiles(
-            copies[name], sX, whole_tiles, self.tiles[name], self.bytes[name], False, shared
-        )
+        return field.get_tensor(layout.outer, swizzle=layout.inner)
+
+    def source(self, name: str, copy, sX) -> Tiles:
+        tile, size, shared = self.tiles[name], self.bytes[name], name in self.config.shared
+        return Tiles(copy, sX, whole_tiles, tile, size, False, shared)
 
 
 KERNEL = HopperStoredWeights

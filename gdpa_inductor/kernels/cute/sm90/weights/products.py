@@ -22,12 +22,13 @@ from ...operands import Tiles
 from ...program import Program, Row
 from ...values import Fixed, Pair, pair, select, smaller
 from ..config import ROWS, Sm90Weights
-from ..forward.roles import together
-from ..wgmma import IssueTurns, first_row, issue, share, wait_for_stores
+from ..forward.roles import WARPS
+from ..wgmma import IssueTurns, first_row, issue, share
 from .runs import Run, Runs
 
 HALVES = (0, 8)  # the rows of a thread in its tile, after `first_row`
 STORES = 2  # buffers of a warpgroup: for P, and for dS
+WARP_ROWS = ROWS // WARPS  # of a tile of scores
 
 
 @dataclass
@@ -132,13 +133,14 @@ class HopperWeightProducts(Fixed):
     ring: Ring
     fragments: HopperWeightFragments
     programs: Sequence[Program]  # for tiles that need no mask, and for all others
-    stores: Sequence[Tiles]  # of P and of dS
-    group: Any
+    stores: Sequence[Tiles]  # of P and of dS, a tile for each warp
+    buffers: Any  # the same memory with a tile for each warpgroup
+    warp: Any
     thread: Any  # of the warpgroup
     turns: IssueTurns
 
     def __post_init__(self) -> None:
-        ranges = self.runs.ranges
+        self.group, ranges = self.warp // WARPS, self.runs.ranges
         self.masks = tuple(ranges.full_terms) != self.programs[1].roots
         # Past the ends of either side nothing is stored, so only operands are not read there.
         self.alike = not (self.masks or ranges.config.aux)
@@ -162,7 +164,7 @@ class HopperWeightProducts(Fixed):
                 self.clear(run, run.last, run.end)
             number += run.end - run.begin
         self.turns.finish()
-        wait_for_stores(self.thread, False)
+        cute.arch.cp_async_bulk_wait_group(0, read=False)
 
     def take(self, name: str, at: Cursor) -> Cursor:
         """Take the tile of this warpgroup, and pass those of others by."""
@@ -241,17 +243,19 @@ class HopperWeightProducts(Fixed):
 
     @cute.jit
     def store(self, number: cutlass.Constexpr, halves, run: Run, block):
-        """Store a tile by way of shared memory. number: 0 for P, 1 for dS."""
-        if self.thread < 32:  # at most the store of the other one still reads its buffer
-            cute.arch.cp_async_bulk_wait_group(STORES - 1, read=True)
-        together(self.group)
-        tiles, stage = self.stores[number], self.group * STORES + number
-        share(self.fragments.product, halves, tiles.sX, stage, self.thread)
-        together(self.group)
-        row = run.row + self.group * ROWS
-        if self.thread < 32:
-            if row < run.q_rows:
-                rows = (run.q_start, row, run.q_rows)
-                tiles.store(rows, run.head, run.batch, stage, block)
-            # A group also where there is nothing to store, so that groups count buffers.
-            cute.arch.cp_async_bulk_commit_group()
+        """Store a tile by way of shared memory. number: 0 for P, 1 for dS.
+
+        Each warp has its own rows and its own buffer, so it waits for no other warp.
+        """
+        # At most the store of the other one still reads its buffer.
+        cute.arch.cp_async_bulk_wait_group(STORES - 1, read=True)
+        cute.arch.sync_warp()
+        buffer = self.group * STORES + number
+        share(self.fragments.product, halves, self.buffers, buffer, self.thread)
+        cute.arch.sync_warp()
+        row = run.row + self.warp * WARP_ROWS
+        if row < run.q_rows:
+            rows, stage = (run.q_start, row, run.q_rows), buffer * WARPS + self.warp % WARPS
+            self.stores[number].store(rows, run.head, run.batch, stage, block)
+        # A group also where there is nothing to store, so that groups count buffers.
+        cute.arch.cp_async_bulk_commit_group()
