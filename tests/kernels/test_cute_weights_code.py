@@ -47,7 +47,7 @@ def config_of(name: str) -> Sm90Config:
     return Sm90Config("bfloat16", *dims, program, aux, vectors=vectors).weights_config
 
 
-SPILLS = {"gelu, 256": 24}  # instructions that move registers of its polynomials
+SPILLS = {"gelu, 256": 32}  # instructions that move registers of its polynomials
 
 
 @pytest.mark.parametrize("name", slow_but(["silu, 256", "causal, 192, 256"], CONFIGS))
@@ -58,12 +58,13 @@ def test_machine_code(name: str) -> None:
     # S and dP of a tile, 16 channels a step. Each is waited for once.
     assert kernel.count("HGMMA") == sum(dims) // 16
     assert kernel.count("WARPGROUP.DEPBAR") == 2, "the products are serialized"
-    # Q and dO of a run, 16 channels of 16 rows a warp at a time.
-    assert kernel.count("LDSM") == sum(dims) // 16
+    # Q of a run, and dO of two warpgroups: 16 channels of 16 rows a warp at a time.
+    held = dims if config.tiles == 2 else dims[:1]
+    assert kernel.count("LDSM") == sum(held) // 16
     assert kernel.count("USETMAXREG") == 2
     assert kernel.count("UTMASTG") % STORES == 0
-    # Warps meet for turns only: before a step, after one, and at both ends.
-    assert kernel.count("BAR") <= 5
+    # Warps meet for turns only: around a step, and where there is none, and at both ends.
+    assert kernel.count("BAR") <= 7
     products = kernel.before("USETMAXREG.DEALLOC")
     assert kernel.spills <= SPILLS.get(name, 0), "registers spill"
     # Operands are asked for before the products of a step, and then never again.
@@ -82,4 +83,6 @@ def test_the_warps_share_registers_and_memory(name: str) -> None:
     assert WARPGROUP * (config.tiles * products + others) <= 65536
     assert products % 8 == others % 8 == 0
     # The next keys and values come while those of a tile are multiplied.
-    assert 6 <= config.stages <= 8
+    assert (4 if config.tiles == 3 else 6) <= config.stages <= 8
+    assert config.tiles == (2 if "256" in name or "224" in name or "bias" in name else 3)
+    assert bool(config.flows) == (config.tiles == 3)

@@ -20,6 +20,7 @@ TABLES = 17 << 10  # bytes for tables in shared memory, at most
 MOST_REPLICAS = 16
 MOST_STAGES = 8  # of the kernel that stores P and dS
 CROWDED = 448  # channels of Q and dO, from which on registers are few
+MOST_OF_THREE = 192  # channels, up to which three warpgroups of it have registers
 EARLY = 16  # registers for operands that it fetches early
 HALVES = ("float16", "bfloat16", "int16", "uint8", "int8", "bool")  # numbers of up to 16 bits
 INDICES = {"uint8": 1, "int8": 1, "int16": 2}  # bytes of the integers that TMA may load in tiles
@@ -310,8 +311,16 @@ class Sm90Weights(Sm90Config):
 
     @property
     def tiles(self) -> int:
-        """Warpgroups with 64 queries each."""
-        return config.TILES
+        """Warpgroups with 64 queries each: three or two."""
+        # A warpgroup computes longer than the tensor core multiplies for it. Three keep this busy.
+        # A thread has 160 registers then: too few for more channels or for operands of keys.
+        read = any("kv_idx" in x.axes for x in self.mod.aux)
+        return 2 if self._widest > MOST_OF_THREE or read else 3
+
+    @property
+    def flows(self) -> int:
+        """Buffers for dO: one for each of three warpgroups. Two have it in registers."""
+        return 3 if self.tiles == 3 else 0
 
     @property
     def cols(self) -> int:
@@ -329,7 +338,8 @@ class Sm90Weights(Sm90Config):
         """(of a thread that multiplies, of any other thread)."""
         # Q, dO, S and dP take up to 192. With different head dims the loads need more than 24.
         dims = self.padded_head_dim + self.padded_value_dim
-        return (240, 24) if dims > CROWDED else (232, 40)
+        two = (240, 24) if dims > CROWDED else (232, 40)
+        return two if self.tiles == 2 else (160, 32)
 
     @property
     def stage_bytes(self) -> int:
@@ -338,6 +348,6 @@ class Sm90Weights(Sm90Config):
 
     @property
     def stages(self) -> int:
-        """Buffers for the tiles of all matrices, beside those of P and dS of each warpgroup."""
-        stored = 2 * self.tiles * 2 * ROWS * self.cols
-        return min(MOST_STAGES, (SHARED_MEMORY - BARRIERS - stored) // self.stage_bytes)
+        """Buffers of the ring, beside those of dO, and of P and dS of each warpgroup."""
+        used = 2 * self.tiles * 2 * ROWS * self.cols + 2 * ROWS * self.padded_value_dim * self.flows
+        return min(MOST_STAGES, (SHARED_MEMORY - BARRIERS - used) // self.stage_bytes)

@@ -71,12 +71,15 @@ class HopperStoredWeights(AttentionKernel):
         stage = c.stage_bytes * 8 // self.dtype.width
         ring = cute.make_layout(c.stages, stride=stage)
         buffers = {name: cute.append(layouts[name], ring) for name in LOADED}
+        if c.flows:
+            buffers["o"] = staged(layouts["o"], c.flows)
         stored = staged(tile_layout(self.dtype, ROWS, c.cols), groups * STORES)
         buffers |= {name: staged(layouts[name], groups * STORES * WARPS) for name in STORED}
         buffers["stored"] = stored
-        self.memory = self.storage(c.stages * stage, cute.cosize(stored))
-        product = tiled(self.dtype, c.cols, K, FROM_REGISTERS)
-        self.kernel(product, copies, buffers, arguments).launch(
+        flows = cute.cosize(buffers["o"]) if c.flows else 0
+        self.memory = self.storage(c.stages * stage, cute.cosize(stored), flows)
+        products = (tiled(self.dtype, c.cols, K, FROM_REGISTERS), tiled(self.dtype, c.cols, K))
+        self.kernel(products, copies, buffers, arguments).launch(
             grid=(ctas, 1, 1),
             block=(WARPGROUP * (groups + 1), 1, 1),
             stream=stream,
@@ -91,19 +94,20 @@ class HopperStoredWeights(AttentionKernel):
         ]
         return dict(zip(LOADED + STORED, (*matrices(self.config, x), *scores), strict=True))
 
-    def storage(self, load: int, store: int):
-        stages = 2 * self.config.stages
+    def storage(self, load: int, store: int, flow: int):
+        stages = 2 * (self.config.stages + self.config.flows)
 
         @cute.struct
         class Memory:
             barriers: cute.struct.MemRange[Int64, stages]
             loaded: cute.struct.Align[cute.struct.MemRange[self.dtype, load], 1024]
             stored: cute.struct.Align[cute.struct.MemRange[self.dtype, store], 1024]
+            flows: cute.struct.Align[cute.struct.MemRange[self.dtype, flow], 1024]
 
         return Memory
 
     @cute.kernel
-    def kernel(self, product, copies, layouts, x):
+    def kernel(self, products, copies, layouts, x):
         c = self.config
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread, _, _ = cute.arch.thread_idx()
@@ -111,9 +115,11 @@ class HopperStoredWeights(AttentionKernel):
         shared = {name: self.view(name, memory, layouts[name]) for name in layouts}
         tiles = {name: self.source(name, copies[name], shared[name]) for name in copies}
         loads = WARPS * c.tiles
-        ring = Ring(memory.barriers.data_ptr(), c.stages, 1, loads)
+        pointer = memory.barriers.data_ptr()
+        ring = Ring(pointer, c.stages, 1, loads)
+        flows = [Ring(pointer + 2 * (c.stages + t), 1, 1, WARPS) for t in range(c.flows)]
         if warp == loads:
-            initialize([ring])
+            initialize([ring, *flows])
         cute.arch.sync_threads()
         ranges = KeyRanges(c, x)
         runs = Runs(c, x, ranges)
@@ -121,20 +127,23 @@ class HopperStoredWeights(AttentionKernel):
         if warp < loads:
             cute.arch.setmaxregister_increase(c.registers[0])
             thread = thread % WARPGROUP
-            fragments = HopperWeightFragments(c, product, loaded, self.dtype, thread)
+            fragments = HopperWeightFragments(c, *products, loaded, self.dtype, thread)
             roots = (ranges.full_terms, c.roots)
             programs = [Program(c, x, y, full) for y, full in zip(roots, (True, False))]
             turns = IssueTurns(warp // WARPS, c.tiles, OWN)
             stores = [tiles[name] for name in STORED]
             place = (shared["stored"], warp, thread, turns)
-            HopperWeightProducts(runs, ring, fragments, programs, stores, *place).run()
+            flow = Ring(pointer + 2 * (c.stages + warp // WARPS), 1, 1, WARPS) if c.flows else None
+            HopperWeightProducts(runs, ring, flow, fragments, programs, stores, *place).run()
         else:
             cute.arch.setmaxregister_decrease(c.registers[1])
             if warp == loads:
-                HopperWeightLoads(runs, ring, loaded, c.tiles).run()
+                HopperWeightLoads(runs, ring, flows, loaded, c.tiles).run()
 
     def view(self, name: str, memory, layout):
         field = memory.loaded if name in LOADED else memory.stored
+        if name == "o" and self.config.flows:
+            field = memory.flows
         return field.get_tensor(layout.outer, swizzle=layout.inner)
 
     def source(self, name: str, copy, sX) -> Tiles:

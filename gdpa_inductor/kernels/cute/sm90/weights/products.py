@@ -37,6 +37,7 @@ class HopperWeightFragments(Fixed):
 
     config: Sm90Weights
     product: Any  # [64, k] by [k, 64], the first operand in registers
+    flow_product: Any  # the same with dO in shared memory
     tiles: dict[str, Tiles]  # of "q", "k", "v" and "o" (dO)
     dtype: Any
     thread: Any  # of the warpgroup
@@ -48,30 +49,35 @@ class HopperWeightFragments(Fixed):
         atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(False, 4), self.dtype)
         self.copy = cute.make_tiled_copy_A(atom, self.product)
         self.part = self.copy.get_slice(self.thread)
-        self.sources = {x: self.part.partition_S(sX[x]) for x in "qo"}
-        widths = self.config.padded_head_dim, self.config.padded_value_dim
-        self.Q, self.dO = (
-            cute.make_rmem_tensor(self.product.partition_shape_A((ROWS, width)), self.dtype)
-            for width in widths
-        )
-        self.shape = self.product.partition_shape_C((ROWS, self.config.cols))
+        c = self.config
+        widths = {"q": c.padded_head_dim, "o": c.padded_value_dim}
+        self.held = {
+            x: cute.make_rmem_tensor(self.product.partition_shape_A((ROWS, widths[x])), self.dtype)
+            for x in ("q" if c.flows else "qo")
+        }
+        self.sources = {x: self.part.partition_S(sX[x]) for x in self.held}
+        if c.flows:
+            shared = self.flow_product.get_slice(0)
+            self.tO = shared.make_fragment_A(shared.partition_A(sX["o"]))
+        self.shape = self.product.partition_shape_C((ROWS, c.cols))
 
     def take(self, name: str, stage) -> None:
         """Copy a tile of queries or of dO from shared memory to registers."""
-        registers = self.Q if name == "q" else self.dO
         source = self.sources[name][None, None, None, stage]
-        cute.copy(self.copy, source, self.part.retile(registers))
+        cute.copy(self.copy, source, self.part.retile(self.held[name]))
 
     def scores(self, stage):
-        return self._product(self.Q, self.tK, stage)
+        return self._product(self.product, self.held["q"], self.tK, stage)
 
-    def flow(self, stage):
-        return self._product(self.dO, self.tV, stage)
+    def flow(self, stage, group):
+        if "o" in self.held:
+            return self._product(self.product, self.held["o"], self.tV, stage)
+        return self._product(self.flow_product, self.tO[None, None, None, group], self.tV, stage)
 
-    def _product(self, rows, columns, stage):
+    def _product(self, product, rows, columns, stage):
         # New registers, so that old ones do not live on.
         sums = cute.make_rmem_tensor(self.shape, Float32)
-        issue(self.product, sums, rows, columns[None, None, None, stage], True)
+        issue(product, sums, rows, columns[None, None, None, stage], True)
         return sums
 
     def rounded(self, sums):
@@ -131,6 +137,7 @@ class HopperWeightProducts(Fixed):
 
     runs: Runs
     ring: Ring
+    flow: Ring | None  # of dO of this warpgroup, if it has a buffer of its own
     fragments: HopperWeightFragments
     programs: Sequence[Program]  # for tiles that need no mask, and for all others
     stores: Sequence[Tiles]  # of P and of dS, a tile for each warp
@@ -148,18 +155,29 @@ class HopperWeightProducts(Fixed):
     @cute.jit
     def run(self):
         number, end = self.runs.share()
-        at = self.ring.start()
+        at, o_at = self.ring.start(), Cursor(1)
         self.turns.start()
         while number < end:
             run = self.runs.at(number, end)
             if const_expr(self.runs.ranges.skips):
                 self.clear(run, run.begin, run.first)
             if run.first < run.last:
-                at = self.take("o", self.take("q", at))
+                at = self.take("q", at)
+                if const_expr(self.flow is None):
+                    at = self.take("o", at)
+                else:
+                    self.flow.full.wait(o_at)
                 row = run.row + self.group * ROWS
                 scores = RunScores(self.programs, run, row, self.thread)
-                for block in cutlass.range(run.first, run.last, unroll=1):
-                    at = self.step(scores, block, at)
+                if row < run.q_rows:
+                    for block in cutlass.range(run.first, run.last, unroll=1):
+                        at = self.step(scores, block, at)
+                else:
+                    for _ in cutlass.range(run.first, run.last, unroll=1):
+                        at = self.pass_by(at)
+                if const_expr(self.flow is not None):
+                    self.flow.empty.arrive_once(o_at)
+                o_at = o_at.next()
             if const_expr(self.runs.ranges.skips):
                 self.clear(run, run.last, run.end)
             number += run.end - run.begin
@@ -201,7 +219,7 @@ class HopperWeightProducts(Fixed):
         self.turns.wait()
         S = x.scores(key.index)
         self.ring.full.wait(value)
-        dP = x.flow(value.index)
+        dP = x.flow(value.index, self.group)
         self.turns.passes()
         P = cute.make_rmem_tensor(x.shape, Float32)
         warpgroup.wait_group(1)
@@ -216,6 +234,16 @@ class HopperWeightProducts(Fixed):
         self.chain(S, dP, whole)
         self.store(1, x.rounded(dP), run, block)
         return value.next()
+
+    @cute.jit
+    def pass_by(self, at: Cursor):
+        """Free the keys and values of a tile in which this warpgroup has no queries."""
+        self.turns.wait()
+        self.turns.passes()
+        for place in (at, at.next()):
+            self.ring.full.wait(place)
+            self.ring.empty.arrive_once(place)
+        return at.next().next()
 
     @cute.jit
     def weigh(self, scores: RunScores, S, P, column, fetched, whole):

@@ -5,6 +5,7 @@ then along the queries, the heads and the batch. So a CTA loads queries only whe
 other ones. Where a mask skips tiles, the host launches more CTAs than run at once (`launch`).
 """
 
+import functools
 from typing import Any, NamedTuple
 
 from cutlass import Int32, cute
@@ -68,6 +69,6 @@ class Runs(Fixed):
         first, *lasts = self.ranges.blocks(run)
         if self.ranges.skips:
             first = smaller(larger(column, first), behind)
-            last = larger(smaller(behind, larger(*lasts)), first)
+            last = larger(smaller(behind, functools.reduce(larger, lasts)), first)
             run = run._replace(first=first, last=last)
         return run
