@@ -30,12 +30,12 @@ WEIGHTS = Signature("attention_weights", backward=True)
 
 
 def named_terms(program: ScoreMod, needs: tuple[bool, ...]) -> dict[str, Expr]:
-    """The terms that the asked gradients of (query, key, value, *aux) sum: P, dS, and others."""
+    """The terms that the wanted gradients of (query, key, value, *aux) sum: P, dS, and others."""
     own = {f"g{number}": term for number, term in enumerate(program.gradients.aux)}
     every = {"p": program.weight, "ds": program.gradients.score, **own}
-    asked = needs[2], needs[0] or needs[1], *needs[3:]
-    pairs = zip(every.items(), asked, strict=True)
-    return {name: term for (name, term), ask in pairs if ask and term is not None}
+    wanted = needs[2], needs[0] or needs[1], *needs[3:]
+    pairs = zip(every.items(), wanted, strict=True)
+    return {name: term for (name, term), want in pairs if want and term is not None}
 
 
 def lower(*args: Any, **kwargs: Any) -> list[Any]:
@@ -54,8 +54,8 @@ def choose(problem: Problem, kernel: str) -> Choice:
     """The kernel for a problem. kernel: The option; backends without one count as "auto"."""
     kernels = _kernels()
     named = {x.name: number for number, x in enumerate(kernels)}
-    asked = kernel if kernel in named else "auto"
-    choice = first_of(problem, kernels[named.get(asked, 0) :], asked, profit=False)
+    name = kernel if kernel in named else "auto"
+    choice = first_of(problem, kernels[named.get(name, 0) :], name, profit=False)
     assert isinstance(choice, Choice)  # the last kernel refuses nothing
     return choice
 

@@ -51,11 +51,11 @@ class HopperWeightFragments(Fixed):
         self.part = self.copy.get_slice(self.thread)
         c = self.config
         widths = {"q": c.padded_head_dim, "o": c.padded_value_dim}
-        self.held = {
+        self.resident = {
             x: cute.make_rmem_tensor(self.product.partition_shape_A((ROWS, widths[x])), self.dtype)
             for x in ("q" if c.flows else "qo")
         }
-        self.sources = {x: self.part.partition_S(sX[x]) for x in self.held}
+        self.sources = {x: self.part.partition_S(sX[x]) for x in self.resident}
         if c.flows:
             shared = self.flow_product.get_slice(0)
             self.tO = shared.make_fragment_A(shared.partition_A(sX["o"]))
@@ -64,14 +64,14 @@ class HopperWeightFragments(Fixed):
     def take(self, name: str, stage) -> None:
         """Copy a tile of queries or of dO from shared memory to registers."""
         source = self.sources[name][None, None, None, stage]
-        cute.copy(self.copy, source, self.part.retile(self.held[name]))
+        cute.copy(self.copy, source, self.part.retile(self.resident[name]))
 
     def scores(self, stage):
-        return self._product(self.product, self.held["q"], self.tK, stage)
+        return self._product(self.product, self.resident["q"], self.tK, stage)
 
     def flow(self, stage, group):
-        if "o" in self.held:
-            return self._product(self.product, self.held["o"], self.tV, stage)
+        if "o" in self.resident:
+            return self._product(self.product, self.resident["o"], self.tV, stage)
         return self._product(self.flow_product, self.tO[None, None, None, group], self.tV, stage)
 
     def _product(self, product, rows, columns, stage):
