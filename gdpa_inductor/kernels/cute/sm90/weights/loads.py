@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import const_expr, cute, range_constexpr
+from cutlass import cute, range_constexpr
 
 from ...barriers import Cursor, Ring
 from ...operands import Tiles
@@ -36,16 +36,15 @@ class HopperWeightLoads(Fixed):
             if run.first < run.last:
                 for t in range_constexpr(self.groups):
                     at = self.load("q", self.queries(run, t), run.head, run.batch, at)
-                for t in range_constexpr(self.groups):
-                    if const_expr(len(self.flows) > 0):
-                        self.load_flow(run, t, o_at)
-                    else:
-                        at = self.load("o", self.queries(run, t), run.head, run.batch, at)
-                o_at = o_at.next()
+                for t in range_constexpr(self.groups - len(self.flows)):
+                    at = self.load("o", self.queries(run, t), run.head, run.batch, at)
                 for block in cutlass.range(run.first, run.last, unroll=1):
                     rows = (run.k_start, block * ROWS, run.k_rows)
                     at = self.load("k", rows, run.key_head, run.batch, at)
+                    if block == run.first:  # the first scores need no dO
+                        self.load_flows(run, o_at)
                     at = self.load("v", rows, run.value_head, run.batch, at)
+                o_at = o_at.next()
             number += run.end - run.begin
         self.ring.wait_all(at)
         for t in range_constexpr(len(self.flows)):
@@ -54,10 +53,10 @@ class HopperWeightLoads(Fixed):
     def queries(self, run: Run, t: int) -> tuple[Any, Any, Any]:
         return run.q_start, run.row + t * ROWS, run.q_rows
 
-    def load_flow(self, run: Run, t: int, at: Cursor) -> None:
-        ring = self.flows[t]
-        ring.wait_for_room(at)
-        self.tiles["o"].load(self.queries(run, t), run.head, run.batch, t, ring.full, at)
+    def load_flows(self, run: Run, at: Cursor) -> None:
+        for t, ring in enumerate(self.flows):
+            ring.wait_for_room(at)
+            self.tiles["o"].load(self.queries(run, t), run.head, run.batch, t, ring.full, at)
 
     def load(self, name: str, rows, head, batch, at: Cursor) -> Cursor:
         self.ring.wait_for_room(at)

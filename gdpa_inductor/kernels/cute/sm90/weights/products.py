@@ -165,17 +165,16 @@ class HopperWeightProducts(Fixed):
                 at = self.take("q", at)
                 if const_expr(self.flow is None):
                     at = self.take("o", at)
-                else:
-                    self.flow.full.wait(o_at)
                 row = run.row + self.group * ROWS
                 scores = RunScores(self.programs, run, row, self.thread)
                 if row < run.q_rows:
                     for block in cutlass.range(run.first, run.last, unroll=1):
-                        at = self.step(scores, block, at)
+                        at = self.step(scores, block, at, o_at)
                 else:
                     for _ in cutlass.range(run.first, run.last, unroll=1):
                         at = self.pass_by(at)
                 if const_expr(self.flow is not None):
+                    self.flow.full.wait(o_at)  # where there are no queries, nobody has waited yet
                     self.flow.empty.arrive_once(o_at)
                 o_at = o_at.next()
             if const_expr(self.runs.ranges.skips):
@@ -208,7 +207,7 @@ class HopperWeightProducts(Fixed):
                 self.store(number, nothing, run, block)
 
     @cute.jit
-    def step(self, scores: RunScores, block, at: Cursor):
+    def step(self, scores: RunScores, block, at: Cursor, o_at: Cursor):
         """Compute and store P and dS of the tile at a key block. Returns the next place of keys."""
         x, run, key, value = self.fragments, scores.run, at, at.next()
         column = block * self.runs.width
@@ -218,6 +217,8 @@ class HopperWeightProducts(Fixed):
         self.ring.full.wait(key)
         self.turns.wait()
         S = x.scores(key.index)
+        if const_expr(self.flow is not None):  # in the first step of a run it may come after S
+            self.flow.full.wait(o_at)
         self.ring.full.wait(value)
         dP = x.flow(value.index, self.group)
         self.turns.passes()
