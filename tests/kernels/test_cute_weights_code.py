@@ -61,6 +61,11 @@ def test_machine_code(name: str) -> None:
     # Q of a run, and dO of two warpgroups: 16 channels of 16 rows a warp at a time.
     held = dims if config.tiles == 2 else dims[:1]
     assert kernel.count("LDSM") == sum(held) // 16
+    # What frees their buffers depends on all that was read.
+    order = [x for x in kernel.opcodes if x.startswith(("LDSM", "POPC", "SYNCS.ARRIVE"))]
+    ends = [i for i, x in enumerate(order) if "LDSM" in x and "LDSM" not in order[i + 1]]
+    assert len(ends) == len(held)
+    assert all("POPC" in order[i + 1] and "ARRIVE" in order[i + 2] for i in ends), order
     assert kernel.count("USETMAXREG") == 2
     assert kernel.count("UTMASTG") % STORES == 0
     # Warps meet for turns only: around a step, and where there is none, and at both ends.

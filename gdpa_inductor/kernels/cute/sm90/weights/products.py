@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Float32, const_expr, cute, range_constexpr
+from cutlass import Float32, Int32, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import warp, warpgroup
 
 from ...barriers import Cursor, Ring
@@ -23,11 +23,12 @@ from ...program import Program, Row
 from ...values import Fixed, Pair, pair, select, smaller
 from ..config import ROWS, Sm90Weights
 from ..forward.roles import WARPS
-from ..wgmma import IssueTurns, first_row, issue, share
+from ..wgmma import IssueTurns, first_row, issue, share, zero_after
 from .runs import Run, Runs
 
 HALVES = (0, 8)  # the rows of a thread in its tile, after `first_row`
 STORES = 2  # buffers of a warpgroup: for P, and for dS
+LOADED = 4  # words of a thread that one ldmatrix brings
 WARP_ROWS = ROWS // WARPS  # of a tile of scores
 
 
@@ -61,10 +62,12 @@ class HopperWeightFragments(Fixed):
             self.tO = shared.make_fragment_A(shared.partition_A(sX["o"]))
         self.shape = self.product.partition_shape_C((ROWS, c.cols))
 
-    def take(self, name: str, stage) -> None:
-        """Copy a tile of queries or of dO from shared memory to registers."""
+    def take(self, name: str, stage):
+        """Copy a tile of queries or of dO from shared memory to registers. Returns `zero_after`."""
         source = self.sources[name][None, None, None, stage]
         cute.copy(self.copy, source, self.part.retile(self.resident[name]))
+        words = cute.recast_tensor(self.resident[name], Int32)
+        return zero_after(words[i] for i in range(0, cute.size(words), LOADED))
 
     def scores(self, stage):
         return self._product(self.product, self.resident["q"], self.tK, stage)
@@ -192,9 +195,9 @@ class HopperWeightProducts(Fixed):
         for t, place in enumerate(places):
             self.ring.full.wait(place)
             own = select(self.group == t, place.index, own)
-        self.fragments.take(name, own)
+        zero = self.fragments.take(name, own)
         for place in places:
-            self.ring.empty.arrive_once(place)
+            self.ring.empty.arrive_once(Cursor(place.stages, place.index + zero, place.phase))
         return places[-1].next()
 
     @cute.jit
