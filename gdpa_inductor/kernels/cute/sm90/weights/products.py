@@ -140,7 +140,7 @@ class HopperWeightProducts(Fixed):
 
     runs: Runs
     ring: Ring
-    flow: Ring | None  # of dO of this warpgroup, if it has a buffer of its own
+    flow: Any  # the ring of dO of this warpgroup, or None if dO is in registers
     fragments: HopperWeightFragments
     programs: Sequence[Program]  # for tiles that need no mask, and for all others
     stores: Sequence[Tiles]  # of P and of dS, a tile for each warp
