@@ -6,16 +6,17 @@ Notation
     Q, K, V, dO    Query [.., M, D], key [.., N, D], value [.., N, Dv], gradient of O [.., M, Dv].
     P, dS          [B, H, M, N] in the dtype of the matrices.
     mX  sX  tX     X in global memory, in shared memory, as an operand of a product.
-    tile           128 queries and 64 keys of a head. A warpgroup has 64 of the queries.
+    tile           64 keys, and 64 queries of each warpgroup: 128 or 192 (`Sm90Weights.tiles`).
     run            Neighbouring tiles of a CTA that have the same queries (`runs`).
 
-There are no sums over tiles, so a CTA may compute any of them. The roles of the warps are:
+There are no sums over tiles, so a CTA may compute any of them. The roles of the warps, for two and
+for three warpgroups, are:
 
-    0-3, 4-7   Products, program and stores of 64 queries each.
-    8          Loads of Q and dO once for each run, then of K and V.
+    0-3, 4-7   0-3, 4-7, 8-11   Products, program and stores of 64 queries each.
+    8          12               Loads of Q and dO once for each run, then of K and V.
 
-Q and dO of a run are in registers. So all of shared memory is for keys and values to come, and
-products read only these from it.
+Q of a run is in registers, and so is dO of two warpgroups. So shared memory is for keys and values
+to come. Three have dO there.
 """
 
 import cutlass
@@ -67,7 +68,7 @@ class HopperStoredWeights(AttentionKernel):
             )
             for name, matrix in self.matrices(arguments).items()
         }
-        # All tiles that are loaded pass through the same ring.
+        # All tiles that are loaded pass through the same ring, but dO of three warpgroups.
         stage = c.stage_bytes * 8 // self.dtype.width
         ring = cute.make_layout(c.stages, stride=stage)
         buffers = {name: cute.append(layouts[name], ring) for name in LOADED}

@@ -1,12 +1,12 @@
 """Products, score program and stores of 64 queries, by one warpgroup.
 
-Queries and dO stay in registers, as operands of the products with all keys and values of a run.
-`|X` waits for X:
+Queries, and dO of two warpgroups, stay in registers, as operands of the products with all keys and
+values of a run. A step (`|X` waits for X):
 
     S, dP in flight    P and the slope, from S |S    P to memory    dS = dP · slope |dP    dS to it
 
-The warpgroups issue in turn. So one computes and stores while the tensor core multiplies for the
-other.
+The warpgroups issue in turn. So one computes and stores while the tensor core multiplies for
+another one.
 """
 
 from collections.abc import Sequence
