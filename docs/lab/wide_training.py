@@ -7,6 +7,7 @@ own, all at once.
 
     --kernels [CTAS ...]                       P and dS of a chunk alone, by both kernels, as CUDA
                                                graphs; CuTe's also with so many CTAs
+    --two                                      CuTe's kernel with two warpgroups at any head dim
     --tiles ROWS,KEYS,WARPS,STAGES,STEPS ...   Triton's kernel alone: TFLOP/s of each tile
     --products                                 products of torch's library for chunks: TFLOP/s
     --stored MIB                               bytes of P and dS of a chunk
@@ -17,6 +18,7 @@ own, all at once.
 import argparse
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import time
@@ -34,6 +36,7 @@ from gdpa_inductor import lowerings
 from gdpa_inductor.kernels.blocked import chunks, loop
 from gdpa_inductor.kernels.blocked.fused import StoredPass
 from gdpa_inductor.kernels.cute import weights as cute
+from gdpa_inductor.kernels.cute.sm90.config import Sm90Weights
 from gdpa_inductor.kernels.triton.configs import Config
 from gdpa_inductor.lowerings import weights
 from gdpa_inductor.lowerings.triton import launch
@@ -256,6 +259,7 @@ def product(dim: int, units: int, rows: int, cols: int, parts: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kernels", nargs="*", type=int)
+    parser.add_argument("--two", action="store_true")
     parser.add_argument("--tiles", nargs="*")
     parser.add_argument("--products", action="store_true")
     parser.add_argument("--stored", type=int)
@@ -264,6 +268,9 @@ def main() -> None:
     parser.add_argument("--warm", action="store_true")
     given = parser.parse_args()
     lowerings.register()
+    if given.two:
+        os.environ["CUTE_DSL_NO_CACHE"] = "1"  # kernels on disk may have three
+        Sm90Weights.tiles = property(lambda _: 2)
     if given.stored:
         chunks.STORED = given.stored << 20
     weights.register()
@@ -274,6 +281,7 @@ def main() -> None:
     if not given.warm:
         command = [sys.executable, __file__, "--warm"]
         command += ["--stored", str(given.stored)] if given.stored else []
+        command += ["--two"] * given.two
         each = [[*command, "--only", ",".join(map(str, case))] for case in cases]
         for process in [subprocess.Popen(command) for command in each]:
             process.wait()
