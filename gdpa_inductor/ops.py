@@ -60,6 +60,7 @@ TYPES: Mapping[str, str] = {
     "ordered": "bool ordered=True",
     "fp32_scores": "bool fp32_scores=False",
     "lengths_vary": "bool lengths_vary=False",
+    "weights_kernel": "str weights_kernel='auto'",
 }
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
 

@@ -32,6 +32,7 @@ ONE_IN: dict[str, int] = {
     "tests/kernels/test_cute_lookups.py": 4,
     "tests/kernels/test_cute_mask_tensors.py": 4,
     "tests/kernels/test_cute_stored_biases.py": 6,
+    "tests/kernels/test_cute_weights.py": 4,
     "tests/kernels/test_cute_totals.py": 4,
     "tests/kernels/test_cute_wide.py": 4,
     "tests/kernels/test_five_matmul.py": 4,

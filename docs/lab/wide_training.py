@@ -1,10 +1,14 @@
 """Training at head dims of 192 and 256 on Hopper: `python docs/lab/wide_training.py [OPTIONS]`.
 
-Each line is JSON. A case has the milliseconds of a step, in turns, of this backend and of stock
-Inductor; its peak MiB; and how its gradients break the error rule, or "". Cases are compiled by
-processes of their own, all at once.
+Each line is JSON. A case has the milliseconds of a step, in turns, of this backend with CuTe's and
+with Triton's kernel of P and dS, and of stock Inductor; those of the same as CUDA graphs; its peak
+MiB; and how its gradients break the error rule, or "". Cases are compiled by processes of their
+own, all at once.
 
-    --tiles ROWS,KEYS,WARPS,STAGES,STEPS ...   the kernel of P and dS alone: TFLOP/s of each tile
+    --kernels [CTAS ...]                       P and dS of a chunk alone, by both kernels, as CUDA
+                                               graphs; CuTe's also with so many CTAs
+    --two                                      CuTe's kernel with two warpgroups at any head dim
+    --tiles ROWS,KEYS,WARPS,STAGES,STEPS ...   Triton's kernel alone: TFLOP/s of each tile
     --products                                 products of torch's library for chunks: TFLOP/s
     --stored MIB                               bytes of P and dS of a chunk
     --only D,N,MASK ...                        these cases, such as 256,2048,none
@@ -14,6 +18,7 @@ processes of their own, all at once.
 import argparse
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import time
@@ -26,10 +31,16 @@ from torch._inductor import config
 from triton.testing import do_bench
 
 import gdpa_inductor  # noqa: F401
+from docs.tools.timing import graph_times
 from gdpa_inductor import lowerings
-from gdpa_inductor.kernels.blocked import chunks
+from gdpa_inductor.kernels.blocked import chunks, loop
+from gdpa_inductor.kernels.blocked.fused import StoredPass
+from gdpa_inductor.kernels.cute import weights as cute
+from gdpa_inductor.kernels.cute.sm90.config import Sm90Weights
 from gdpa_inductor.kernels.triton.configs import Config
-from gdpa_inductor.lowerings.triton import launch, weights
+from gdpa_inductor.lowerings import weights
+from gdpa_inductor.lowerings.triton import launch
+from gdpa_inductor.ops import operands_of
 from gdpa_inductor.program.score_mod import ScoreMod
 from tests._judge import Results, difference, results
 
@@ -41,6 +52,15 @@ TILES = ("128,32,8,3,32", "128,32,8,4,32", "128,32,8,3,16", "128,32,8,3,64", "12
 # Units, rows and columns of a chunk, and the parts of a sum.
 PRODUCTS = ((8, 2048, 2048, 1), (32, 1024, 1024, 1), (1, 4096, 8192, 1), (1, 4096, 8192, 2),
             (1, 4096, 8192, 4), (1, 8192, 4096, 1), (1, 8192, 4096, 2))  # fmt: skip
+# Program, units, rows and columns of a chunk.
+ALONE = (("silu", 8, 2048, 2048), ("silu", 32, 1024, 1024), ("silu", 1, 4096, 8192),
+         ("causal", 8, 2048, 2048), ("bias", 8, 2048, 2048))  # fmt: skip
+PROGRAMS = {
+    "silu": "div(silu(mul(s,{scale})),2048.0)",
+    "causal": "where(ge(q_idx,kv_idx),div(silu(mul(s,{scale})),2048.0),0.0)",
+    "bias": "a0:f[h,q_idx,kv_idx]; div(silu(add(mul(s,{scale}),a0)),2048.0)",
+}
+KERNELS = ("cute", "triton")  # of P and dS
 Call = Callable[[], object]
 
 
@@ -82,6 +102,18 @@ def fault(
     return difference(run(function, given), run(plain, head), run(plain, exact))
 
 
+def use(kernel: str) -> None:
+    """Have chunks use this kernel of P and dS from now on."""
+
+    def stored_pass(*known: object) -> StoredPass:
+        return StoredPass(*known[:-1], f"kernel={kernel}")
+
+    stored_pass.kernel = kernel
+    if getattr(loop.StoredPass, "kernel", "") != kernel:
+        loop.StoredPass = stored_pass
+        loop._RECORDINGS.clear()
+
+
 def measure(dim: int, length: int, mask: str, timed: bool = True) -> None:
     torch.manual_seed(0)
     torch.compiler.reset()
@@ -92,35 +124,87 @@ def measure(dim: int, length: int, mask: str, timed: bool = True) -> None:
     ]
     grad = torch.randn_like(given[0])
     options = {"gdpa.expect": 1, "gdpa.profit": False}
-    functions = {
-        "ours": torch.compile(plain, backend="gdpa", options=options, dynamic=False),
-        "stock": torch.compile(plain, dynamic=False),
-    }
-    steps: dict[str, Call] = {
-        name: lambda f=f: torch.autograd.grad(f(*given), given, grad)
-        for name, f in functions.items()
-    }
-    for step in steps.values():
-        step()
+    ours = torch.compile(plain, backend="gdpa", options=options, dynamic=False)
+    stock = torch.compile(plain, dynamic=False)
+
+    def step(name: str) -> tuple[Tensor, ...]:
+        if name in KERNELS:
+            use(name)
+        return torch.autograd.grad((stock if name == "stock" else ours)(*given), given, grad)
+
+    steps: dict[str, Call] = {name: lambda n=name: step(n) for name in (*KERNELS, "stock")}
+    for run in steps.values():
+        run()
     if not timed:
         return
     line: dict[str, object] = {"dim": dim, "length": length, "mask": mask}
-    line["fault"] = fault(functions["ours"], plain, given)
-    forward = lambda: functions["ours"](*given)
-    line["forward"] = milliseconds(lambda: forward().detach())
+    line["fault"] = {}
+    for name in KERNELS:
+        use(name)
+        line["fault"][name] = fault(ours, plain, given)
+    line["forward"] = milliseconds(lambda: ours(*given).detach())
     found = {name: [] for name in steps}
     for _ in range(TURNS):
-        for name, step in steps.items():
-            found[name].append(milliseconds(step))
+        for name, run in steps.items():
+            found[name].append(milliseconds(run))
     best = {name: sorted(turns)[TURNS // 2] for name, turns in found.items()}
-    line |= found | {"times": round(best["stock"] / best["ours"], 3)}
-    line["mib"] = {name: peak_mib(step) for name, step in steps.items()}
-    line["share"] = round(line["mib"]["ours"] / line["mib"]["stock"], 3)
+    line |= found | {"times": {x: round(best["stock"] / best[x], 3) for x in KERNELS}}
+    line["graphs"] = as_graphs(steps)
+    line["mib"] = {name: peak_mib(run) for name, run in steps.items()}
+    line["share"] = round(line["mib"]["cute"] / line["mib"]["stock"], 3)
     print(json.dumps(line), flush=True)
 
 
+def as_graphs(calls: dict[str, Call]) -> dict[str, list[float]] | str:
+    """Milliseconds of each call without the CPU's, or why there are none."""
+    try:
+        times = graph_times(calls.values(), TURNS)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[-200:]}"
+    rounded = [[round(x, 4) for x in turns] for turns in times]
+    return dict(zip(calls, rounded, strict=True))
+
+
+def alone(dim: int, name: str, units: int, rows: int, cols: int, ctas: Sequence[int]) -> None:
+    """P and dS of a chunk, by each kernel: TFLOP/s of its two products, whatever a mask hides."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    program = PROGRAMS[name].format(scale=repr(dim**-0.5))
+    sizes = [(1, units, n, dim) for n in (rows, rows, cols, cols)]
+    sizes += [(units, rows, cols)] * (name == "bias")
+    given = [torch.randn(size, device="cuda", dtype=torch.bfloat16) for size in sizes]
+    needs = [True] * 3 + [False] * (len(given) - 4)
+
+    def by(kernel: str) -> Call:
+        def run(*tensors: Tensor) -> list[Tensor]:
+            op = torch.ops.gdpa.attention_weights.default
+            more = [*tensors[4:]], [], program, needs, f"kernel={kernel}"
+            made: list[Tensor] = op(*tensors[:4], *more)
+            return made
+
+        compiled = torch.compile(run, dynamic=False, fullgraph=True)
+        return lambda: compiled(*given)
+
+    grad, *others = given
+    operands = operands_of(*others[:3], others[3:], [], program)
+    calls = {x: by(x) for x in KERNELS}
+    calls |= {f"cute, {n} CTAs": lambda n=n: cute.weights(grad, operands, ctas=n) for n in ctas}
+    line: dict[str, object] = {"dim": dim, "program": name, "chunk": [units, rows, cols]}
+    results = {x: call() for x, call in calls.items()}
+    line["off"] = {
+        x: [float((a - b).abs().max()) for a, b in zip(made, results["triton"], strict=True)]
+        for x, made in results.items()
+    }
+    times = as_graphs(calls)
+    if isinstance(times, dict):
+        flop = 4 * dim * units * rows * cols
+        best = {x: sorted(turns)[TURNS // 2] for x, turns in times.items()}
+        line["tflops"] = {x: round(flop / ms / 1e9) for x, ms in best.items()}
+    print(json.dumps(line | {"ms": times}), flush=True)
+
+
 def tile(dim: int, text: str) -> None:
-    """The kernel of P and dS alone, for a chunk of 32 Mi scores."""
+    """Triton's kernel of P and dS alone, for a chunk of 32 Mi scores."""
     rows, keys, warps, stages, steps = map(int, text.split(","))
     config_of_tile = Config(rows, keys, warps, stages)
     launch.configs = lambda *_: [config_of_tile]
@@ -132,7 +216,7 @@ def tile(dim: int, text: str) -> None:
 
     def kernel(*matrices: Tensor) -> list[Tensor]:
         op = torch.ops.gdpa.attention_weights.default
-        made: list[Tensor] = op(*matrices, [], [], program, [True] * 3, "")
+        made: list[Tensor] = op(*matrices, [], [], program, [True] * 3, "kernel=triton")
         return made
 
     line: dict[str, object] = {"dim": dim, "tile": text}
@@ -174,6 +258,8 @@ def product(dim: int, units: int, rows: int, cols: int, parts: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--kernels", nargs="*", type=int)
+    parser.add_argument("--two", action="store_true")
     parser.add_argument("--tiles", nargs="*")
     parser.add_argument("--products", action="store_true")
     parser.add_argument("--stored", type=int)
@@ -182,21 +268,20 @@ def main() -> None:
     parser.add_argument("--warm", action="store_true")
     given = parser.parse_args()
     lowerings.register()
+    if given.two:
+        os.environ["CUTE_DSL_NO_CACHE"] = "1"  # kernels on disk may have three
+        Sm90Weights.tiles = property(lambda _: 2)
     if given.stored:
         chunks.STORED = given.stored << 20
     weights.register()
-    for dim in (256, 192):
-        for text in () if given.tiles is None else given.tiles or TILES:
-            tile(dim, text)
-        for shape in PRODUCTS if given.products else ():
-            product(dim, *shape)
-    if given.products or given.tiles is not None:
+    if parts(given):
         return
     until = time.monotonic() + given.seconds
     cases = [x.split(",") for x in given.only or ()] or CASES
     if not given.warm:
         command = [sys.executable, __file__, "--warm"]
         command += ["--stored", str(given.stored)] if given.stored else []
+        command += ["--two"] * given.two
         each = [[*command, "--only", ",".join(map(str, case))] for case in cases]
         for process in [subprocess.Popen(command) for command in each]:
             process.wait()
@@ -204,6 +289,18 @@ def main() -> None:
         if time.monotonic() < until:
             measure(int(dim), int(length), mask, timed=not given.warm)
             torch.cuda.empty_cache()
+
+
+def parts(given: argparse.Namespace) -> bool:
+    """Measure what a step consists of, and return whether that was asked for."""
+    for dim in (256, 192):
+        for chunk in () if given.kernels is None else ALONE:
+            alone(dim, *chunk, given.kernels)
+        for text in () if given.tiles is None else given.tiles or TILES:
+            tile(dim, text)
+        for shape in PRODUCTS if given.products else ():
+            product(dim, *shape)
+    return given.products or given.tiles is not None or given.kernels is not None
 
 
 if __name__ == "__main__":

@@ -53,6 +53,8 @@ class Backend:
     by_name: tuple[str, ...] = ()  # devices on which it runs only if the user asks for it by name
     # Begins to compile the kernels of a call. Its nodes are fake tensors.
     precompile: Callable[[Call], None] = lambda call: None
+    # Its kernel of P and dS of a chunk, if it has one: it lowers `gdpa::attention_weights`.
+    weights: Backend | None = None
 
     def runs_on(self, device: str, kernel: str) -> bool:
         """Whether it runs on a device type, under this value of the option `kernel`."""

@@ -57,7 +57,7 @@ from .call import Call, extern_call
 log = logging.getLogger("gdpa_inductor")
 
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
-_KEYWORDS = ("fp32_scores", "lengths_vary", "fast", "skip")
+_KEYWORDS = ("fp32_scores", "lengths_vary", "fast", "skip", "weights_kernel")
 FORWARD = Signature("attention_chunked", keywords=_KEYWORDS, pages=True)
 BACKWARD = Signature("attention_chunked_backward", backward=True, keywords=_KEYWORDS)
 # Tiles so small that two CTAs fit on a multiprocessor: one multiplies while the other stores.
@@ -83,6 +83,7 @@ def lower_in_chunks(call: Call) -> Any:
         lengths_vary=not call.static,
         fast=call.options.fast_math,
         skip=call.options.skip,
+        weights_kernel=call.options.kernel,
     )
     callee = (__name__, "chunked_call", repr(call.backward))
     signature = (BACKWARD if call.backward else FORWARD).of(call.problem.program)
@@ -164,7 +165,7 @@ def lower_product(query: Any, key: Any, heads: int) -> Any:
 
 @functools.cache
 def register_product() -> None:
-    from .triton import weights
+    from . import weights
 
     lowering.register_lowering(fused.PRODUCT, lower_product)
     weights.register()
@@ -221,7 +222,11 @@ def _chunked(o: Operands[Tensor], options: Any, padding: Padding | None = None) 
         o = padding.pad(o)
     aux = [*_on_axes(o, o.program.aux), *valid]
     wide, vary = options.get("fp32_scores", False), options.get("lengths_vary", False)
-    kernel = KernelOptions(fast_math=options.get("fast", True), skip=options.get("skip", True))
+    kernel = KernelOptions(
+        kernel=options.get("weights_kernel", "auto"),
+        fast_math=options.get("fast", True),
+        skip=options.get("skip", True),
+    )
     about = only, wide, vary, str(kernel)
     return BlockOperands(o.query, o.key, o.value, aux, o.scalars, o.program, *about)
 

@@ -71,10 +71,10 @@ def _select(problem: Problem, kernel: str, profit: Profit) -> Choice | Rejection
         )
     # A backend that the user asked for may refuse. Those after it come next.
     first = 0 if kernel == "auto" else names.index(kernel)
-    return _first(problem, known[first:], kernel, profit)
+    return first_of(problem, known[first:], kernel, profit)
 
 
-def _first(
+def first_of(
     problem: Problem, candidates: list[Backend], kernel: str, profit: Profit
 ) -> Choice | Rejection:
     """The first backend that takes the problem, or a refusal.

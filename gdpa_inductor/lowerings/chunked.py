@@ -1,6 +1,6 @@
 """The chunked backend: matrix products of torch's library, on some of the scores at a time.
 
-It takes any device, dtype and head dim. All other backends are preferred to it. `estimate` says
+It takes any device, dtype and head dim. All other backends are preferred to it. `chunk_costs` says
 from measured rates when it is faster than the unfused form. Stock Inductor writes all scores to
 memory and reads them again. In chunks, in fp16 and bf16, one kernel computes S and the program, so
 S is not stored at all. In exchange, the backward computes S again, the products of a chunk are
@@ -12,188 +12,17 @@ One kernel computes P and dS there (`kernels/blocked/fused.py`). The forward is 
 
 from __future__ import annotations
 
-import functools
-import math
-from dataclasses import dataclass
-
 import torch
 
-from ..kernels import devices
-from ..kernels.blocked import chunks
-from ..kernels.blocked.fused import WHOLE, WIDEST
 from ..problem import Problem
-from ..program.expr import POSITIONS, postorder
 from ..rejection import Code
-from .backends import Backend, Rule, hint
+from .backends import Backend, Rule
 from .blocked import lower_in_chunks
-
-# The most that the estimated time may be, relative to stock's: by default, and for profit="memory".
-# An estimate that is level is not sure to win.
-LEAST, SLACK = 0.98, 1.2
-_HALF = (torch.float16, torch.bfloat16)
-
-
-@dataclass(frozen=True)
-class Rates:
-    """The rates of a GPU. Precisions are "half", "tf32", "ieee" and "double"."""
-
-    whole: dict[str, float]  # FLOP/s of products of all scores, by precision
-    chunk: dict[str, float]  # FLOP/s of products of a chunk, by precision
-    fused: float  # FLOP/s of the kernel that computes S and the program, with up to WHOLE channels
-    deep: float  # the same with more channels
-    forward: float  # FLOP/s of a fused forward
-    both: float  # FLOP/s of the kernel that computes P and dS
-    stored: float  # FLOP/s of products of P and dS that it has stored
-    memory: float  # bytes/s of scores that a program reads from memory and writes to it
-    cache: float  # the same for the scores of a chunk, part of which stay in the L2 cache
-    crowded: float  # additions/s to a small table
-    longer: float  # seconds for a score, for a function that outlasts the product beside it
-    call: float  # seconds of the CPU for a call of the operator
-    launch: float  # seconds of the CPU for each kernel
-
-
-# An H100 (docs/lab/2026-11-25-chunks.md). Only ratios count, and they are similar on other GPUs.
-RATES = Rates(
-    whole={"half": 560e12, "tf32": 300e12, "ieee": 48e12, "double": 33e12},
-    chunk={"half": 400e12, "tf32": 200e12, "ieee": 30e12, "double": 20e12},
-    fused=300e12,
-    deep=200e12,
-    forward=700e12,  # this and the next two: docs/lab/2026-11-29-wide-training.md
-    both=270e12,
-    stored=450e12,
-    memory=3.0e12,
-    cache=4.3e12,
-    crowded=0.9e9,
-    longer=0.9e-12,
-    call=300e-6,
-    launch=35e-6,
-)
-
-
-LONG = frozenset({
-    "expm1", "log", "log1p", "sin", "cos", "erf", "gelu", "elu", "softplus", "mish",
-})  # fmt: skip
-
-
-def long_functions(problem: Problem) -> float:
-    """Seconds for a score that the program spends in the functions of `LONG`."""
-    return RATES.longer * sum(x.op in LONG for x in postorder([problem.program.weight]))
-
-
-def _operand_bytes(problem: Problem) -> int:
-    """Of each score."""
-    operands = zip(problem.program.aux, problem.aux_dtypes, strict=True)
-    return sum(dtype.itemsize for spec, dtype in operands if spec.axes >= POSITIONS)
-
-
-def precision(problem: Problem) -> str:
-    if problem.dtype == torch.float64:
-        return "double"
-    return "half" if problem.dtype.itemsize == 2 else devices.float32_precision()
-
-
-@dataclass(frozen=True)
-class Estimate:
-    stock: float  # seconds of stock Inductor
-    chunked: float  # seconds of the chunked form
-    launches: int  # of the chunked form
-
-
-def estimate(problem: Problem) -> Estimate:
-    """The estimate for a forward, or for a training step. Sizes of 0 count as 1."""
-    batch, heads, rows, cols = (max(hint(size), 1) for size in problem.sizes.values())
-    dim, value_dim = hint(problem.head_dim), hint(problem.value_dim)
-    scores, itemsize = batch * heads * rows * cols, problem.dtype.itemsize
-    kind, fused, stored = precision(problem), problem.dtype in _HALF, _stored(problem)
-    # In a forward the program reads S and writes P. In a backward it reads S and dP and writes dS;
-    # in chunks it writes P too.
-    products = (dim + value_dim) * (3 if problem.training else 1)
-    stock = 2 * scores * products / RATES.whole[kind]
-    stock += scores * itemsize * (5 if problem.training else 2) / RATES.memory
-    stock += problem.crowded / RATES.crowded
-    if stored:
-        per_flop = 1 / RATES.forward + 1 / RATES.both
-        # The library takes as long for 192 channels as for 256.
-        wide = (2 * math.ceil(dim / WIDEST) + math.ceil(value_dim / WIDEST)) * WIDEST
-        busy = 2 * scores * ((dim + value_dim) * per_flop + wide / RATES.stored)
-        busy += scores * (2 * long_functions(problem) + 3 * _operand_bytes(problem) / RATES.cache)
-        kernels = 1 + _parts(batch * heads, rows, cols, 2 * itemsize, chunks.STORED) * 4
-        return Estimate(stock, max(busy, RATES.call + kernels * RATES.launch), kernels)
-    passes = 2 if problem.training else 1
-    # P V of a chunk has all its rows. The products that add to a gradient are small.
-    busy = 2 * scores * (value_dim / RATES.whole[kind])
-    again = 2 * (dim + value_dim) if problem.training else 0
-    if fused:
-        rate = RATES.fused if dim <= WHOLE else RATES.deep
-        busy += passes * scores * (2 * dim / rate + long_functions(problem))
-        busy += passes * scores * _operand_bytes(problem) / RATES.cache
-        busy += scores * itemsize * (4 if problem.training else 1) / RATES.cache
-    else:
-        busy += scores * itemsize * (6 if problem.training else 2) / RATES.cache
-        again += dim * passes
-    busy += 2 * scores * again / RATES.chunk[kind]
-    kernels = _launches(batch * heads, rows, cols, itemsize, problem.training, fused)
-    return Estimate(stock, max(busy, passes * RATES.call + kernels * RATES.launch), kernels)
-
-
-def _launches(units: int, rows: int, cols: int, itemsize: int, training: bool, fused: bool) -> int:
-    """How many kernels are launched, for so many (batch, head)."""
-    parts = functools.partial(_parts, units, rows, cols, most=chunks.SCORES)
-    kernels = parts(itemsize) * (2 if fused else 3)
-    if training:
-        kernels += parts((3 if fused else 2) * itemsize) * (5 if fused else 6)
-    return kernels
-
-
-def _parts(units: int, rows: int, cols: int, score_bytes: int, most: int) -> int:
-    """How many chunks there are, of at most so many bytes each."""
-    room = most // (rows * cols * score_bytes)
-    if room:
-        return math.ceil(units / room)
-    return units * math.ceil(rows * cols * score_bytes / most)
-
-
-def _stored(problem: Problem) -> bool:
-    """Whether one kernel computes P and dS in a backward (`BlockOperands.stores`), and another
-    backend has the forward.
-    """
-    dims = problem.head_dim, problem.value_dim
-    return (
-        problem.training
-        and problem.device.type == "cuda"
-        and devices.capability(problem.device) // 10 == 9
-        and problem.dtype in _HALF
-        and problem.dtype == problem.value_dtype
-        and max(map(hint, dims)) <= WIDEST
-        and not problem.jagged
-        and not any(spec.is_table for spec in problem.program.aux)
-        and not problem.program.seeds
-    )
-
-
-def sizes_vary(problem: Problem) -> bool:
-    return not all(isinstance(size, int) for size in problem.sizes.values())
-
-
-def slower(problem: Problem, allowed: float = LEAST) -> str:
-    step = "training" if problem.training else "inference"
-    where = f"{step} with head dims {problem.head_dim} and {problem.value_dim} in chunks"
-    if sizes_vary(problem):
-        return f"{where} is slow where sizes vary: each call plans its chunks anew"
-    seconds = estimate(problem)
-    ratio = seconds.chunked / seconds.stock
-    if ratio <= allowed:
-        return ""
-    return f"{where} is estimated at {ratio:.2f} times the unfused form's time"
+from .chunk_costs import SLACK, described, padded_to_all, slower
 
 
 def not_on_cpu(problem: Problem) -> str:
     return "on a CPU the `cpu` kernel is faster" if problem.device.type == "cpu" else ""
-
-
-def padded_to_all(problem: Problem) -> str:
-    """Jagged sides are padded to their bound, here as in the unfused form."""
-    return "a jagged side without a bound is padded to all its rows" if problem.unbounded else ""
 
 
 def unsummed_tables(problem: Problem) -> str:
@@ -233,7 +62,7 @@ BACKEND = Backend(
     ),
     pays=(*_NEVER, Rule(Code.SLOWER, slower, quiet=True)),
     frugal=(*_NEVER, Rule(Code.SLOWER, lambda problem: slower(problem, SLACK), quiet=True)),
-    about=lambda problem: f"about {estimate(problem).launches} launches",
+    about=described,
     by_name=("xpu", "mps"),  # it has not been run there
     lower=lower_in_chunks,
 )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdpa_inductor.kernels.cute import launch, plan, replay
+from gdpa_inductor.kernels.cute import launch, plan, replay, weights
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.launcher import SIZES, TOTALS, Launcher, WordLauncher
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
@@ -45,7 +45,7 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
 
     monkeypatch.setattr(launch, "launcher", launcher)
     find = plan.plan_of
-    for module in (launch, backward_launch):
+    for module in (launch, backward_launch, weights):
         monkeypatch.setattr(module, "place", lambda *_: (CTAS, STREAM))
         monkeypatch.setattr(
             module, "plan_of", lambda o, fast, skip, kind: find(o, fast, skip, Sm90Config)

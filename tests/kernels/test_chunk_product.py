@@ -98,7 +98,7 @@ def stored(text: str, *dims: int, cut: str = "", summed: bool = False) -> tuple[
     sizes = {"q_idx": (1, 1, 1024, 1), "kv_idx": (1, 1, 1, 2048), "aux": (1, 2, 1024, 2048)}
     dtypes = {"i": torch.int64, "f": bf16}
     given += [torch.empty(sizes[x.op], dtype=dtypes[x.kind]) for x in asked.operands]
-    return StoredPass(asked, 2, frozenset(cut.split()), ""), given
+    return StoredPass(asked, 2, frozenset(cut.split()), "kernel=triton"), given
 
 
 @pytest.mark.parametrize("name", WIDE)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gdpa_inductor.lowerings.triton import weights
+from gdpa_inductor.lowerings import weights
 from gdpa_inductor.operands import Operands
 from gdpa_inductor.ops import Arguments
 

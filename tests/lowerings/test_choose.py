@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gdpa_inductor import lowerings
-from gdpa_inductor.lowerings import chunked as cost
+from gdpa_inductor.lowerings import chunk_costs as cost
 from gdpa_inductor.options import Options
 from gdpa_inductor.problem import Problem
 from gdpa_inductor.program.score_mod import ScoreMod

@@ -5,7 +5,7 @@ chunk. Its lowering is a template, and Inductor fuses the program into its epilo
 16-bit operands on NVIDIA GPUs. Otherwise torch's library computes the product.
 
 In a backward on Hopper `gdpa::attention_weights` computes both products, S and dP = dO Vᵀ, if head
-dims are not too wide for its tiles. Its lowering is in `lowerings/triton/weights.py`.
+dims are not too wide for its tiles. `lowerings/weights.py` chooses between two such kernels.
 """
 
 from __future__ import annotations

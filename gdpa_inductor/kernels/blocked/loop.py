@@ -29,6 +29,7 @@ from ...operands import add_by_place
 from ...program.expr import AXES, Expr, call
 from ...program.score_mod import ScoreMod
 from ...sources import source_hash
+from ..cute import certificates
 from . import chunks, tiling
 from .block_pass import Pass, Runner, Sum, compiled, fixed
 from .chunks import BlockPass, ChunkedCall
@@ -423,7 +424,7 @@ class BlockProgram:
             if isinstance(self._work, Pass):
                 runner = compiled(self._work, tensors, lengths_vary=self._vary)
             else:
-                runner = fixed(self._work, tensors, source_hash())
+                runner = fixed(self._work, tensors, source_hash() + certificates.state())
             if runner is not self._work:  # which runs until compiling it, tried again, succeeds
                 self._runners[aligned] = runner
         return runner(*tensors)

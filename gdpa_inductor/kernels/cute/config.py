@@ -85,6 +85,7 @@ class KernelConfig:
     in_rounds: ClassVar[bool] = False
     sums_rows: ClassVar[bool] = False  # kernels take programs with row sums
     paged: ClassVar[bool] = False  # the forward reads keys and values in pages
+    stores_weights: ClassVar[bool] = False  # there is a kernel of P and dS (`weights`)
 
     dtype: str  # "bfloat16" or "float16", for query, key and value
     head_dim: int  # D, the head dim of query and key; tiles are padded with zeros
@@ -123,6 +124,11 @@ class KernelConfig:
         ordered, stored: As the fields. most: The most queries and keys of a sequence.
         """
         raise NotImplementedError
+
+    @property
+    def weights_config(self) -> "KernelConfig | None":
+        """The configuration of the kernel of P and dS, or None."""
+        return None
 
     @property
     def matrices(self) -> list[str]:

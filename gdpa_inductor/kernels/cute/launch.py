@@ -40,8 +40,8 @@ def launcher(config: KernelConfig) -> Launcher:
 
 
 def kernel_of(config: KernelConfig) -> Any:
-    direction = "forward" if config.kernel == "forward" else "backward"
-    module = importlib.import_module(f".{config.folder}.{direction}.kernel", __package__)
+    part = config.kernel if config.kernel in ("forward", "weights") else "backward"
+    module = importlib.import_module(f".{config.folder}.{part}.kernel", __package__)
     return module.KERNEL(config)
 
 

@@ -2,11 +2,13 @@
 
 - `rules` says which problems it takes, and which it leaves to Triton.
 - `calls` puts calls of its kernels into the generated code, and runs them.
+- `weights` does so for the kernel of P and dS, which chunks of a backward use.
 """
 
 from ..backends import Backend
 from .calls import lower, lower_backward, precompile
-from .rules import DOUBTS, FRUGAL, PAYS, REFUSES, YIELDS
+from .rules import DOUBTS, FRUGAL, OF_WEIGHTS, PAYS, REFUSES, WEIGHTS_YIELD, YIELDS
+from .weights import lower as lower_weights
 
 BACKEND = Backend(
     name="cute",
@@ -18,4 +20,13 @@ BACKEND = Backend(
     yields=YIELDS,
     precompile=precompile,
     lower=lambda call: lower_backward(call) if call.backward else lower(call),
+    weights=Backend(
+        name="cute",
+        devices=("cuda",),
+        refuses=OF_WEIGHTS,
+        pays=(),
+        doubts=DOUBTS,
+        yields=WEIGHTS_YIELD,
+        lower=lower_weights,
+    ),
 )

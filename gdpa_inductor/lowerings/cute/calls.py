@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gdpa_inductor")
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
-_KEYWORDS = ("fast", "skip")
+KEYWORDS = ("fast", "skip")
 MOST = 64  # how many forms of a call a `Site` keeps replays for
-FORWARD = Signature("attention_cute", keywords=_KEYWORDS, pages=True)
-BACKWARD = Signature("attention_cute_backward", backward=True, keywords=(*_KEYWORDS, "ordered"))
+FORWARD = Signature("attention_cute", keywords=KEYWORDS, pages=True)
+BACKWARD = Signature("attention_cute_backward", backward=True, keywords=(*KEYWORDS, "ordered"))
 
 
 def lower(call: Call) -> Any:
@@ -224,7 +224,7 @@ def backward_site(known: bool | tuple[int, ...], donated: tuple[int, ...] = ()) 
     return Site(BACKWARD, _attention_backward, known, donated)
 
 
-def _on_its_device(run: Callable[..., Any]) -> Callable[[Arguments[Tensor]], Any]:
+def on_its_device(run: Callable[..., Any]) -> Callable[[Arguments[Tensor]], Any]:
     """Run with the operands' device as the current one. Generated code sets it, others may not."""
 
     def guarded(arguments: Arguments[Tensor]) -> Any:
@@ -235,5 +235,5 @@ def _on_its_device(run: Callable[..., Any]) -> Callable[[Arguments[Tensor]], Any
 
 
 for signature in (FORWARD, FORWARD.with_sums):
-    signature.register(_LIBRARY, "CUDA", _on_its_device(_attention), fake_output)
-BACKWARD.register(_LIBRARY, "CUDA", _on_its_device(_attention_backward), laid_gradients)
+    signature.register(_LIBRARY, "CUDA", on_its_device(_attention), fake_output)
+BACKWARD.register(_LIBRARY, "CUDA", on_its_device(_attention_backward), laid_gradients)

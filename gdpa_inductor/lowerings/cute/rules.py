@@ -25,6 +25,7 @@ from ...kernels.cute.config import (
     PACKAGE,
     VERSIONS,
     KernelConfig,
+    classes,
     no_sums,
     slice_of,
     slices_of,
@@ -32,13 +33,14 @@ from ...kernels.cute.config import (
     unsupported,
 )
 from ...kernels.cute.sm90.config import NARROW
+from ...kernels.cute.weights import no_such_weights
 from ...operands import dtype_name
 from ...problem import Problem
 from ...program.expr import POSITIONS
 from ...program.tile_classes import boundable, classify, classify_by_tables
 from ...rejection import Code
 from ..backends import Rule, draws, hint, strange_places
-from ..chunked import LEAST, SLACK, estimate, long_functions, padded_to_all, sizes_vary
+from ..chunk_costs import LEAST, SLACK, estimate, long_functions, padded_to_all, sizes_vary
 from ..triton import one_tile
 from ..triton.rules import MAX_HEAD_DIM
 
@@ -51,7 +53,7 @@ LONG = 256  # if a side is jagged: the longest sequence has at least so many que
 # The most padded scores for each existing score, if all sequences had the mean length. If queries
 # and keys have the same lengths there are more: a third more if lengths spread evenly from 0 on.
 PADDED = 6
-# Rates of a Hopper GPU, as fast as the H100 of `chunked.RATES`
+# Rates of a Hopper GPU, as fast as the H100 of `chunk_costs.RATES`
 # (docs/lab/2026-11-26-slices.md). They serve Blackwell too, where nothing was measured.
 RATE = 560e12  # FLOP/s
 SINGLE = 1.15e-12  # seconds for a score, for each aux operand that TMA does not load
@@ -218,7 +220,7 @@ def training_is_slower(problem: Problem) -> str:
     """Why a training step is slower than the unfused form, or "".
 
     If there is no backward here, Triton's runs, or one in chunks. At wide heads that of Triton is
-    slower than the unfused form (triton/rules.py). Chunks have an estimate (chunked.py).
+    slower than the unfused form (triton/rules.py). Chunks have an estimate (chunk_costs.py).
     """
     if problem.needs or not problem.training:
         return ""
@@ -325,11 +327,43 @@ def was_slower(problem: Problem) -> str:
     return certificates.slower(problem.device, family, shape)
 
 
-REFUSES = (
+def no_weights(problem: Problem) -> str:
+    """Why there is no kernel of P and dS for a chunk, or ""."""
+    query, key, value, *others = problem.needs or (True,) * 3
+    if any(others) or not (value and (query or key)):
+        return "the CuTe kernel stores P and dS, and no other terms"
+    return no_such_weights(_kind(problem), problem.program, hint(problem.cols))
+
+
+def late_operands(problem: Problem) -> str:
+    """Why Triton's kernel of P and dS is faster with these aux operands, or ""."""
+    kind, aux = config_of(problem.device), problem.program.aux
+    if kind is None or not kind.stores_weights:
+        return ""
+    config = kind(
+        dtype_name(problem.dtype),
+        *_dims(problem),
+        program=str(problem.program),
+        aux=tuple(map(dtype_name, problem.aux_dtypes)),
+        vectors=frozenset(number for number, spec in enumerate(aux) if "kv_idx" in spec.axes),
+        bounded=frozenset(boundable(aux)),
+    )
+    if classes(config, roots.roots_of(config.program)).bounds:
+        return "Triton's kernel of P and dS leaves out tiles that a mask tensor hides"
+    early = config.weights_config
+    if early is not None and early.vectors != config.vectors:
+        return "the CuTe kernel of P and dS would read operands of keys one by one"
+    return ""
+
+
+_ANY = (
     Rule(Code.DEVICE, too_old, quiet=True),
     Rule(Code.DEVICE, no_kernel),
     Rule(Code.DEVICE, lambda problem: unusable()),
     Rule(Code.DTYPE, unsupported_operands),
+)
+REFUSES = (
+    *_ANY,
     Rule(Code.POINTWISE_OP, strange_places),
     Rule(Code.LOWERING, no_such_gradients),
     Rule(Code.LOWERING, pages),
@@ -347,3 +381,6 @@ YIELDS = (
     Rule(Code.SLOWER, slower_than_chunks),
     Rule(Code.SLOWER, was_slower),
 )
+# Of the kernel that stores P and dS of a chunk:
+OF_WEIGHTS = (*_ANY, Rule(Code.LOWERING, no_weights))
+WEIGHTS_YIELD = (Rule(Code.SLOWER, late_operands),)

@@ -4,6 +4,7 @@
 - `lower` says which kernels a call needs, and what each computes.
 - `plan` says what one kernel reads and visits; `launch` puts it into the graph.
 - `emit` writes a score program in Inductor's ops.
+- `weights` has the kernel of P and dS, which chunks of a backward use.
 
 Only `rules` is loaded at once. The others are loaded with the first lowering, because a process
 that finds its graphs in a cache lowers nothing.
@@ -22,10 +23,17 @@ def _lower(call: Call) -> Any:
     return lower(call)
 
 
+def _lower_weights(call: Call) -> Any:
+    from .weights import lower
+
+    return lower(call)
+
+
 BACKEND = Backend(
     name="triton",
     devices=("cuda",),
     refuses=REFUSES,
     pays=PAYS,
     lower=_lower,
+    weights=Backend(name="triton", devices=("cuda",), refuses=(), pays=(), lower=_lower_weights),
 )

@@ -1,75 +1,18 @@
-"""`gdpa::attention_weights`: P, dS and terms of aux operands of all scores, by one Triton kernel.
-
-The chunked backend multiplies them by torch's library (`kernels/blocked`). Operands are dense, and
-as many as there are scores: [B,H,·,·].
-"""
+"""P, dS and terms of aux operands of all scores, by one Triton kernel (`lowerings/weights.py`)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from ..._compat import lowering
-from ...operands import score_shape
-from ...ops import Arguments, Signature
-from ...program.expr import Expr, compute_dtype, fold, torch_apply
-from ...program.score_mod import ScoreMod
-from ...reference import program_leaves
 from ..call import Call
+from ..weights import named_terms
 from .inputs import Inputs
 from .launch import run
 from .plan import Output
 
-_LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
-WEIGHTS = Signature("attention_weights", backward=True)
 
-
-def named_terms(program: ScoreMod, needs: tuple[bool, ...]) -> dict[str, Expr]:
-    """The terms that the asked gradients of (query, key, value, *aux) sum: P, dS, and others."""
-    own = {f"g{number}": term for number, term in enumerate(program.gradients.aux)}
-    every = {"p": program.weight, "ds": program.gradients.score, **own}
-    asked = needs[2], needs[0] or needs[1], *needs[3:]
-    pairs = zip(every.items(), asked, strict=True)
-    return {name: term for (name, term), ask in pairs if ask and term is not None}
-
-
-def lower(*args: Any, **kwargs: Any) -> list[Any]:
+def lower(call: Call) -> list[Any]:
     """These terms, contiguous [B,H,M,N] in the query's dtype. Inductor IR in and out."""
-    if args[0].get_device().type != "cuda":
-        return list(lowering.extern_call(WEIGHTS.op, *args, **kwargs))
-    call = Call.of(WEIGHTS, args, kwargs)
-    size = tuple(call.problem.sizes.values())
-    outputs = [
-        Output(name, term, size, call.problem.dtype)
-        for name, term in named_terms(call.problem.program, call.needs).items()
-    ]
-    return run("weights", outputs, Inputs(call))
-
-
-def terms(arguments: Arguments[Tensor]) -> list[Tensor]:
-    """The same in plain torch, any device and float dtype."""
-    o = arguments.operands
-    dtype = compute_dtype(o.query.dtype)
-    score, grad = (
-        left.to(dtype) @ right.to(dtype).mT
-        for left, right in ((o.query, o.key), (arguments.grad_out, o.value))
-    )
-    leaf = program_leaves(score, o.aux, o.scalars, o.program, grad)
-    roots = list(named_terms(o.program, arguments.needs).values())
-    values = fold(roots, leaf, torch_apply(dtype))
-    return [value.expand_as(score).to(o.query.dtype).contiguous() for value in values]
-
-
-def _fakes(arguments: Arguments[Tensor]) -> list[Tensor]:
-    o = arguments.operands
-    size = score_shape(o)
-    return [o.query.new_empty(size) for _ in named_terms(o.program, arguments.needs)]
-
-
-WEIGHTS.register(_LIBRARY, "CompositeExplicitAutograd", terms, _fakes)
-
-
-def register() -> None:
-    lowering.register_lowering(WEIGHTS.op, lower)
+    size, dtype = tuple(call.problem.sizes.values()), call.problem.dtype
+    terms = named_terms(call.problem.program, call.needs).items()
+    return run("weights", [Output(name, term, size, dtype) for name, term in terms], Inputs(call))

@@ -76,7 +76,7 @@ def backward(
         GDPAError: The kernels do not take the call. The message says why.
     """
     o, plan = operands, plan_of(operands, fast, skip, kind)
-    reason = plan.once(_complaint, *needs) or _unlike_output(grad_out, plan, o)
+    reason = plan.once(_complaint, *needs) or unlike_output(grad_out, plan, o)
     if reason:
         raise GDPAError(reason)
     letters = "".join(x for x, need in zip("qkv", needs, strict=False) if need)
@@ -218,7 +218,8 @@ def _complaint(plan: LaunchPlan, *needs: bool) -> str:
     )
 
 
-def _unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor]) -> str:
+def unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor]) -> str:
+    """How a gradient is not one of the output, or ""."""
     value = operands.value
     actual = (grad_out.shape, grad_out.dtype, grad_out.device)
     expected = (plan.output_of(operands), value.dtype, value.device)

@@ -11,6 +11,7 @@ import cutlass
 from cutlass import Int32, cute
 
 from ....program.simplify import both as both_hold
+from ..backward.roots import terms_of
 from ..config import KernelConfig, TileSize, classes
 from ..operands import KernelArguments
 from ..places import unchecked
@@ -22,7 +23,8 @@ class KeyRanges(Fixed):
     """The key blocks that query tiles meet, by the conditions of `program.tile_classes`."""
 
     def __init__(self, config: KernelConfig, x: KernelArguments) -> None:
-        conditions, size = classes(config), TileSize(config.rows, config.cols)
+        roots, size = terms_of(config), TileSize(config.rows, config.cols)
+        conditions = classes(config, roots)
         self.config = config
         self.rows, self.cols, self.tiles = config.rows, config.cols, config.tiles
         self.skips, self.full_terms = config.skip and conditions.skips, conditions.full_terms
@@ -31,7 +33,7 @@ class KeyRanges(Fixed):
             TileClass(term, config, x, conditions.bounds, size)
             for term in (conditions.zero, both_hold(conditions.full, inside), inside)
         )
-        self.bare = ends_are_bare(config, ("p", "r"), config.terms, self.full_terms)
+        self.bare = ends_are_bare(config, ("p", "r"), roots, self.full_terms)
 
     def holds(self, condition: TileClass, tile, row, column):
         """Whether a condition holds for the tile from query `row` and key `column` on."""

@@ -1,12 +1,13 @@
 """Compile-time parameters of the kernels for Hopper. cutlass is not imported here."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 from ....program.expr import POSITIONS, Expr, postorder
 from ....program.factors import factored, of_queries
 from .. import config
+from ..backward.roots import roots_of
 from ..config import SHARED_MEMORY, TableLayout
 
 ROWS, COLS = 64, 128  # a score tile of one warpgroup: 64 fp32 registers of a thread
@@ -17,6 +18,11 @@ NARROW = 128  # up to this head dim O has shared memory of its own
 REGISTERS = 192  # of a thread, for O, scores and weights
 TABLES = 17 << 10  # bytes for tables in shared memory, at most
 MOST_REPLICAS = 16
+MOST_STAGES = 8  # of the kernel that stores P and dS
+CROWDED = 448  # channels of Q and dO, from which on registers are few
+MOST_OF_THREE = 192  # channels, up to which three warpgroups of it have registers
+EARLY = 16  # registers for operands that it fetches early
+HALVES = ("float16", "bfloat16", "int16", "uint8", "int8", "bool")  # numbers of up to 16 bits
 INDICES = {"uint8": 1, "int8": 1, "int16": 2}  # bytes of the integers that TMA may load in tiles
 
 
@@ -69,6 +75,27 @@ class Sm90Config(config.KernelConfig):
     in_rounds = True
     paged = True
     sums_rows = True
+    stores_weights = True
+
+    @property
+    def weights_config(self) -> "Sm90Weights":
+        known = {x.name: getattr(self, x.name) for x in fields(Sm90Config)}
+        # Masks that would need a table of bounds are Triton's.
+        known |= {"kernel": "weights", "bounded": frozenset(), "vectors": self.early}
+        return Sm90Weights(**known)
+
+    @property
+    def early(self) -> frozenset[int]:
+        """The aux operands that the kernel of P and dS fetches while it multiplies."""
+        # A register holds the numbers of two keys. There are few registers, so operands of scores
+        # come before those of keys only.
+        needed = {x: 16 if self.mod.aux[x].axes >= POSITIONS else 8 for x in self.vectors}
+        early, left = set(), EARLY
+        for number in sorted(needed, key=lambda x: (-needed[x], x)):
+            if self.aux[number] in HALVES and needed[number] <= left:
+                early.add(number)
+                left -= needed[number]
+        return frozenset(early)
 
     def backward_kernels(
         self, ordered: bool, stored: int | None, most: tuple[int, int]
@@ -264,3 +291,63 @@ class Sm90Config(config.KernelConfig):
         """Bytes of one half tile of the bias for every query tile."""
         number = 0 if self.tiled is None else self.tiled
         return INDICES.get(self.aux[number], 2) * ROWS * HALF * self.tiles
+
+
+@dataclass(frozen=True)
+class Sm90Weights(Sm90Config):
+    """The kernel that stores P and dS (`weights/`). Both sides are dense."""
+
+    kernel: str = "weights"
+
+    @property
+    def roots(self) -> tuple[Expr, ...]:
+        """The slope ∂P/∂s, and P."""
+        return roots_of(self.program)
+
+    @property
+    def matrices(self) -> list[str]:
+        """dO, P and dS."""
+        return [self.dtype] * 3
+
+    @property
+    def tiles(self) -> int:
+        """Warpgroups with 64 queries each: three or two."""
+        # A warpgroup computes longer than the tensor core multiplies for it. Three keep this busy.
+        # A thread has 160 registers then: too few for more channels or for operands of keys.
+        read = any("kv_idx" in x.axes for x in self.mod.aux)
+        return 2 if self._widest > MOST_OF_THREE or read else 3
+
+    @property
+    def flows(self) -> int:
+        """Buffers for dO: one for each of three warpgroups. Two have it in registers."""
+        return 3 if self.tiles == 3 else 0
+
+    @property
+    def cols(self) -> int:
+        """The keys of a tile."""
+        # S and dP leave Q and dO of up to 256 channels their registers.
+        return ROWS
+
+    @property
+    def tiled(self) -> None:
+        """TMA loads no aux operand."""
+        return None
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """(of a thread that multiplies, of any other thread)."""
+        # Q, dO, S and dP take up to 192. With different head dims the loads need more than 24.
+        dims = self.padded_head_dim + self.padded_value_dim
+        two = (240, 24) if dims > CROWDED else (232, 40)
+        return two if self.tiles == 2 else (160, 32)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a buffer for 64 rows of any matrix."""
+        return 2 * ROWS * self._widest
+
+    @property
+    def stages(self) -> int:
+        """Buffers of the ring, beside those of dO, and of P and dS of each warpgroup."""
+        used = 2 * self.tiles * 2 * ROWS * self.cols + 2 * ROWS * self.padded_value_dim * self.flows
+        return min(MOST_STAGES, (SHARED_MEMORY - BARRIERS - used) // self.stage_bytes)

@@ -7,6 +7,9 @@ from col0 = 2·(i % 4) on. Its register r is the element
     row0 + 8·(r // 2 % 2),  col0 + 8·(r // 4) + r % 2
 """
 
+import functools
+import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +80,18 @@ def share(product, halves, buffers, stage, thread) -> None:
     part = copy.get_slice(thread)
     cute.copy(copy, part.retile(halves), part.partition_D(buffers)[None, None, None, stage])
     cute.arch.fence_view_async_shared()
+
+
+def zero_after(words: Iterable[Any]):
+    """A zero, once loads from shared memory have brought these words of 32 bits.
+
+    An arrival that frees the memory must not overtake the loads, which others may delay for longer
+    than the next tile takes. So this zero is added to the address of its barrier. The compiler
+    cannot know that it is one.
+    """
+    together = functools.reduce(operator.xor, words)
+    popc = "{ .reg .b32 n; popc.b32 n, {$r0}; shr.u32 {$w0}, n, 6; }"
+    return cute.arch.inline_ptx(popc, write_only_types=[Int32], read_only_args=[together])
 
 
 @cute.jit

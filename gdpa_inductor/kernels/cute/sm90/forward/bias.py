@@ -11,7 +11,7 @@ from ...barriers import Cursor, Ring
 from ...program import element
 from ...values import Fixed, Pair
 from ..config import HALF, ROWS
-from ..wgmma import K, first_row, swizzled, tiled
+from ..wgmma import K, first_row, swizzled, tiled, zero_after
 
 CHUNK = 8  # registers of S that one ldmatrix serves: those of 16 columns
 CHUNKS = HALF // 16
@@ -67,18 +67,8 @@ class HopperBias(Fixed):
         return Pair(Float32(numbers[i]), Float32(numbers[i + 1]))
 
     def free(self, at: Cursor, chunks: Sequence[Any]) -> None:
-        """Free a part, of which all `chunks` were read.
-
-        The arrival must not overtake the reads, which other loads may delay for longer than the
-        next tile takes. So the address of the barrier depends on the numbers that were read: a zero
-        is added that the compiler cannot know.
-        """
-        word = Int32(0)
-        for numbers in chunks:
-            for part in self.loaded(numbers):
-                word = word ^ part
-        popc = "{ .reg .b32 n; popc.b32 n, {$r0}; shr.u32 {$w0}, n, 6; }"
-        zero = cute.arch.inline_ptx(popc, write_only_types=[Int32], read_only_args=[word])
+        """Free a part, of which all `chunks` were read."""
+        zero = zero_after(word for numbers in chunks for word in self.loaded(numbers))
         self.ring.empty.arrive_once(Cursor(at.stages, at.index + zero, at.phase))
 
     def loaded(self, numbers) -> list[Any]:
