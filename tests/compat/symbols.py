@@ -216,7 +216,7 @@ _ROWS: dict[str, dict[str, str | _Row]] = {
         "codegen.simd.IterationRangesRoot.cache_clear": "parts of an index, per store",
         "compile_fx.compile_fx": "compiles the rewritten graph",
         "compile_fx.compile_fx_inner": "compiles each graph under our cache key",
-        "config.align_random_eager": _since("2.13", "random numbers are then eager's"),
+        "config.align_random_eager": _since("2.12", "random numbers are then eager's"),
         "config.emulate_precision_casts": "keeps roundings to 16 bits",
         "config.fallback_random": "random numbers are then eager's",
         "config.force_disable_caches": "nothing is remembered without caches",
