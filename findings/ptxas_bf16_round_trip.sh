@@ -7,6 +7,8 @@
 # Seen: so it is if the 16 bits are stored. If they are shifted back to a float, ptxas chooses
 # F2F.BF16.F32, from sm_80 to sm_120. F2F is a conversion of the unit of tanh and exp2. As the upper
 # half of cvt.rn.bf16x2.f32, whose lower half is zero, the same float takes F2FP alone, and no shift.
+# On an H200 the round trip with an addition took a warp 7.8 clocks of its scheduler by F2F, as a tanh
+# did (7.3), and 2.8 by F2FP.
 # A round trip through fp16 takes F2FP too. Triton's own `x.to(tl.bfloat16).to(tl.float32)` becomes
 # F2F in this way.
 # Source: docs.nvidia.com/nsight-compute, metrics decoder, on the XU pipe: special functions, and
