@@ -129,14 +129,29 @@ def compiled(
             _called(kind, time.monotonic() - start)
         return result
     except Exception as error:
-        from ._compat import dynamo
-
-        if not isinstance(error, dynamo.compile_errors()):
-            if not dynamo.is_disabled():
-                raise
-            _failed[kind] = time.monotonic()
-            return formula(*arguments)
         failure = error
+    return _instead(kind, formula, arguments, fused_only, failure)
+
+
+def _instead(
+    kind: Kind,
+    formula: Callable[..., Tensor],
+    arguments: Sequence[Any],
+    fused_only: bool,
+    failure: Exception,
+) -> Tensor:
+    """The result of a call that raised `failure` as it was compiled. Or it raises, as `compiled`."""
+    from ._compat import dynamo
+
+    if dynamo.is_of_tracing(failure):  # the next call may be fused
+        if fused_only:
+            raise NotFused from failure
+        return formula(*arguments)
+    if not isinstance(failure, dynamo.compile_errors()):
+        if not dynamo.is_disabled():
+            raise failure
+        _failed[kind] = time.monotonic()
+        return formula(*arguments)
     cause = getattr(failure, "inner_exception", failure)
     if isinstance(cause, NotFused):
         _unfused.add(kind)

@@ -325,6 +325,30 @@ def test_threads(recorder: Recorder) -> None:
         torch.testing.assert_close(one, expected)
 
 
+def test_while_another_thread_traces() -> None:
+    """Until torch 2.13 a compiled function raises then, also where it has run before."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def traced(x):
+        begun.set()
+        ended.wait(60)
+        return x
+
+    operands = dense()
+    expected = by_formula(*operands, score_mod=biased)
+    for _ in range(2):
+        thread = threading.Thread(target=lambda: torch.fx.symbolic_trace(traced))
+        thread.start()
+        begun.wait(60)
+        try:
+            out = gdpa_inductor.attention(*operands, score_mod=biased)
+        finally:
+            ended.set()
+            thread.join()
+        torch.testing.assert_close(out, expected)
+        begun.clear(), ended.clear()
+
+
 @pytest.mark.parametrize("offsets", [[0, 5, 3, 9], [0, 3, 3, 12], [-1, 3, 5, 9]])
 @pytest.mark.parametrize("more", [0, 300])
 def test_offsets_are_checked_beside_a_bound(offsets: list[int], more: int) -> None:

@@ -106,6 +106,13 @@ def compile_errors() -> tuple[type[Exception], ...]:
     return exc.TorchDynamoException, exc.FailOnRecompileLimitHit
 
 
+def is_of_tracing(error: Exception) -> bool:
+    """Whether a compiled function raised it because torch.fx traces: in this thread, or until torch
+    2.13 in any, as when another thread compiles.
+    """
+    return isinstance(error, RuntimeError) and "FX to symbolically trace" in str(error)
+
+
 @contextlib.contextmanager
 def dynamo_observed(backend: object, codes: Sequence[Any]) -> Iterator[Observed]:
     """Observe a run under `backend`, and remove what it leaves in Dynamo: cache entries, counters.

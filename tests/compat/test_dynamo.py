@@ -92,6 +92,14 @@ def test_compile_errors():
             run(torch.ones(size))
 
 
+def test_is_of_tracing():
+    compiled = dynamo.compiled_alone(varying, "eager", {})
+    with pytest.raises(RuntimeError) as caught:
+        torch.fx.symbolic_trace(lambda x: compiled(x))
+    assert dynamo.is_of_tracing(caught.value)
+    assert not dynamo.is_of_tracing(RuntimeError("another"))
+
+
 def scaled(x, factor):
     return x * factor
 
