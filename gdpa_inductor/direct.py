@@ -122,6 +122,10 @@ def compiled(
         raise NotFused
     if _failed and time.monotonic() - _failed.get(kind, -_RETRY) < _RETRY:
         return formula(*arguments)
+    from ._compat import dynamo
+
+    if dynamo.is_traced():
+        return _while_traced(formula, arguments, fused_only)
     start = time.monotonic()
     try:
         result = _alone(formula, kind, fused_only)(*arguments)
@@ -133,6 +137,15 @@ def compiled(
     return _instead(kind, formula, arguments, fused_only, failure)
 
 
+def _while_traced(
+    formula: Callable[..., Tensor], arguments: Sequence[Any], fused_only: bool
+) -> Tensor:
+    """The result while compiled functions raise. The next call may be fused."""
+    if fused_only:
+        raise NotFused
+    return formula(*arguments)
+
+
 def _instead(
     kind: Kind,
     formula: Callable[..., Tensor],
@@ -140,13 +153,11 @@ def _instead(
     fused_only: bool,
     failure: Exception,
 ) -> Tensor:
-    """The result of a call that raised `failure` as it was compiled. Or it raises, as `compiled`."""
+    """The result of a call that raised `failure` as it was compiled; or raise, as `compiled`."""
     from ._compat import dynamo
 
-    if dynamo.is_of_tracing(failure):  # the next call may be fused
-        if fused_only:
-            raise NotFused from failure
-        return formula(*arguments)
+    if dynamo.is_of_tracing(failure):
+        return _while_traced(formula, arguments, fused_only)
     if not isinstance(failure, dynamo.compile_errors()):
         if not dynamo.is_disabled():
             raise failure

@@ -106,9 +106,17 @@ def compile_errors() -> tuple[type[Exception], ...]:
     return exc.TorchDynamoException, exc.FailOnRecompileLimitHit
 
 
+def is_traced() -> bool:
+    """Whether compiled functions raise now, because torch.fx traces (see `is_of_tracing`)."""
+    from torch.fx import _symbolic_trace
+
+    return bool(_symbolic_trace.is_fx_symbolic_tracing())
+
+
 def is_of_tracing(error: Exception) -> bool:
     """Whether a compiled function raised it because torch.fx traces: in this thread, or until torch
-    2.13 in any, as when another thread compiles.
+    2.13 in any, as when another thread compiles. In torch 2.11 it leaves Dynamo in another
+    state, so `is_traced` is to be asked before.
     """
     return isinstance(error, RuntimeError) and "FX to symbolically trace" in str(error)
 

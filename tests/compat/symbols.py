@@ -99,6 +99,7 @@ _ROWS: dict[str, dict[str, str | _Row]] = {
     },
     "torch.fx._symbolic_trace": {
         "Tracer.trace": "traces without telling other threads so",
+        "is_fx_symbolic_tracing": "compiled functions raise now",
     },
     "torch.fx.experimental.proxy_tensor": {
         "PythonKeyTracer": "the tracer of make_fx",

@@ -96,8 +96,17 @@ def test_is_of_tracing():
     compiled = dynamo.compiled_alone(varying, "eager", {})
     with pytest.raises(RuntimeError) as caught:
         torch.fx.symbolic_trace(lambda x: compiled(x))
+    own = torch._C._dynamo.eval_frame
+    if hasattr(own, "set_eval_frame_override"):  # torch 2.11 leaves it set
+        own.set_eval_frame_override(own._EvalFrameOverride.NONE)
     assert dynamo.is_of_tracing(caught.value)
     assert not dynamo.is_of_tracing(RuntimeError("another"))
+
+
+def test_is_traced():
+    seen = []
+    torch.fx.symbolic_trace(lambda x: (seen.append(dynamo.is_traced()), x)[1])
+    assert seen == [True] and not dynamo.is_traced()
 
 
 def scaled(x, factor):
