@@ -14,6 +14,7 @@ import torch
 from triton.testing import do_bench
 
 from benchmarks.cases import Case, formula
+from docs.tools.timing import issue_seconds
 from gdpa_inductor import lowerings
 from gdpa_inductor.kernels.blocked import chunks
 from gdpa_inductor.kernels.blocked.chunks import passes
@@ -61,14 +62,7 @@ def captured(call: Call) -> float:
 
 
 def on_the_cpu(call: Call) -> int:
-    torch.cuda.synchronize()
-    taken = []
-    for _ in range(3):
-        start = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - start)
-        torch.cuda.synchronize()
-    return round(min(taken) * 1e6)
+    return round(issue_seconds(call, 1, 3) * 1e6)
 
 
 def extra_mib(call: Call) -> float:

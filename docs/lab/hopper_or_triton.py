@@ -9,8 +9,7 @@ import fcntl
 import json
 import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from benchmarks.cases import Case
 from benchmarks.contenders import gdpa
 from benchmarks.subjects import subject
 from benchmarks.worker import forward_call, step_call
-from docs.tools.timing import graph_times
+from docs.tools.timing import graph_times, issue_seconds
 
 SIZES = ((8, 256), (32, 256), (2, 512), (8, 512), (32, 512), (8, 1024))  # batch, length
 LOCK = Path("/tmp/hopper_or_triton.lock")
@@ -35,18 +34,6 @@ def gpu() -> Iterator[None]:
         yield
 
 
-def issued(call: Callable[[], object], count: int = 10) -> float:
-    """The milliseconds for which the CPU issues a call, with little under way before."""
-    times = []
-    for _ in range(5):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(count):
-            call()
-        times.append((time.perf_counter() - start) / count * 1e3)
-    return min(times)
-
-
 def measure(case: Case) -> None:
     on = subject(case)
     torch._dynamo.reset()
@@ -57,7 +44,7 @@ def measure(case: Case) -> None:
         apart = max(float((x - y).norm() / y.norm()) for x, y in zip(first, second, strict=True))
         with gpu():
             times = [statistics.median(x) for x in graph_times(calls)]
-            cpu = [issued(call) for call in calls]
+            cpu = [issue_seconds(call, 10, 5) * 1e3 for call in calls]
         row = {"case": case.label(), "scores": case.padded_scores, "pass": name}
         row |= {f"{x} ms": round(ms, 4) for x, ms in zip(KERNELS, times, strict=True)}
         row |= {f"{x} CPU ms": round(ms, 4) for x, ms in zip(KERNELS, cpu, strict=True)}
@@ -66,12 +53,12 @@ def measure(case: Case) -> None:
 
 
 def main(variant: str, *dims: str) -> None:
-    jagged = {"variant": "none", "fill": 0.5} if variant == "jagged" else {"variant": variant}
+    fill = 0.5 if variant == "jagged" else 0.0
+    kind = "none" if fill else variant
     for dim in map(int, dims):
         for batch, length in SIZES:
             sizes = (batch, 512 // dim, length, dim)
-            measure(Case("silu", jagged["variant"], *sizes, "bfloat16", "cuda",
-                         fill=float(jagged.get("fill", 0))))  # fmt: skip
+            measure(Case("silu", kind, *sizes, "bfloat16", "cuda", fill=fill))
 
 
 if __name__ == "__main__":

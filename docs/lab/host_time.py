@@ -13,14 +13,13 @@ import dataclasses
 import functools
 import itertools
 import sys
-import time
 from collections.abc import Callable, Sequence
 
 import torch
 
 from benchmarks.cases import Case, Subject
 from benchmarks.subjects import subject
-from benchmarks.worker import synchronize
+from docs.tools.timing import issue_seconds
 from gdpa_inductor import gdpa_backend
 
 CALLS, TURNS, BATCHES = 200, 5, 64
@@ -87,16 +86,7 @@ def calls(ons: Sequence[Subject], build: Callable[[Callable], Callable]) -> Call
 
 
 def microseconds(call: Callable[[], object]) -> float:
-    def turn() -> float:
-        synchronize(DEVICE)
-        start = time.perf_counter()
-        for _ in range(CALLS):
-            call()
-        seconds = time.perf_counter() - start
-        synchronize(DEVICE)
-        return seconds / CALLS * 1e6
-
-    return min(turn() for _ in range(TURNS))
+    return issue_seconds(call, CALLS, TURNS, DEVICE) * 1e6
 
 
 def main(names: Sequence[str]) -> None:

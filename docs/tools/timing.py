@@ -1,9 +1,12 @@
-"""Times of kernels without the CPU's: `graph_times`."""
+"""Times of kernels without the CPU's, `graph_times`, and of the CPU alone, `issue_seconds`."""
 
 import statistics
+import time
 from collections.abc import Callable, Iterable
 
 import torch
+
+from benchmarks.worker import synchronize
 
 Call = Callable[[], object]
 
@@ -21,6 +24,24 @@ def graph_times(calls: Iterable[Call], turns: int = 5, count: int = 8) -> list[l
         for graph, medians in zip(graphs, times, strict=True):
             medians.append(statistics.median(_time(graph, flushed) for _ in range(count)))
     return times
+
+
+def issue_seconds(call: Call, count: int, turns: int, device: str = "cuda") -> float:
+    """Seconds for which the CPU issues a call: the least mean of `count` calls without a pause.
+
+    Each turn begins and ends with nothing under way on the device.
+    """
+
+    def turn() -> float:
+        synchronize(device)
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        seconds = time.perf_counter() - start
+        synchronize(device)
+        return seconds / count
+
+    return min(turn() for _ in range(turns))
 
 
 def _captured(call: Call) -> torch.cuda.CUDAGraph:

@@ -10,7 +10,6 @@ from torch._dynamo.utils import counters
 
 from gdpa_inductor import lowerings
 from gdpa_inductor.kernels.cute import certificates
-from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from gdpa_inductor.kernels.cute.weights import ctas_of
 from gdpa_inductor.lowerings import blocked
 from gdpa_inductor.lowerings import chunk_costs as costs
@@ -106,7 +105,6 @@ def test_without_cutlass_triton_has_all(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_blackwell_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (10, 0))
-    monkeypatch.setattr(Sm100Config, "max_dim", 256)
     choice = choose(problem(), "auto")
     assert choice.kernel == "triton" and "no kernel for Blackwell" in choice.reason
 
