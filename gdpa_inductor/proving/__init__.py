@@ -37,18 +37,19 @@ Say = Callable[[str], None]
 
 
 def prove(
-    device: torch.device, families: Sequence[str] = tuple(FAMILIES), say: Say = lambda text: None
+    device: torch.device, families: Sequence[str] = (), say: Say = lambda text: None
 ) -> Record:
     """Prove families of kernels on a device, time those that are right, and write a certificate.
 
-    Families that are not named keep what an earlier certificate says of them. say: Takes a line
-    for each result.
+    families: All of the device, if none is named. Others keep what an earlier certificate says of
+    them. say: Takes a line for each result.
 
     Raises:
         GDPAError: nothing (more) can be proved here. The message says why.
     """
-    if reason := cannot(device):
+    if reason := cannot(device, families):
         raise GDPAError(reason)
+    families = families or certificates.families_of(device)
     before = certificates.read(device) or {"families": {}, "speeds": {}}
     record: Record = {
         "key": certificates.key_of(device),
@@ -69,11 +70,13 @@ def prove(
     return record
 
 
-def cannot(device: torch.device) -> str:
-    """Why nothing can be proved on a device, or ""."""
+def cannot(device: torch.device, families: Sequence[str] = ()) -> str:
+    """Why nothing can be proved on a device, or one of these families cannot, or ""."""
     if config_of(device) is None:
         major, minor = torch.cuda.get_device_capability(device)
         return f"there are no CuTe kernels for compute capability {major}.{minor}"
+    for family in {*families} - {*certificates.families_of(device)}:
+        return f"this GPU has no CuTe kernels of {FAMILIES[family]}"
     return unusable()
 
 
@@ -121,7 +124,9 @@ def described(device: torch.device) -> str:
     kind = config_of(device)
     if kind is None or unusable():
         return ""
-    reasons = (certificates.objection(device, family) for family in FAMILIES)
+    reasons = (
+        certificates.objection(device, family) for family in certificates.families_of(device)
+    )
     reason = next(filter(None, reasons), "")
     record = certificates.read(device)
     if reason or record is None:
@@ -194,7 +199,7 @@ def main(number: int, families: Sequence[str], background: bool) -> int:
         return 2
     device = torch.device("cuda", number)
     try:
-        record: dict[str, Any] = prove(device, families or tuple(FAMILIES), say=print)
+        record: dict[str, Any] = prove(device, families, say=print)
     except GDPAError as error:
         print(f"gdpa prove: {error}")
         return 2

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.cute.certificates import shape_of
+from ..kernels.cute.tables import MOST
 from ..operands import Operands, kind_of, output_shape
 from ..program.score_mod import ScoreMod
 
@@ -155,9 +156,18 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case("jagged bias", BIASED, heads=2, rows=MIXED, keys=MIXED, dims=(64, 64), aux=(FP32,)),
         Case("many tiles", BIASED, 8, 8, rows=600, keys=520, aux=(BF16,)),
     ),
+    "weights": (
+        Case("dense", rows=520, keys=704, dims=(256, 256)),
+        Case("three warpgroups", heads=2, rows=300, keys=304, dims=(192, 192)),
+        Case("causal", CAUSAL, rows=520, keys=520, dims=(256, 256)),
+        Case("shared heads, fp16", heads=4, key_heads=2, rows=140, keys=136, dims=(256, 128),
+             dtype=FP16),
+        Case("bias", BIASED, heads=2, rows=200, keys=304, dims=(192, 192), aux=(BF16,)),
+        Case("many tiles", batch=5, heads=8, rows=1000, keys=520, dims=(256, 256)),
+    ),
 }  # fmt: skip
 # Look-ups: (rows, columns, places of the table), dtype of the terms.
-TABLES = (((5000, 4, 63), FP32), ((40000, 2, 1023), BF16), ((1001, 3, 7), FP16))
+TABLES = (((5000, 4, 63), FP32), ((40000, 2, MOST), BF16), ((1001, 3, 7), FP16))
 
 LONG = tuple(1024 + 64 * i for i in range(16))
 SHAPES: tuple[tuple[str, Case], ...] = tuple(

@@ -24,6 +24,8 @@ from ..kernels.cute.architectures import config_of
 from ..kernels.cute.config import unsupported
 from ..look_up import summed
 from ..lowerings.cute.calls import BACKWARD, FORWARD, backward_site, forward_site
+from ..lowerings.cute.weights import WEIGHTS, weights_site
+from ..lowerings.weights import terms
 from ..operands import Operands, dtype_name
 from ..ops import Arguments
 from ..program.expr import fold, torch_apply
@@ -45,7 +47,7 @@ def checks_of(family: str, device: torch.device) -> list[Check]:
     if family == "tables":
         return [_sums(*case, device) for case in TABLES]
     kind = config_of(device)
-    assert kind
+    assert kind  # else `cannot` has said so
     checks: list[Check] = []
     for case in CASES[family]:
         names = [dtype_name(dtype) for dtype in case.aux]
@@ -53,7 +55,9 @@ def checks_of(family: str, device: torch.device) -> list[Check]:
             checks.append((case.name, functools.partial(_attention, case, family, device)))
             o = case.operands(device)
             config, needs = workers.guess(o, kind, fast=True, skip=True), case.needs(o, family)
-            if needs:
+            if family == "weights":
+                workers.weights(config)
+            elif needs:
                 workers.backward(config, needs, True, workers.likely_sizes(o))
             else:
                 workers.forward(config)
@@ -66,20 +70,21 @@ def _attention(
     o = case.operands(device)
     needs, options = case.needs(o, family), {"fast": True, "skip": True}
     grad_out = case.grad_out(o) if needs else None
-    if needs:
-        site = backward_site(False)
-        arguments = Arguments(o, grad_out, needs, {**options, "ordered": True})
-        args, options = BACKWARD.call(arguments)
+    formula: Callable[..., list[Tensor]] = unfused
+    if family == "weights":
+        site, signature, formula = weights_site(False), WEIGHTS, stored
+    elif needs:
+        site, signature, options["ordered"] = backward_site(False), BACKWARD, True
     else:
-        site = forward_site(False)
-        args, options = FORWARD.call(Arguments(o, options=options))
+        site, signature = forward_site(False), FORWARD
+    args, options = signature.call(Arguments(o, grad_out, needs, options))
 
     def run() -> Sequence[Tensor]:
         with torch.cuda.device(device):
             results = site(*args, **options)
         return results if needs else [results]
 
-    eager, exact = (unfused(o, dtype, grad_out, needs) for dtype in (case.dtype, torch.float64))
+    eager, exact = (formula(o, dtype, grad_out, needs) for dtype in (case.dtype, torch.float64))
     return run, eager, exact
 
 
@@ -131,6 +136,18 @@ def unfused(
     if grad_out is None:
         return [out.detach()]
     return list(torch.autograd.grad(out, leaves, grad_out.to(dtype)))
+
+
+def stored(
+    operands: Operands[Tensor], dtype: torch.dtype, grad_out: Tensor, needs: Sequence[bool]
+) -> list[Tensor]:
+    """P and dS of all scores, as torch computes them in `dtype`, or in fp32 for one of 16 bits."""
+    heads = operands.query.shape[1]
+    key, value = (expand_heads(x, heads) for x in (operands.key, operands.value))
+    aux = [x.to(dtype) if x.is_floating_point() else x for x in operands.aux]
+    q, k, v = (x.to(dtype) for x in (operands.query, key, value))
+    o = Operands(q, k, v, aux, operands.scalars, operands.program)
+    return terms(Arguments(o, grad_out.to(dtype), tuple(needs)))
 
 
 def verdict(

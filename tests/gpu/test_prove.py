@@ -23,7 +23,7 @@ def test_what_is_found(run: str) -> None:
     """Afterwards the GPU works, and training goes on with right gradients, without what failed."""
     done = subprocess.run(
         [sys.executable, "docs/lab/prove.py", run],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
         cwd=ROOT,

@@ -10,7 +10,7 @@ import torch
 
 from gdpa_inductor import GDPAError, __main__, doctor, gdpa_backend, proving
 from gdpa_inductor.kernels.cute import certificates
-from gdpa_inductor.kernels.cute.certificates import FAMILIES, objection, shape_of, slower
+from gdpa_inductor.kernels.cute.certificates import objection, shape_of, slower
 from gdpa_inductor.proving import watchdog
 from tests.proving.certified import DEVICE, Device, a_device, certify  # noqa: F401 (a fixture)
 
@@ -65,9 +65,10 @@ def test_what_is_right_gets_a_certificate(behave):
     assert "no certificate" in proving.described(DEVICE)
     record = proving.prove(DEVICE, say=said.append)
     assert certificates.read(DEVICE) == record and record["key"] == certificates.key_of(DEVICE)
-    assert record["families"] == {x: {"dense": "", "jagged": ""} for x in FAMILIES}
+    families = certificates.families_of(DEVICE)
+    assert record["families"] == {x: {"dense": "", "jagged": ""} for x in families}
     assert len(record["speeds"]) == 8
-    assert [objection(DEVICE, family) for family in FAMILIES] == [""] * 4
+    assert [objection(DEVICE, x) for x in certificates.families_of(DEVICE)] == [""] * 4
     assert proving.described(DEVICE).startswith("proved here, ")
     assert said[0] == "forward   2 cases right"
     assert said[-1] == f"backward, {SHAPES[-1]}: cute 1.000 ms, triton 2.000 ms"
@@ -111,7 +112,7 @@ def test_a_fault_of_tritons_is_not_ours(behave):
     shape = f"forward, {SHAPES[2]}"
     behave(**{f"triton {shape}": "os.abort()"})
     record = proving.prove(DEVICE)
-    assert [certificates.failure_of(record, x) for x in FAMILIES] == [""] * 4
+    assert {certificates.failure_of(record, x) for x in record["families"]} == {""}
     assert record["speeds"][shape] == {"cute": 1.0}
 
 
@@ -126,9 +127,9 @@ def test_families_that_are_not_named_keep_their_verdicts(behave):
     certify({"biases": "wrong"})
     behave(**{"forward jagged": "verdict = 'off'"})
     record = proving.prove(DEVICE, ["forward"])
-    failures = {x: certificates.failure_of(record, x) for x in FAMILIES}
+    failures = {x: certificates.failure_of(record, x) for x in record["families"]}
     assert failures == {"forward": "jagged: off", "backward": "", "biases": "jagged: wrong",
-                        "tables": ""}  # fmt: skip
+                        "tables": "", "weights": ""}  # fmt: skip
 
 
 def test_a_process_that_does_not_start_says_nothing_about_kernels(behave):
@@ -150,7 +151,7 @@ def test_times_that_cannot_be_had_do_not_lose_what_was_proved(behave, monkeypatc
     monkeypatch.setattr(proving, "_child", child)
     with pytest.raises(GDPAError, match="no memory left"):
         proving.prove(DEVICE)
-    assert [objection(DEVICE, family) for family in FAMILIES] == [""] * 4
+    assert [objection(DEVICE, x) for x in certificates.families_of(DEVICE)] == [""] * 4
 
 
 def test_a_gpu_without_free_memory_is_no_fault_of_the_kernels(behave):
@@ -193,7 +194,7 @@ def test_the_command_without_a_gpu(capsys, monkeypatch):
 def test_a_family_that_is_unknown_is_told(capsys):
     with pytest.raises(SystemExit):
         __main__.main(["prove", "forwards"])
-    assert "no family 'forwards' (there are: forward, backward, biases, tables)" in (
+    assert "no family 'forwards' (there are: forward, backward, biases, tables, weights)" in (
         capsys.readouterr().err
     )
 

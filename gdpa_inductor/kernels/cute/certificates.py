@@ -35,6 +35,7 @@ FAMILIES = {
     "backward": "gradients of query, key and value",
     "biases": "gradients of operands between the products",
     "tables": "gradients of look-ups in tables",
+    "weights": "P and dS",
 }
 RIVALS = ("cute", "triton")
 FOLDER = "gdpa_certificates"
@@ -104,10 +105,16 @@ def state() -> str:
     return f"-{hashlib.sha256(content).hexdigest()[:16]}"
 
 
+def families_of(device: torch.device) -> tuple[str, ...]:
+    """The families of which a device has kernels."""
+    kind = config_of(device)
+    return tuple(x for x in FAMILIES if x != "weights" or (kind and kind.stores_weights))
+
+
 def is_complete(device: torch.device) -> bool:
-    """Whether a device has a certificate that knows all families."""
+    """Whether a device has a certificate that knows all of its families."""
     record = read(device)
-    return record is not None and record["families"].keys() >= FAMILIES.keys()
+    return record is not None and record["families"].keys() >= {*families_of(device)}
 
 
 def failure_of(record: Record, family: str) -> str:

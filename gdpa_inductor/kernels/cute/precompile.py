@@ -48,6 +48,12 @@ def backward(
         _request("launch", kernel)
 
 
+def weights(config: KernelConfig) -> None:
+    """Have the kernel of P and dS compiled."""
+    if config.weights_config is not None:
+        _request("launch", config.weights_config)
+
+
 def table(*arguments: Hashable) -> None:
     _request("table_sums", *arguments)
 

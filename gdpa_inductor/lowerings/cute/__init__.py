@@ -7,7 +7,16 @@
 
 from ..backends import Backend
 from .calls import lower, lower_backward, precompile
-from .rules import DOUBTS, FRUGAL, OF_WEIGHTS, PAYS, REFUSES, WEIGHTS_YIELD, YIELDS
+from .rules import (
+    DOUBTS,
+    FRUGAL,
+    OF_WEIGHTS,
+    PAYS,
+    REFUSES,
+    WEIGHTS_DOUBTS,
+    WEIGHTS_YIELD,
+    YIELDS,
+)
 from .weights import lower as lower_weights
 
 BACKEND = Backend(
@@ -25,7 +34,7 @@ BACKEND = Backend(
         devices=("cuda",),
         refuses=OF_WEIGHTS,
         pays=(),
-        doubts=DOUBTS,
+        doubts=WEIGHTS_DOUBTS,
         yields=WEIGHTS_YIELD,
         lower=lower_weights,
     ),

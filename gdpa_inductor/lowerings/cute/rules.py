@@ -318,6 +318,11 @@ def uncertified(problem: Problem) -> str:
     return next(filter(None, reasons), "")
 
 
+def uncertified_weights(problem: Problem) -> str:
+    """The same of the kernel of P and dS."""
+    return certificates.objection(problem.device, "weights")
+
+
 def was_slower(problem: Problem) -> str:
     """Why a certificate says that Triton is faster, or ""."""
     if config_of(problem.device) is None or _no_rival(problem):
@@ -383,4 +388,5 @@ YIELDS = (
 )
 # Of the kernel that stores P and dS of a chunk:
 OF_WEIGHTS = (*_ANY, Rule(Code.LOWERING, no_weights))
+WEIGHTS_DOUBTS = (Rule(Code.DEVICE, uncertified_weights),)
 WEIGHTS_YIELD = (Rule(Code.SLOWER, late_operands),)
