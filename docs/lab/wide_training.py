@@ -17,6 +17,7 @@ own, all at once.
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -34,7 +35,6 @@ import gdpa_inductor  # noqa: F401
 from docs.tools.timing import graph_times
 from gdpa_inductor import lowerings
 from gdpa_inductor.kernels.blocked import chunks, loop
-from gdpa_inductor.kernels.blocked.fused import StoredPass
 from gdpa_inductor.kernels.cute import weights as cute
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Weights
 from gdpa_inductor.kernels.triton.configs import Config
@@ -60,7 +60,8 @@ PROGRAMS = {
     "causal": "where(ge(q_idx,kv_idx),div(silu(mul(s,{scale})),2048.0),0.0)",
     "bias": "a0:f[h,q_idx,kv_idx]; div(silu(add(mul(s,{scale}),a0)),2048.0)",
 }
-KERNELS = ("cute", "triton")  # of P and dS
+DIRECT = {"cute": weights.direct, "triton": lambda *_: None}  # of P and dS
+KERNELS = tuple(DIRECT)
 Call = Callable[[], object]
 
 
@@ -104,13 +105,8 @@ def fault(
 
 def use(kernel: str) -> None:
     """Have chunks use this kernel of P and dS from now on."""
-
-    def stored_pass(*known: object) -> StoredPass:
-        return StoredPass(*known[:-1], f"kernel={kernel}")
-
-    stored_pass.kernel = kernel
-    if getattr(loop.StoredPass, "kernel", "") != kernel:
-        loop.StoredPass = stored_pass
+    if weights.direct is not DIRECT[kernel]:
+        weights.direct = DIRECT[kernel]
         loop._RECORDINGS.clear()
 
 
@@ -175,20 +171,17 @@ def alone(dim: int, name: str, units: int, rows: int, cols: int, ctas: Sequence[
     given = [torch.randn(size, device="cuda", dtype=torch.bfloat16) for size in sizes]
     needs = [True] * 3 + [False] * (len(given) - 4)
 
-    def by(kernel: str) -> Call:
-        def run(*tensors: Tensor) -> list[Tensor]:
-            op = torch.ops.gdpa.attention_weights.default
-            more = [*tensors[4:]], [], program, needs, f"kernel={kernel}"
-            made: list[Tensor] = op(*tensors[:4], *more)
-            return made
-
-        compiled = torch.compile(run, dynamic=False, fullgraph=True)
-        return lambda: compiled(*given)
+    @functools.partial(torch.compile, dynamic=False, fullgraph=True)
+    def by_triton(*tensors: Tensor) -> list[Tensor]:
+        op = torch.ops.gdpa.attention_weights.default
+        made: list[Tensor] = op(*tensors[:4], [*tensors[4:]], [], program, needs, "")
+        return made
 
     grad, *others = given
     operands = operands_of(*others[:3], others[3:], [], program)
-    calls = {x: by(x) for x in KERNELS}
-    calls |= {f"cute, {n} CTAs": lambda n=n: cute.weights(grad, operands, ctas=n) for n in ctas}
+    calls: dict[str, Call] = {"triton": lambda: by_triton(*given)}
+    for name_of, n in {"cute": 0, **{f"cute, {n} CTAs": n for n in ctas}}.items():
+        calls[name_of] = lambda n=n: cute.weights(grad, operands, ctas=n)
     line: dict[str, object] = {"dim": dim, "program": name, "chunk": [units, rows, cols]}
     results = {x: call() for x, call in calls.items()}
     line["off"] = {
@@ -216,7 +209,7 @@ def tile(dim: int, text: str) -> None:
 
     def kernel(*matrices: Tensor) -> list[Tensor]:
         op = torch.ops.gdpa.attention_weights.default
-        made: list[Tensor] = op(*matrices, [], [], program, [True] * 3, "kernel=triton")
+        made: list[Tensor] = op(*matrices, [], [], program, [True] * 3, "")
         return made
 
     line: dict[str, object] = {"dim": dim, "tile": text}

@@ -43,7 +43,7 @@ class Backend:
     pays: tuple[Rule, ...]  # rules for problems where it is slower than the unfused form
     # Inductor IR of the output, contiguous; of a backward a list of the wanted gradients, which lie
     # as those of `ops.laid_gradients`
-    lower: Callable[[Call], Any]
+    lower: Callable[[Any], Any]
     yields: tuple[Rule, ...] = ()  # rules for problems that a later backend runs better
     frugal: tuple[Rule, ...] | None = None  # the same rules for profit="memory", if they differ
     # Rules for problems whose kernels are not trusted. A user who asks for the backend by name gets
@@ -53,7 +53,8 @@ class Backend:
     by_name: tuple[str, ...] = ()  # devices on which it runs only if the user asks for it by name
     # Begins to compile the kernels of a call. Its nodes are fake tensors.
     precompile: Callable[[Call], None] = lambda call: None
-    # Its kernel of P and dS of a chunk, if it has one: it lowers `gdpa::attention_weights`.
+    # Its kernel of P and dS of a chunk, if it has one. Of that, `lower` takes a `StoredPass`, and
+    # gives a function as of `BlockOperands.direct`, or None if Inductor compiles it.
     weights: Backend | None = None
 
     def runs_on(self, device: str, kernel: str) -> bool:

@@ -52,6 +52,7 @@ from ..program.expr import call as call_of
 from ..program.score_mod import Aux
 from ..reference import reference, reference_backward
 from ..sequences import Padding
+from . import weights
 from .call import Call, extern_call
 
 log = logging.getLogger("gdpa_inductor")
@@ -165,8 +166,6 @@ def lower_product(query: Any, key: Any, heads: int) -> Any:
 
 @functools.cache
 def register_product() -> None:
-    from . import weights
-
     lowering.register_lowering(fused.PRODUCT, lower_product)
     weights.register()
 
@@ -227,7 +226,7 @@ def _chunked(o: Operands[Tensor], options: Any, padding: Padding | None = None) 
         fast_math=options.get("fast", True),
         skip=options.get("skip", True),
     )
-    about = only, wide, vary, str(kernel)
+    about = only, wide, vary, str(kernel), weights.direct
     return BlockOperands(o.query, o.key, o.value, aux, o.scalars, o.program, *about)
 
 
@@ -316,6 +315,12 @@ def _checked_attention(arguments: Arguments[Tensor]) -> Any:
     return _attention(arguments)
 
 
+def _guarded_backward(arguments: Arguments[Tensor]) -> list[Tensor]:
+    """Chunks are launched on the current device. Generated code sets it, others may not."""
+    with torch.cuda.device_of(arguments.operands.query):
+        return _attention_backward(arguments)
+
+
 for forward in (FORWARD, FORWARD.with_sums):
     forward.register(_LIBRARY, "CompositeExplicitAutograd", _checked_attention, fake_output)
-BACKWARD.register(_LIBRARY, "CompositeExplicitAutograd", _attention_backward, fake_gradients)
+BACKWARD.register(_LIBRARY, "CompositeExplicitAutograd", _guarded_backward, fake_gradients)

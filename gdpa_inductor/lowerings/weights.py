@@ -8,17 +8,20 @@ CuTe's of P and dS on Hopper, and Triton's of any terms.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._compat import dynamo, lowering
-from ..operands import score_shape
+from ..kernels.blocked.fused import StoredPass
+from ..operands import Operands, score_shape
 from ..ops import Arguments, Signature
+from ..options import KernelOptions
 from ..problem import Problem
-from ..program.expr import Expr, compute_dtype, fold, torch_apply
-from ..program.score_mod import ScoreMod
+from ..program.expr import compute_dtype, fold, torch_apply
 from ..reference import program_leaves
 from .backends import Backend, backends
 from .call import Call
@@ -29,25 +32,30 @@ _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 WEIGHTS = Signature("attention_weights", backward=True)
 
 
-def named_terms(program: ScoreMod, needs: tuple[bool, ...]) -> dict[str, Expr]:
-    """The terms that the wanted gradients of (query, key, value, *aux) sum: P, dS, and others."""
-    own = {f"g{number}": term for number, term in enumerate(program.gradients.aux)}
-    every = {"p": program.weight, "ds": program.gradients.score, **own}
-    wanted = needs[2], needs[0] or needs[1], *needs[3:]
-    pairs = zip(every.items(), wanted, strict=True)
-    return {name: term for (name, term), want in pairs if want and term is not None}
-
-
 def lower(*args: Any, **kwargs: Any) -> list[Any]:
-    """These terms, contiguous [B,H,M,N] in the query's dtype. Inductor IR in and out."""
+    """These terms, contiguous [B,H,M,N] in the query's dtype, by Triton: Inductor IR in and out."""
     if args[0].get_device().type != "cuda":
         return list(lowering.extern_call(WEIGHTS.op, *args, **kwargs))
-    call = Call.of(WEIGHTS, args, kwargs)
-    choice = choose(call.problem, call.options.kernel)
+    from .triton.weights import lower as by_triton
+
+    return by_triton(Call.of(WEIGHTS, args, kwargs))
+
+
+def direct(
+    chunk: StoredPass, matrices: Sequence[Tensor], operands: Sequence[Tensor], device: torch.device
+) -> Callable[..., object] | None:
+    """The kernel of a chunk, if Inductor compiles none (`BlockOperands.direct`)."""
+    if device.type != "cuda":
+        return None
+    query, key, value, _ = chunk.by_head(matrices)
+    o = Operands(query, key, value, operands, (), chunk.program)
+    problem, options = Problem.of(o, True, chunk.needs), KernelOptions.parse(chunk.options)
+    choice = choose(replace(problem, device=device), options.kernel)
     dynamo.counters["gdpa"][f"weights_{choice.kernel}"] += 1
-    log.info("%s lowered to the %s kernel (%s)", WEIGHTS.name, choice.kernel, choice.reason)
+    log.info("P and dS of a chunk by the %s kernel (%s)", choice.kernel, choice.reason)
     kernel = next(x for x in _kernels() if x.name == choice.kernel)
-    return list(kernel.lower(call))
+    found: Callable[..., object] | None = kernel.lower(chunk)
+    return found
 
 
 def choose(problem: Problem, kernel: str) -> Choice:
@@ -73,7 +81,7 @@ def terms(arguments: Arguments[Tensor]) -> list[Tensor]:
         for left, right in ((o.query, o.key), (arguments.grad_out, o.value))
     )
     leaf = program_leaves(score, o.aux, o.scalars, o.program, grad)
-    roots = list(named_terms(o.program, arguments.needs).values())
+    roots = list(o.program.summed_terms(arguments.needs).values())
     values = fold(roots, leaf, torch_apply(dtype))
     return [value.expand_as(score).to(o.query.dtype).contiguous() for value in values]
 
@@ -81,7 +89,7 @@ def terms(arguments: Arguments[Tensor]) -> list[Tensor]:
 def _fakes(arguments: Arguments[Tensor]) -> list[Tensor]:
     o = arguments.operands
     size = score_shape(o)
-    return [o.query.new_empty(size) for _ in named_terms(o.program, arguments.needs)]
+    return [o.query.new_empty(size) for _ in o.program.summed_terms(arguments.needs)]
 
 
 WEIGHTS.register(_LIBRARY, "CompositeExplicitAutograd", terms, _fakes)

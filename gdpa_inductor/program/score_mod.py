@@ -241,6 +241,17 @@ class ScoreMod:
         score, *others = terms
         return Gradients(score, tuple(others))
 
+    def summed_terms(self, needs: Sequence[bool]) -> dict[str, Expr]:
+        """The terms that the wanted gradients of (query, key, value, *aux) sum: P, dS, and others.
+
+        Their names are "p", "ds", and "g0" and so on.
+        """
+        own = {f"g{number}": term for number, term in enumerate(self.gradients.aux)}
+        every = {"p": self.weight, "ds": self.gradients.score, **own}
+        wanted = needs[2], needs[0] or needs[1], *needs[3:]
+        pairs = zip(every.items(), wanted, strict=True)
+        return {name: term for (name, term), want in pairs if want and term is not None}
+
     @property
     def formula(self) -> str:
         """The weight in ordinary notation, for people."""

@@ -18,15 +18,16 @@ import torch
 from torch import Tensor
 
 from ..error_rule import error_of
+from ..kernels.blocked.fused import StoredPass
 from ..kernels.cute import precompile as workers
 from ..kernels.cute import tables
 from ..kernels.cute.architectures import config_of
 from ..kernels.cute.config import unsupported
 from ..look_up import summed
 from ..lowerings.cute.calls import BACKWARD, FORWARD, backward_site, forward_site
-from ..lowerings.cute.weights import WEIGHTS, weights_site
+from ..lowerings.cute.weights import Filling
 from ..lowerings.weights import terms
-from ..operands import Operands, dtype_name
+from ..operands import Operands, dtype_name, score_shape
 from ..ops import Arguments
 from ..program.expr import fold, torch_apply
 from ..reference import expand_heads, program_leaves
@@ -52,7 +53,8 @@ def checks_of(family: str, device: torch.device) -> list[Check]:
     for case in CASES[family]:
         names = [dtype_name(dtype) for dtype in case.aux]
         if not unsupported(kind, (case.dtype, case.dtype), case.dims, names):
-            checks.append((case.name, functools.partial(_attention, case, family, device)))
+            check = _weights if family == "weights" else _attention
+            checks.append((case.name, functools.partial(check, case, family, device)))
             o = case.operands(device)
             config, needs = workers.guess(o, kind, fast=True, skip=True), case.needs(o, family)
             if family == "weights":
@@ -70,21 +72,40 @@ def _attention(
     o = case.operands(device)
     needs, options = case.needs(o, family), {"fast": True, "skip": True}
     grad_out = case.grad_out(o) if needs else None
-    formula: Callable[..., list[Tensor]] = unfused
-    if family == "weights":
-        site, signature, formula = weights_site(False), WEIGHTS, stored
-    elif needs:
-        site, signature, options["ordered"] = backward_site(False), BACKWARD, True
+    if needs:
+        site = backward_site(False)
+        arguments = Arguments(o, grad_out, needs, {**options, "ordered": True})
+        args, options = BACKWARD.call(arguments)
     else:
-        site, signature = forward_site(False), FORWARD
-    args, options = signature.call(Arguments(o, grad_out, needs, options))
+        site = forward_site(False)
+        args, options = FORWARD.call(Arguments(o, options=options))
 
     def run() -> Sequence[Tensor]:
         with torch.cuda.device(device):
             results = site(*args, **options)
         return results if needs else [results]
 
-    eager, exact = (formula(o, dtype, grad_out, needs) for dtype in (case.dtype, torch.float64))
+    eager, exact = (unfused(o, dtype, grad_out, needs) for dtype in (case.dtype, torch.float64))
+    return run, eager, exact
+
+
+def _weights(
+    case: Case, family: str, device: torch.device
+) -> tuple[Run, Sequence[Tensor], Sequence[Tensor]]:
+    """P and dS, by the call that a chunk makes."""
+    o = case.operands(device)
+    heads, needs, grad_out = case.heads, case.needs(o, family), case.grad_out(o)
+    kernel = Filling(StoredPass(o.program, needs, heads, ""))
+    expanded = (expand_heads(x, heads) for x in (o.key, o.value))
+    matrices = [x.flatten(0, 1) for x in (o.query, *expanded, grad_out)]
+
+    def run() -> Sequence[Tensor]:
+        made = [o.query.new_empty(score_shape(o)) for _ in range(2)]
+        with torch.cuda.device(device):
+            kernel(*matrices, *made, *o.aux)
+        return made
+
+    eager, exact = (stored(o, dtype, grad_out, needs) for dtype in (case.dtype, torch.float64))
     return run, eager, exact
 
 

@@ -91,14 +91,15 @@ def stored(text: str, *dims: int, cut: str = "", summed: bool = False) -> tuple[
     sums = tuple(Sum(x, program.axes(i), i) for i, x in enumerate(terms) if x is not None)
     slope = program.gradients.score
     asked = Pass(program.weight, slope, sums, dtype=torch.float32, program=program.roots)
-    lengths, (dim, value_dim) = (1024, 1024, 2048, 2048), dims
-    widths = (value_dim, dim, dim, value_dim)
+    lengths, (dim, value_dim) = (1024, 2048, 2048, 1024), dims
+    widths = (dim, dim, value_dim, value_dim)
     bf16 = torch.bfloat16
     given = [torch.empty(4, n, width, dtype=bf16) for n, width in zip(lengths, widths)]
     sizes = {"q_idx": (1, 1, 1024, 1), "kv_idx": (1, 1, 1, 2048), "aux": (1, 2, 1024, 2048)}
     dtypes = {"i": torch.int64, "f": bf16}
-    given += [torch.empty(sizes[x.op], dtype=dtypes[x.kind]) for x in asked.operands]
-    return StoredPass(asked, 2, frozenset(cut.split()), "kernel=triton"), given
+    leaves = [torch.empty(sizes[x.op], dtype=dtypes[x.kind]) for x in asked.operands]
+    chunk, operands = StoredPass.of(asked, cut.split(), leaves, 2, "kernel=triton")
+    return chunk, [*given, *operands]
 
 
 @pytest.mark.parametrize("name", WIDE)

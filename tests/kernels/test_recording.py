@@ -7,7 +7,10 @@ import torch
 
 from gdpa_inductor import lowerings
 from gdpa_inductor.kernels.blocked import chunks, loop
+from gdpa_inductor.kernels.blocked import operands as block_operands
+from gdpa_inductor.kernels.blocked.fused import StoredPass
 from gdpa_inductor.kernels.blocked.recording import Immediate, StepRecorder
+from gdpa_inductor.lowerings import weights
 from gdpa_inductor.lowerings.blocked import chunked_call
 from tests.lowerings.operators import canonical
 
@@ -137,3 +140,49 @@ def test_gradients_that_are_zero_are_so_each_time():
         results = step(*inputs, text)
         torch.testing.assert_close(results, reference(*inputs, text), rtol=1e-10, atol=1e-10)
         del results
+
+
+class Kernel:
+    """In place of one that fills P and dS: where it was told to put them."""
+
+    def __init__(self, chunk: StoredPass) -> None:
+        self.chunk = chunk
+        self.places: list[tuple[int, int]] = []
+
+    def __call__(self, query, key, value, grad_out, weight, slope, *operands) -> None:
+        self.places.append((weight.data_ptr(), slope.data_ptr()))
+        made = self.chunk(query, key, value, grad_out, *operands)
+        for place, result in zip((weight, slope), made, strict=True):
+            place.copy_(result)
+
+
+@pytest.mark.parametrize("text", [CAUSAL, "silu(mul(s,0.125))"], ids=["causal", "dense"])
+@pytest.mark.parametrize("directly", [True, False])
+@pytest.mark.parametrize("most", [1, loop.MOST_RECORDED], ids=["at once", "recorded"])
+def test_p_and_ds_by_one_kernel(
+    text: str, directly: bool, most: int, monkeypatch: pytest.MonkeyPatch
+):
+    """A kernel that is called as it is fills the same memory for all chunks. One that Inductor
+    compiles returns new memory.
+    """
+    kernels: list[Kernel] = []
+
+    def direct(chunk: StoredPass, *_: object) -> Kernel | None:
+        kernels.append(Kernel(chunk))
+        return kernels[-1] if directly else None
+
+    monkeypatch.setattr(loop, "MOST_RECORDED", most)
+    monkeypatch.setattr(weights, "direct", direct)
+    monkeypatch.setattr(block_operands, "stores", lambda *_: True)
+    monkeypatch.setattr(loop, "fixed", lambda work, *_: work)
+    monkeypatch.setattr(chunks, "STORED", 2 * 8 * 20 * 20)
+    for joined in (True, False):
+        inputs, text = operands(joined), canonical(text)
+        for _ in range(2):
+            torch.testing.assert_close(
+                step(*inputs, text), reference(*inputs, text), rtol=1e-10, atol=1e-10
+            )
+    placed = [kernel.places for kernel in kernels if kernel.places]
+    assert bool(placed) == directly
+    runs = 1 if most == 1 else 4  # of a kernel; a recording keeps it
+    assert all(len(set(places)) <= runs < len(places) for places in placed)

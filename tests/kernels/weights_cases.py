@@ -33,7 +33,7 @@ class WeightsCase(Case):
 
     def likes(self, tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
         """The results lie as scores, and not as operands."""
-        return [None] * len(weights.named_terms(self.mod, tuple(self.needed)))
+        return [None] * len(self.mod.summed_terms(self.needed))
 
 
 LATER = "a0:i[-,-,-,-]; where(ge(add(q_idx,a0),kv_idx),silu(mul(s,0.25)),0.0)"

@@ -1,7 +1,6 @@
-"""Which kernel computes P and dS of a chunk, and how the generated code calls CuTe's."""
+"""Which kernel computes P and dS of a chunk, and how chunks call CuTe's."""
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 import pytest
@@ -9,20 +8,21 @@ import torch
 from torch._dynamo.utils import counters
 
 from gdpa_inductor import lowerings
+from gdpa_inductor.kernels.blocked.fused import StoredPass
 from gdpa_inductor.kernels.cute import certificates
 from gdpa_inductor.kernels.cute.weights import ctas_of
-from gdpa_inductor.lowerings import blocked
 from gdpa_inductor.lowerings import chunk_costs as costs
 from gdpa_inductor.lowerings.cute import rules
-from gdpa_inductor.lowerings.cute import weights as cute
-from gdpa_inductor.lowerings.weights import choose
+from gdpa_inductor.lowerings.cute.weights import Filling
+from gdpa_inductor.lowerings.weights import choose, direct
 from gdpa_inductor.options import Options
 from gdpa_inductor.problem import Problem
 from gdpa_inductor.program.score_mod import ScoreMod
-from tests.kernels import cute_recorders, render
-from tests.kernels.cute_recorders import CTAS, STREAM, matrix, recorded, words
+from tests.kernels import cute_recorders
+from tests.kernels.cute_recorders import CTAS, STREAM, matrix, words
 from tests.kernels.test_chunk_product import stored
 
+CUDA = torch.device("cuda", 0)
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 SILU = "silu(mul(s,0.0625))"
 CAUSAL = "where(ge(q_idx,kv_idx),silu(s),0.0)"
@@ -33,7 +33,6 @@ TWO = "a0:f[h,q_idx,kv_idx]; a1:f[b,q_idx,kv_idx]; silu(add(s,add(a0,a1)))"
 GATE = "a0:f[h,q_idx]; mul(silu(s),a0)"
 
 kernels = pytest.fixture(cute_recorders.recorders)
-rooms = pytest.fixture(cute_recorders.rooms)
 
 
 @pytest.fixture(autouse=True)
@@ -123,42 +122,52 @@ def test_reports_and_estimates_know_which_kernel_runs(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("options", "kernel"), [("", "cute"), ("kernel=triton", "triton")])
-def test_the_generated_code_of_a_chunk(options: str, kernel: str) -> None:
-    pytest.importorskip("triton")
-    blocked.register_product()
-    work, given = stored(CAUSAL, 192, 256, cut="q_idx")
+def test_a_chunk_calls_the_kernel_that_was_chosen(options: str, kernel: str) -> None:
+    chunk, given = stored(CAUSAL, 192, 256, cut="q_idx")
     counters.clear()
-    code = render.wrapper(dataclasses.replace(work, options=options), given, decomposed=True)
-    assert ("weights_weights_site(True)" in code) == (kernel == "cute")
-    assert len(render.kernels(code)) == (kernel == "triton")
+    found = direct(dataclasses.replace(chunk, options=options), given[:4], given[4:], CUDA)
+    assert isinstance(found, Filling) == (kernel == "cute")
+    assert (found is None) == (kernel == "triton")
     assert counters["gdpa"][f"weights_{kernel}"] == 1
 
 
-def test_heads_that_share_keys_reach_the_kernel_expanded() -> None:
-    blocked.register_product()
-    work, given = stored(SILU, 192, 192)
-    given[2] = given[2][:1].expand(4, -1, -1)
-    code = render.wrapper(dataclasses.replace(work, options=""), given, decomposed=True)
-    assert "(2, 2, 2048, 192), (0, 0, 192, 1), 0)" in code
+def test_devices_without_kernels_compute_the_formula() -> None:
+    chunk, given = stored(CAUSAL, 192, 256, cut="q_idx")
+    assert direct(chunk, given[:4], given[4:], torch.device("cpu")) is None
 
 
-def test_a_call_is_replayed(kernels, rooms) -> None:
-    """Also with heads that are expanded: the kernel is handed one."""
-    b, h, m, n = 2, 4, 40, 72
-    maker = partial(cute.weights_site, True)
-    site = maker()
+def filling(program: str = SILU, heads: int = 4) -> Filling:
+    return Filling(StoredPass(ScoreMod.parse(program), (True,) * 3, heads, ""))
+
+
+def units(rows: int, dim: int = 64, count: int = 8) -> torch.Tensor:
+    return matrix(count, rows, dim)
+
+
+def test_a_chunk_is_replayed(kernels) -> None:
+    """Into the memory that it is given. Of heads that are expanded the kernel is handed one."""
+    m, n = 40, 72
+    kernel = filling()
     for number in range(3):
-        q, k, v, grad = (matrix(b, h, rows, 64) for rows in (m, n, n, m))
-        k = k[:, :1].expand(-1, h, -1, -1)
-        args = (grad, q, k, v, [], [], SILU, [True] * 3)
-        made = site(*args, fast=True, skip=True)
+        q, grad, k = units(m), units(m), units(n, count=1).expand(8, -1, -1)
+        v, made = units(n), [matrix(2, 4, m, n) for _ in range(2)]
+        kernel(q, k, v, grad, *made)
+        assert kernel.replay is not None and len(kernels[1].launches) == number + 1
         found = words(kernels[1])
-        assert recorded(site) == 1 and len(kernels[1].launches) == number + 1
         assert found[:6] == [x.data_ptr() for x in (q, k, v, grad, *made)]
-        assert found[6:12] == [b, h, 1, h, m, n]
+        assert found[6:12] == [2, 4, 1, 4, m, n]
         assert found[-2:] == [CTAS, STREAM]
-        assert [tuple(x.shape) for x in made] == [(b, h, m, n)] * 2
-        cute_recorders.check_first_run(maker, args, made, kernels[1], fast=True, skip=True)
+
+
+def test_a_chunk_in_a_misaligned_place_runs_anew(kernels) -> None:
+    """It may have to copy, which no replay does."""
+    kernel = filling()
+    made = [matrix(2, 4, 40, 72) for _ in range(2)]
+    moved = torch.zeros(8 * 40 * 64 + 1, dtype=BF16)[1:].view(8, 40, 64)
+    for query in (units(40), moved, units(40), moved):
+        kernel(query, units(72), units(72), units(40), *made)
+        assert words(kernels[1])[0] % 16 == 0
+        assert (words(kernels[1])[0] == query.data_ptr()) == (query is not moved)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +190,6 @@ def test_few_ctas_come_to_other_queries(tiles: int, across: int, ctas: int) -> N
 def test_a_mask_has_more_ctas_than_run_at_once(
     dim: int, rows: int, program: str, more: bool, kernels
 ) -> None:
-    q = matrix(2, 4, 1024, dim)
-    site = cute.weights_site(True)
-    site(q, q, q, q, [], [], program, [True] * 3, fast=True, skip=True)
+    q, made = units(1024, dim), [matrix(2, 4, 1024, 1024) for _ in range(2)]
+    filling(program)(q, q, q, q, *made)
     assert words(kernels[1])[-2] == (2 * 4 * -(-1024 // rows) * 16 // 16 if more else CTAS)

@@ -4,14 +4,16 @@
 chunk. Its lowering is a template, and Inductor fuses the program into its epilogue. It serves
 16-bit operands on NVIDIA GPUs. Otherwise torch's library computes the product.
 
-In a backward on Hopper `gdpa::attention_weights` computes both products, S and dP = dO Vᵀ, if head
-dims are not too wide for its tiles. `lowerings/weights.py` chooses between two such kernels.
+In a backward on Hopper one kernel computes both products, S and dP = dO Vᵀ, if head dims are not
+too wide for its tiles. `lowerings/weights.py` chooses between two such kernels: CuTe's is called as
+it is, and Triton's is the lowering of `gdpa::attention_weights`, which Inductor compiles.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,44 +67,57 @@ class FusedPass:
 
 @dataclass(frozen=True)
 class StoredPass:
-    """The function of a chunk in a backward: (dO, query, key, value, *operands) to P, dS and terms
+    """The function of a chunk in a backward: (query, key, value, dO, *operands) to P, dS and terms
     of aux operands, which are summed.
 
-    It returns only the wanted ones, in the dtype of the query. cut: The axes of which a chunk has a
-    part. options: Those of the kernel, as text.
+    It returns only the wanted ones, in the dtype of the query. needs: As of
+    `gdpa::attention_weights`. options: Those of the kernel, as text.
     """
 
-    work: Pass
+    program: ScoreMod
+    needs: tuple[bool, ...]
     heads: int
-    cut: frozenset[str]
     options: str
 
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        matrices = [matrix.unflatten(0, (-1, self.heads)) for matrix in tensors[:4]]
-        leaves: dict[Expr, Expr] = {}
+    @staticmethod
+    def of(
+        work: Pass, cut: Collection[str], leaves: Sequence[Tensor], heads: int, options: str
+    ) -> tuple[StoredPass, list[Tensor]]:
+        """The function of a chunk, and its operands.
+
+        cut: The axes of which the chunk has a part. leaves: Those of `Pass.operands`.
+        """
+        known: dict[Expr, Expr] = {}
         numbers: dict[object, int] = {}
         specs: list[Aux] = []
         operands: list[Tensor] = []
-        pairs = zip(self.work.operands, tensors[4:], strict=True)
+        pairs = zip(work.operands, leaves, strict=True)
         for node, tensor in sorted(pairs, key=lambda pair: (pair[0].op, pair[0].value or 0)):
-            if node.op in AXES and node.op not in self.cut:
+            if node.op in AXES and node.op not in cut:
                 continue
             own = aux(len(specs), node.kind)
-            leaves[node] = call("add", node, own) if node.op in AXES else own
+            known[node] = call("add", node, own) if node.op in AXES else own
             numbers[node.value] = len(specs)
             if node.op in AXES:  # the index of the chunk's first element
                 tensor = tensor.narrow(AXES.index(node.op), 0, 1)
             operands.append(tensor)
             specs.append(_spec(node, tensor))
-        roots = [with_leaves(root, lambda x: leaves.get(x, x)) for root in self.work.program]
+        roots = [with_leaves(root, lambda x: known.get(x, x)) for root in work.program]
         program = ScoreMod(roots[0], tuple(specs), *roots[1:])
-        wanted = {numbers[own.number] for own in self.work.own_sums}
-        needs = [False, self.work.score_grad is not None, self.work.weight is not None]
+        wanted = {numbers[own.number] for own in work.own_sums}
+        needs = [False, work.score_grad is not None, work.weight is not None]
         needs += [number in wanted for number in range(len(specs))]
-        made = torch.ops.gdpa.attention_weights.default(
-            *matrices, operands, [], str(program), needs, self.options
-        )
-        return tuple(made)
+        return StoredPass(program, tuple(needs), heads, options), operands
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        query, key, value, grad_out = self.by_head(tensors[:4])
+        matrices, operands = (grad_out, query, key, value), list(tensors[4:])
+        more = str(self.program), list(self.needs), self.options
+        return tuple(torch.ops.gdpa.attention_weights.default(*matrices, operands, [], *more))
+
+    def by_head(self, matrices: Sequence[Tensor]) -> list[Tensor]:
+        """Matrices of units as [b,h,rows,width]."""
+        return [matrix.unflatten(0, (-1, self.heads)) for matrix in matrices]
 
 
 def _spec(node: Expr, operand: Tensor) -> Aux:

@@ -29,7 +29,6 @@ from ...operands import add_by_place
 from ...program.expr import AXES, Expr, call
 from ...program.score_mod import ScoreMod
 from ...sources import source_hash
-from ..cute import certificates
 from . import chunks, tiling
 from .block_pass import Pass, Runner, Sum, compiled, fixed
 from .chunks import BlockPass, ChunkedCall
@@ -253,7 +252,9 @@ class BlockLoop:
         terms = zip(summed, totals, strict=True) if work.sums else ()
         self._totals = [t for term, t in terms if term is not None and t is not None]
         self._buffers: dict[str, Tensor] = {}
+        # By the sizes of a block, which decide on all strides.
         self._programs: dict[tuple[int, ...], BlockProgram] = {}
+        self._kernels: dict[tuple[int, ...], Runner | None] = {}
 
     def run(self, targets: Mapping[str, Tensor]) -> None:
         """Add the parts of all blocks to the targets of the pass, which have the names of sides."""
@@ -280,7 +281,7 @@ class BlockLoop:
         grad_out = inputs.get("out")
         if self._stored:
             assert grad_out is not None
-            weight, slope = self._weights_at_once(block, (grad_out, query, key, value))
+            weight, slope = self._weights_at_once(block, (query, key, value, grad_out))
         else:
             grad: Tensor | None = None
             if self._work.reads_grad:
@@ -363,11 +364,20 @@ class BlockLoop:
         self, block: Block, matrices: tuple[Tensor, ...]
     ) -> tuple[Tensor | None, Tensor | None]:
         """The same by one kernel, which also computes dP."""
-        work = self._work
+        work, dtype = self._work, matrices[0].dtype
+        axes = zip(AXES, self._o.sizes, block.shape, strict=True)
+        cut = [axis for axis, size, own in axes if size != own]
         leaves = [block.cut(t) for t in self._leaves]
-        count = (work.weight is not None) + (work.score_grad is not None) + len(work.own_sums)
-        sizes = [(matrices[1].dtype, block.shape) for _ in range(count)]
-        made = iter(self._steps.make(self._program(block), [*matrices, *leaves], *sizes))
+        chunk, operands = StoredPass.of(work, cut, leaves, block.shape[1], self._o.options)
+        if (kernel := self._kernel(block, chunk, matrices, operands)) is not None:
+            outputs = [self._buffer(name, block, dtype) for name in ("weight", "slope")]
+            self._steps.do(kernel, *matrices, *outputs, *operands)
+        else:
+            count = (work.weight is not None) + (work.score_grad is not None) + len(work.own_sums)
+            program = self._program(block, chunk)
+            sizes = [(dtype, block.shape) for _ in range(count)]
+            outputs = self._steps.make(program, [*matrices, *operands], *sizes)
+        made = iter(outputs)
         weight = None if work.weight is None else next(made)
         slope = None if work.score_grad is None else next(made)
         for summed, total in zip(work.sums, self._totals, strict=True):
@@ -388,17 +398,25 @@ class BlockLoop:
             if summed.place is not None
         }
 
-    def _program(self, block: Block) -> BlockProgram:
+    def _kernel(
+        self,
+        block: Block,
+        chunk: StoredPass,
+        matrices: Sequence[Tensor],
+        operands: Sequence[Tensor],
+    ) -> Runner | None:
+        """What fills P and dS of the chunk, if it is no kernel that Inductor compiles."""
+        if block.shape not in self._kernels:
+            known = self._o.direct
+            kernel = None if known is None else known(chunk, matrices, operands, self._o.device)
+            self._kernels[block.shape] = kernel
+        return self._kernels[block.shape]
+
+    def _program(self, block: Block, chunk: StoredPass | None = None) -> BlockProgram:
         shape = block.shape
         program = self._programs.get(shape)
         if program is None:
-            work: Pass | FusedPass | StoredPass = self._work
-            if self._stored:
-                axes = zip(AXES, self._o.sizes, shape, strict=True)
-                cut = frozenset(axis for axis, size, own in axes if size != own)
-                work = StoredPass(self._work, shape[1], cut, self._o.options)
-            elif self._fused:
-                work = FusedPass(self._work, shape[1])
+            work = chunk or (FusedPass(self._work, shape[1]) if self._fused else self._work)
             program = self._programs[shape] = BlockProgram(work, self._o.lengths_vary)
         return program
 
@@ -424,7 +442,7 @@ class BlockProgram:
             if isinstance(self._work, Pass):
                 runner = compiled(self._work, tensors, lengths_vary=self._vary)
             else:
-                runner = fixed(self._work, tensors, source_hash() + certificates.state())
+                runner = fixed(self._work, tensors, source_hash())
             if runner is not self._work:  # which runs until compiling it, tried again, succeeds
                 self._runners[aligned] = runner
         return runner(*tensors)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -180,6 +180,9 @@ class BlockOperands:
     wide: bool = False  # scores are stored in fp32, whatever the operands are
     lengths_vary: bool = False  # many sizes will come, so nothing is compiled for a single one
     options: str = ""  # of the kernel of `StoredPass`
+    # From a `StoredPass`, matrices, operands and the device: its kernel, if Inductor compiles none.
+    # It is a function of matrices, P, dS and operands, and fills P and dS.
+    direct: Callable[..., Callable[..., object] | None] | None = None
     numbers: Tensor | None = None  # of the sequences of a jagged call, [batch]
     pool: dict[str, Tensor] | None = None  # buffers of the CPU kernel; None for chunks
     specs: Specs = field(init=False, repr=False)

@@ -4,6 +4,7 @@ Chunks of a backward multiply them by torch's library (`kernels/blocked`). Both 
 Keys and values that heads or batches share may be expanded: then they are read once.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -35,6 +36,7 @@ def weights(
     skip: bool = True,
     ctas: int = 0,
     stream: int | None = None,
+    out: Sequence[Tensor] = (),
     kind: type[KernelConfig] | None = None,
     record: Record | None = None,
 ) -> list[Tensor]:
@@ -44,6 +46,7 @@ def weights(
         grad_out: dO, [B, H, M, Dv].
         fast, skip, stream, kind, record: As in `launch.forward`.
         ctas: How many CTAs to launch. By default as many as run at once, or more under a mask.
+        out: Memory for P and dS.
 
     Raises:
         GDPAError: The kernel does not take the operands. The message says why.
@@ -54,9 +57,10 @@ def weights(
     if reason:
         raise GDPAError(reason)
     gradient, record = aligned(grad_out), record or Record(fails=True)
-    record.begin((o.query, o.key, o.value, grad_out), o, plan.plain and gradient is grad_out)
-    rooms = [empty(score_shape(o), o.query.dtype, o.query.device) for _ in "ps"]
-    stored = [record.add_buffer(room) for room in rooms]
+    given = (o.query, o.key, o.value, grad_out, *out)
+    record.begin(given, o, plan.plain and gradient is grad_out)
+    size = score_shape(o), o.query.dtype, o.query.device
+    stored = list(out) or [record.add_buffer(empty(*size)) for _ in "ps"]
     if plan.empty:
         return [x.zero_() for x in stored]
     at_once, stream = place(o.query.device, ctas, stream)
@@ -66,7 +70,7 @@ def weights(
     call = plan.call_words(read, matrices, None, ctas or kernel.ctas, stream)
     kernel.run(call, form)
     record.add_kernel(kernel.run, call, form, 3 + len(matrices), plan.scalars)
-    record.finish(stored)
+    record.finish(() if out else stored)
     return stored
 
 

@@ -2,7 +2,7 @@
 
 - `rules` says which problems it takes, and which it leaves to Triton.
 - `calls` puts calls of its kernels into the generated code, and runs them.
-- `weights` does so for the kernel of P and dS, which chunks of a backward use.
+- `weights` calls its kernel of P and dS, which chunks of a backward use.
 """
 
 from ..backends import Backend
@@ -17,7 +17,7 @@ from .rules import (
     WEIGHTS_YIELD,
     YIELDS,
 )
-from .weights import lower as lower_weights
+from .weights import Filling
 
 BACKEND = Backend(
     name="cute",
@@ -36,6 +36,6 @@ BACKEND = Backend(
         pays=(),
         doubts=WEIGHTS_DOUBTS,
         yields=WEIGHTS_YIELD,
-        lower=lower_weights,
+        lower=Filling,
     ),
 )

@@ -1,44 +1,47 @@
-"""The lowering of P and dS of a chunk to the CuTe kernel: one call in the generated code.
-
-`gdpa::attention_weights_cute` has the arguments of `gdpa::attention_weights`, and returns P and dS.
-"""
+"""The CuTe kernel of P and dS, as chunks of a backward call it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from ...kernels.blocked.fused import StoredPass
+from ...kernels.cute.replay import Record
 from ...kernels.cute.weights import weights
-from ...operands import score_shape
-from ...ops import Arguments, Signature
-from ..call import Call, extern_call
-from .calls import KEYWORDS, Site, on_its_device
-
-_LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
-WEIGHTS = Signature("attention_weights_cute", backward=True, keywords=KEYWORDS)
+from ...operands import Operands
+from ...options import KernelOptions
 
 
-def lower(call: Call) -> list[Any]:
-    """[P, dS], contiguous [B,H,M,N] in the query's dtype. Inductor IR in and out."""
-    options = {"fast": call.options.fast_math, "skip": call.options.skip}
-    callee = (__name__, "weights_site", repr(call.static))
-    return list(extern_call(WEIGHTS, call.on_its_device(**options), callee))
+@dataclass(eq=False)
+class Filling:
+    """P and dS of chunks whose sizes and strides are the same.
 
+    The first run records its launches, and later runs replay them (kernels/cute/replay.py). A run
+    whose addresses are not aligned is none of these: it may have to copy.
+    """
 
-def weights_site(known: bool) -> Site:
-    return Site(WEIGHTS, _weights, known)
+    chunk: StoredPass
+    replay: Any = None
 
-
-def _weights(arguments: Arguments[Tensor], **known: Any) -> list[Tensor]:
-    a = arguments
-    return weights(a.grad_out, a.operands, **a.options, **known)
-
-
-def _fakes(arguments: Arguments[Tensor]) -> list[Tensor]:
-    o = arguments.operands
-    return [o.query.new_empty(score_shape(o)) for _ in range(2)]
-
-
-WEIGHTS.register(_LIBRARY, "CUDA", on_its_device(_weights), _fakes)
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        grad_out: Tensor,
+        weight: Tensor,
+        slope: Tensor,
+        *operands: Tensor,
+    ) -> None:
+        """Fill P and dS, contiguous [b,h,rows,cols]; the other matrices are [units,·,width]."""
+        matrices = (query, key, value, grad_out, weight, slope)
+        if self.replay is not None and self.replay(matrices, operands, ()) is not None:
+            return
+        options, record = KernelOptions.parse(self.chunk.options), Record()
+        q, k, v, grad = self.chunk.by_head(matrices[:4])
+        o = Operands(q, k, v, operands, (), self.chunk.program)
+        fast, skip, out = options.fast_math, options.skip, (weight, slope)
+        weights(grad, o, fast=fast, skip=skip, out=out, record=record)
+        self.replay = record.replay
