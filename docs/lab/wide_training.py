@@ -46,7 +46,7 @@ from tests._judge import Results, difference, results
 
 ROWS, HEADS, TURNS = 32768, 4, 3
 CASES = [(d, n, "none") for d in (256, 192) for n in (2048, 8192, 1024)]
-CASES += [(256, 2048, "causal"), (192, 2048, "causal")]
+CASES += [(d, 2048, mask) for mask in ("causal", "bias") for d in (256, 192)]
 TILES = ("128,32,8,3,32", "128,32,8,4,32", "128,32,8,3,16", "128,32,8,3,64", "128,64,8,2,16",
          "128,64,8,3,16", "128,64,8,3,32", "64,64,4,3,16")  # fmt: skip
 # Units, rows and columns of a chunk, and the parts of a sum.
@@ -74,6 +74,10 @@ def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return scores.tril() @ value
 
 
+def biased(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    return F.silu(query @ key.mT * query.shape[-1] ** -0.5 + bias) / query.shape[-2] @ value
+
+
 def milliseconds(call: Call) -> float:
     return round(do_bench(call, warmup=20, rep=120, return_mode="median"), 4)
 
@@ -93,7 +97,7 @@ def fault(
     """How output and gradients of the first (batch, head) break the error rule."""
 
     def run(call: Callable[..., Tensor], operands: Sequence[Tensor]) -> Results:
-        leaves = dict(zip(("query", "key", "value"), operands, strict=True))
+        leaves = dict(zip(("query", "key", "value", "bias"), operands, strict=False))
         found = results(lambda **named: call(**named)[:1, :1], leaves)
         own = {name: grad[:1, :1] for name, grad in found.gradients.items()}
         return dataclasses.replace(found, gradients=own)
@@ -113,12 +117,15 @@ def use(kernel: str) -> None:
 def measure(dim: int, length: int, mask: str, timed: bool = True) -> None:
     torch.manual_seed(0)
     torch.compiler.reset()
-    plain = causal if mask == "causal" else attention
-    size = (ROWS // length, HEADS, length, dim)
+    plain = {"none": attention, "causal": causal, "bias": biased}[mask]
+    size: tuple[int, ...] = (ROWS // length, HEADS, length, dim)
     given = [
         torch.randn(size, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
     ]
     grad = torch.randn_like(given[0])
+    if mask == "bias":  # of each head
+        size = (1, HEADS, length, length)
+        given.append(torch.randn(size, device="cuda", dtype=torch.bfloat16, requires_grad=True))
     options = {"gdpa.expect": 1, "gdpa.profit": False}
     ours = torch.compile(plain, backend="gdpa", options=options, dynamic=False)
     stock = torch.compile(plain, dynamic=False)

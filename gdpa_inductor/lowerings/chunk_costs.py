@@ -38,6 +38,7 @@ class Rates:
     crowded: float  # additions/s to a small table
     longer: float  # seconds for a score, for a function that outlasts the product beside it
     call: float  # seconds of the CPU for a call of the operator
+    step: float  # the same for a training step where P and dS are stored, beside its launches
     launch: float  # seconds of the CPU for each kernel
 
 
@@ -47,15 +48,16 @@ RATES = Rates(
     chunk={"half": 400e12, "tf32": 200e12, "ieee": 30e12, "double": 20e12},
     fused=300e12,
     deep=200e12,
-    forward=700e12,  # this and the next two: docs/lab/2026-11-29-wide-training.md
+    forward=700e12,  # this, the next two, and `step`: docs/lab/2026-11-29-wide-training.md
     both=270e12,
-    both_cute=270e12,  # as Triton's. Alone it has 314e12 to 562e12, but steps wait for the CPU
+    both_cute=450e12,
     stored=450e12,
     memory=3.0e12,
     cache=4.3e12,
     crowded=0.9e9,
     longer=0.9e-12,
     call=300e-6,
+    step=600e-6,
     launch=35e-6,
 )
 
@@ -109,7 +111,7 @@ def estimate(problem: Problem) -> Estimate:
         busy = 2 * scores * ((dim + value_dim) * per_flop + wide / RATES.stored)
         busy += scores * (2 * long_functions(problem) + 3 * _operand_bytes(problem) / RATES.cache)
         kernels = 1 + _parts(batch * heads, rows, cols, 2 * itemsize, chunks.STORED) * 4
-        return Estimate(stock, max(busy, RATES.call + kernels * RATES.launch), kernels)
+        return Estimate(stock, max(busy, RATES.step + kernels * RATES.launch), kernels)
     passes = 2 if problem.training else 1
     # P V of a chunk has all its rows. The products that add to a gradient are small.
     busy = 2 * scores * (value_dim / RATES.whole[kind])

@@ -121,6 +121,17 @@ def test_reports_and_estimates_know_which_kernel_runs(monkeypatch: pytest.Monkey
     assert after["CuTe"] < before["CuTe"] and after["Triton"] == before["Triton"]
 
 
+@pytest.mark.parametrize("dim", [192, 256])
+@pytest.mark.parametrize(("rows", "pays"), [(1024, False), (2048, True), (8192, True)])
+def test_training_pays_from_2048_tokens_on(dim: int, rows: int, pays: bool) -> None:
+    """As calls of 32,768 tokens: below, the CPU takes longer to launch chunks than the GPU."""
+    sizes = {"batch": 32768 // rows, "rows": rows, "cols": rows}
+    case = problem(needs=(), **sizes, head_dim=dim, value_dim=dim)
+    assert bool(lowerings.choose(case, Options())) == pays
+    assert lowerings.choose(case, Options(profit=False))
+    assert not lowerings.choose(dataclasses.replace(case, cols=rows - 4), Options())  # Triton's
+
+
 @pytest.mark.parametrize(("options", "kernel"), [("", "cute"), ("kernel=triton", "triton")])
 def test_a_chunk_calls_the_kernel_that_was_chosen(options: str, kernel: str) -> None:
     chunk, given = stored(CAUSAL, 192, 256, cut="q_idx")
