@@ -104,10 +104,10 @@ def _count(call: Call) -> None:
     if not call.static or call.problem.jagged or 0 in score_shape(call.fakes.operands):
         return
     o = _chunked(gathered(call.fakes.operands), {"fp32_scores": call.options.fp32_scores})
-    sums = any(call.needs[3:]) if call.backward else o.program.summed is not None
-    names = _wanted(call.needs) if call.backward else ["out"]
+    sums = call.needs[3:] if call.backward else (o.program.summed is not None,)
+    names = tuple(_wanted(call.needs)) if call.backward else ("out",)
     planned = loop.call_of(o, names, call.fakes.grad_out if call.backward else None, sums)
-    products = 0 if planned.stored else (2 if call.backward else 1) - o.fused(sums)
+    products = 0 if planned.stored else (2 if call.backward else 1) - o.fused(any(sums))
     count = chunks.launches(planned, products)
     dynamo.counters["gdpa"]["chunked_launches"] += count
     log.info("%s in chunks: %d launches", call.signature.name, count)

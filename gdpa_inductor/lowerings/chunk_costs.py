@@ -78,6 +78,15 @@ def _operand_bytes(problem: Problem) -> int:
     return sum(dtype.itemsize for spec, dtype in operands if spec.axes >= POSITIONS)
 
 
+def _summed_bytes(problem: Problem, units: int) -> float:
+    """Bytes for each score of the sums of biases' gradients. units: The (batch, head) of a chunk.
+
+    dS is read. A sum of the chunk's batches in fp32 is stored, read, and added to the whole.
+    """
+    biases = [x for x in problem.program.aux if x.axes >= POSITIONS and x.kind == "f"]
+    return sum(2 + (16 / units if "b" not in x.axes and units > 1 else 8) for x in biases)
+
+
 def precision(problem: Problem) -> str:
     if problem.dtype == torch.float64:
         return "double"
@@ -110,6 +119,8 @@ def estimate(problem: Problem) -> Estimate:
         wide = (2 * math.ceil(dim / WIDEST) + math.ceil(value_dim / WIDEST)) * WIDEST
         busy = 2 * scores * ((dim + value_dim) * per_flop + wide / RATES.stored)
         busy += scores * (2 * long_functions(problem) + 3 * _operand_bytes(problem) / RATES.cache)
+        units = max(1, chunks.STORED // (rows * cols * 2 * itemsize))
+        busy += scores * _summed_bytes(problem, min(units, batch)) / RATES.memory
         kernels = 1 + _parts(batch * heads, rows, cols, 2 * itemsize, chunks.STORED) * 4
         return Estimate(stock, max(busy, RATES.step + kernels * RATES.launch), kernels)
     passes = 2 if problem.training else 1

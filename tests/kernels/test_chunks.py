@@ -1,6 +1,7 @@
 """Which chunks a call has: each score is in one, within the memory, in few passes."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -95,3 +96,13 @@ def test_launches_are_counted():
     call = call_of((4, 1, 2048, 2048), (128, 128), 2, True)
     assert len(passes(call)[0].blocks) == 2
     assert chunks.launches(call, 2) == 2 * (2 + 1 + 3)
+
+
+def test_sums_of_a_bias_are_of_many_batches_of_one_head():
+    """Of [H,M,N] in a batch of 16, chunks of 8 batches store 2 sums a head, not 8 of all heads."""
+    call = replace(call_of((16, 4, 2048, 2048), (64, 64), 2, True), stored=True)
+    for by_head, shape in ((False, (2, 4)), (True, (8, 1))):
+        (chunk_pass,) = passes(replace(call, by_head=by_head))
+        assert {block.shape for block in chunk_pass.blocks} == {(*shape, 2048, 2048)}
+    shared = replace(call_of((16, 4, 2048, 2048), (64, 64), 2, True, group=4), stored=True)
+    assert passes(replace(shared, by_head=True)) == passes(shared), "sums of keys count more"

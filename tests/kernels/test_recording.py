@@ -186,3 +186,25 @@ def test_p_and_ds_by_one_kernel(
     assert bool(placed) == directly
     runs = 1 if most == 1 else 4  # of a kernel; a recording keeps it
     assert all(len(set(places)) <= runs < len(places) for places in placed)
+
+
+@pytest.mark.parametrize("access", ["h,q_idx,kv_idx", "q_idx,kv_idx", "b,h,q_idx,kv_idx"])
+@pytest.mark.parametrize("heads", [2, 1], ids=["own keys", "shared keys"])
+def test_gradients_of_biases_are_summed_from_what_is_stored(
+    access: str, heads: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Of a bias that batches share, chunks have several batches of one head."""
+    monkeypatch.setattr(block_operands, "stores", lambda *_: True)
+    monkeypatch.setattr(loop, "fixed", lambda work, *_: work)
+    monkeypatch.setattr(chunks, "STORED", 2 * 8 * 2 * 30 * 40)  # 2 of 8 units
+    text = canonical(f"a0:f[{access}]; silu(add(mul(s,0.125),a0))")
+    sizes = {"b": 4, "h": 2, "q_idx": 30, "kv_idx": 40}
+    make = lambda *size: torch.randn(size, dtype=torch.float64)
+    query, grad = make(4, 2, 30, 16), make(4, 2, 30, 16)
+    key, value = make(4, heads, 40, 16), make(4, heads, 40, 16)
+    bias = make(*(sizes[x] for x in access.split(",")))
+    for _ in range(2):
+        arguments = (grad, query, key, value, [bias], [], text, [True] * 4)
+        results = torch.ops.gdpa.attention_chunked_backward(*arguments)
+        expected = torch.ops.gdpa.attention_backward(*arguments, "")
+        torch.testing.assert_close(results, expected, rtol=1e-10, atol=1e-10)

@@ -130,6 +130,8 @@ def test_training_pays_from_2048_tokens_on(dim: int, rows: int, pays: bool) -> N
     assert bool(lowerings.choose(case, Options())) == pays
     assert lowerings.choose(case, Options(profit=False))
     assert not lowerings.choose(dataclasses.replace(case, cols=rows - 4), Options())  # Triton's
+    biased = problem(BIAS, needs=(), **sizes, head_dim=dim, value_dim=dim)
+    assert not lowerings.choose(biased, Options()), "the sums of its gradient cost more"
 
 
 @pytest.mark.parametrize(("options", "kernel"), [("", "cute"), ("kernel=triton", "triton")])

@@ -37,6 +37,9 @@ class ChunkedCall:
     wanted: tuple[MatrixSpec, ...]  # the results, which are sums over chunks
     score_bytes: int  # of one score, in all buffers of a chunk
     stored: bool = False  # one kernel computes P and dS
+    # An operand with a number for each row and column is shared by batches, and its gradient is
+    # summed. Then fewer sums are stored if a chunk has batches of one head.
+    by_head: bool = False
 
     @property
     def scores(self) -> int:
@@ -174,7 +177,9 @@ def _most_summed(call: ChunkedCall, along: str) -> int:
 def _units(call: ChunkedCall, room: int) -> Iterator[tuple[slice, slice]]:
     """Batches and heads of the chunks."""
     batch, heads, *_ = call.sizes
-    if call.joint and room >= heads:
+    if call.by_head and not any(side.shared or side.group > 1 for side in call.sides):
+        yield from ((b, h) for h in spans(heads, 1) for b in spans(batch, _part(batch, room)))
+    elif call.joint and room >= heads:
         yield from ((b, slice(0, heads)) for b in spans(batch, _part(batch, room // heads)))
     elif call.joint or call.run >= batch:
         step = _part(call.run, room)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ...operands import add_by_place
-from ...program.expr import AXES, Expr, call
+from ...program.expr import AXES, POSITIONS, Expr, call
 from ...program.score_mod import ScoreMod
 from ...sources import source_hash
 from . import chunks, tiling
@@ -146,7 +146,7 @@ def _plan(
         work = _terms(o, names, wanted)
         return [(work, tiling.tiles(o, names, work, skip))]
     plan = []
-    for block_pass in chunks.passes(call_of(o, names, grad_out, any(wanted))):
+    for block_pass in chunks.passes(call_of(o, names, grad_out, wanted)):
         served_names = tuple(side.name for side in block_pass.served)
         plan.append((_terms(o, served_names, wanted), block_pass))
         wanted = (False,) * len(wanted)
@@ -154,13 +154,17 @@ def _plan(
 
 
 def call_of(
-    o: BlockOperands, names: Sequence[str], grad_out: Tensor | None = None, sums: bool = False
+    o: BlockOperands,
+    names: tuple[str, ...],
+    grad_out: Tensor | None = None,
+    wanted: tuple[bool, ...] = (),
 ) -> ChunkedCall:
     """The facts that decide on the chunks.
 
-    names: The results, in the order of their passes. sums: Gradients of aux operands, or row sums,
-    are wanted.
+    names: The results, in the order of their passes. wanted: Which gradients of aux operands are
+    wanted too, or row sums.
     """
+    sums, by_head = any(wanted), False
     batch, heads, *_ = o.sizes
     tensors = [o.query, o.key, o.value]
     tensors += [] if grad_out is None else [grad_out]
@@ -169,7 +173,9 @@ def call_of(
     per_score = [score, value] if grad_out is None else [score, value, value, query]
     stored = grad_out is not None and o.stores(sums)
     if stored:  # P, dS, and terms
-        score_bytes = value + query * (1 + sums * len(o.program.aux))
+        work = _terms(o, names, wanted)
+        score_bytes = value + query * (1 + len(work.own_sums))
+        by_head = any(x.axes >= POSITIONS and "b" not in x.axes for x in work.sums)
     elif o.fused(sums):
         score_bytes = sum(per_score[1:])
     else:
@@ -184,6 +190,7 @@ def call_of(
         tuple(o.specs.sides[name] for name in names),
         score_bytes,
         stored,
+        by_head,
     )
 
 
