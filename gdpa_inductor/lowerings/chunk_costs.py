@@ -18,6 +18,7 @@ from .backends import backend, hint
 # The most that the estimated time may be, relative to stock's: by default, and for profit="memory".
 # An estimate that is level is not sure to win.
 LEAST, SLACK = 0.98, 1.2
+SHORT = 1024  # rates of stored P and dS were measured from so many queries and keys on
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -121,7 +122,9 @@ def estimate(problem: Problem) -> Estimate:
         busy += scores * (2 * long_functions(problem) + 3 * _operand_bytes(problem) / RATES.cache)
         units = max(1, chunks.STORED // (rows * cols * 2 * itemsize))
         busy += scores * _summed_bytes(problem, min(units, batch)) / RATES.memory
-        kernels = 1 + _parts(batch * heads, rows, cols, 2 * itemsize, chunks.STORED) * 4
+        # Keys that heads share: their gradients are products of each head, and then summed.
+        each = 4 if {hint(problem.key_heads), hint(problem.value_heads)} == {heads} else 8
+        kernels = 1 + _parts(batch * heads, rows, cols, 2 * itemsize, chunks.STORED) * each
         return Estimate(stock, max(busy, RATES.step + kernels * RATES.launch), kernels)
     passes = 2 if problem.training else 1
     # P V of a chunk has all its rows. The products that add to a gradient are small.
@@ -203,6 +206,9 @@ def slower(problem: Problem, allowed: float = LEAST) -> str:
     where = f"{step} with head dims {problem.head_dim} and {problem.value_dim} in chunks"
     if sizes_vary(problem):
         return f"{where} is slow where sizes vary: each call plans its chunks anew"
+    short = min(hint(problem.rows), hint(problem.cols)) < SHORT
+    if short and allowed < 1 and _stored(problem):
+        return f"{where} was measured from {SHORT} queries and keys on"
     seconds = estimate(problem)
     ratio = seconds.chunked / seconds.stock
     if ratio <= allowed:

@@ -130,8 +130,18 @@ def test_training_pays_from_2048_tokens_on(dim: int, rows: int, pays: bool) -> N
     assert bool(lowerings.choose(case, Options())) == pays
     assert lowerings.choose(case, Options(profit=False))
     assert not lowerings.choose(dataclasses.replace(case, cols=rows - 4), Options())  # Triton's
+    assert not lowerings.choose(dataclasses.replace(case, key_heads=1, value_heads=1), Options())
     biased = problem(BIAS, needs=(), **sizes, head_dim=dim, value_dim=dim)
     assert not lowerings.choose(biased, Options()), "the sums of its gradient cost more"
+
+
+@pytest.mark.parametrize("side", ["rows", "cols"])
+def test_short_sides_were_not_measured(side: str) -> None:
+    """As those of pooling: a tile of 128 queries would be half empty."""
+    sizes = {"batch": 256, "rows": 8192, "cols": 8192, side: 64}
+    case = problem(needs=(), **sizes)
+    assert not lowerings.choose(case, Options())
+    assert lowerings.choose(case, Options(profit="memory"))
 
 
 @pytest.mark.parametrize(("options", "kernel"), [("", "cute"), ("kernel=triton", "triton")])
