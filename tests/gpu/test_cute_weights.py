@@ -134,3 +134,17 @@ def test_training(name: str, dtype: torch.dtype) -> None:
     found = {x: counters["gdpa"][f"weights_{x}"] for x in ("cute", "triton")}
     assert bool(found["cute"]) == served
     assert bool(found["triton"]) == (not served)
+
+
+@pytest.mark.parametrize("length", [1024, 2048])
+def test_long_training_at_wide_heads_goes_in_chunks(length: int) -> None:
+    """By default, where the GPU takes longer than the CPU."""
+    size = (32768 // length, 4, length, 256)
+    given = [torch.randn(size, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    leaves = [x.requires_grad_() for x in given]
+    counters.clear()
+    model = torch.compile(lambda q, k, v: torch.nn.functional.silu(q @ k.mT) @ v, backend="gdpa")
+    model(*leaves).sum().backward()
+    found = {x: n for x, n in counters["gdpa"].items() if x.startswith("lowered_")}
+    assert found == ({} if length == 1024 else {"lowered_cute": 1, "lowered_chunked": 1})
+    assert all(x.grad.isfinite().all() for x in leaves)
