@@ -36,6 +36,7 @@ def normalised_linear_attention(q, k, v, other):
 
 
 def sums_outside_of_autocast(q, k, v, other):
+    q, k, v = (x.float() for x in (q, k, v))
     with torch.autocast("cpu", torch.bfloat16):
         w = torch.sigmoid(q @ k.mT)
         out = w @ v
