@@ -199,7 +199,7 @@ def _backend(
     if fused_only and dynamo.counters["gdpa"]["matched"] == before:
         raise NotFused
     if is_mapped:
-        reason = "attention is not fused: a mod calls what may see more than one element"
+        reason = "attention is not fused: a mod draws numbers, or may see more than one element"
         if Options.make({}).strict:
             raise GDPAError(f"gdpa.strict: {reason}")
         log.warning(reason)

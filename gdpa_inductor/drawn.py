@@ -80,6 +80,7 @@ def _visit(gm: GraphModule, path: str, known: Mapping[tuple[str, str], Draw], se
     for node in gm.graph.nodes:
         draw = known.get((path, node.name))
         if draw is not None:
+            node.kwargs, node.args = facts.arguments_of_dropout(node), ()
             node.target = seeds.dropout(draw, facts.tensors(node)[0].device)
         for body in (body for call, body in bodies if call is node):
             _visit(body, f"{path}.{paths[body]}".removeprefix("."), known, seeds)

@@ -37,8 +37,8 @@ def attention(
     enable_gqa: bool = False,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: Size | None = None,
-    max_seqlen_k: Size | None = None,
+    max_seqlen_q: Size | Tensor | None = None,
+    max_seqlen_k: Size | Tensor | None = None,
 ) -> Tensor:
     """Softmax-free attention: `O = where(mask_mod, score_mod(scale · q·k), 0) V`.
 
@@ -57,7 +57,7 @@ def attention(
         cu_seqlens_q, cu_seqlens_k: int32 or int64 [B+1]. Sequence b owns the rows cu[b]:cu[b+1] of
             that side, and indices count within it.
         max_seqlen_q, max_seqlen_k: bounds on the lengths of such a side; later rows take no part.
-            The default is a bound that holds.
+            The default is a bound that holds. One in a tensor of no dims is read, as by `item()`.
 
     Query, key and value may be nested tensors of layout torch.jagged, [B, j, H, D], instead.
 
@@ -75,7 +75,8 @@ def attention(
     """
     mods = (score_mod, mask_mod, scale, enable_gqa)
     operands, offsets = (query, key, value), (cu_seqlens_q, cu_seqlens_k)
-    bounds = (max_seqlen_q, max_seqlen_k)
+    _check_tensors(*operands)
+    bounds = max_seqlen_q, max_seqlen_k = _number(max_seqlen_q), _number(max_seqlen_k)
     if query.is_nested or key.is_nested or value.is_nested:
         # A compiled function is not given nested tensors: torch 2.11 mistakes their parts once they
         # remember their longest length, and no version keeps such a graph in its cache.
@@ -105,6 +106,16 @@ def attention(
     if (id(cu_seqlens_k), max_seqlen_k, key.shape[0]) != rows:
         key_longest = _longest("key", key, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
     return direct.compiled(kind, _attention, (*arguments, longest, key_longest))
+
+
+def _check_tensors(query: object, key: object, value: object) -> None:
+    for name, operand in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(operand, Tensor):
+            raise GDPAError(f"{name} must be a tensor, got {type(operand).__name__}")
+
+
+def _number(bound: Size | Tensor | None) -> Size | None:
+    return int(bound) if isinstance(bound, Tensor) else bound
 
 
 def _reads_lengths(
@@ -166,7 +177,8 @@ def _longest(
     name: str, values: Tensor, cu_name: str, offsets: Tensor | None, longest: Size | None
 ) -> Size | None:
     """The bound of a side; None where it is dense. Here is checked what the formula does not."""
-    if isinstance(longest, int) and longest >= 0 and offsets is not None and not offsets.is_cpu:
+    on_device = isinstance(offsets, Tensor) and not offsets.is_cpu
+    if on_device and isinstance(longest, int) and longest >= 0:
         return longest
     side = _jagged_side(name, values, cu_name, offsets, longest)
     return None if side is None else side.longest

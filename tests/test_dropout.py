@@ -136,6 +136,10 @@ def of_values_too(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.dropout(F.silu(q @ k.mT), P, True) @ v
 
 
+def by_name(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.dropout(F.silu(q @ k.mT), train=True, p=P) @ v
+
+
 def transposed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (v.mT @ F.dropout(torch.tanh(k @ q.mT), P)).mT
 
@@ -171,8 +175,8 @@ class Layer(nn.Module):
 
 
 FORMS = [
-    plain, folded, heads_last, in_place, before_the_activation, two, of_values_too, transposed,
-    one_head, of_masked, in_checkpoint, after_another_dropout,
+    plain, folded, heads_last, in_place, before_the_activation, two, of_values_too, by_name,
+    transposed, one_head, of_masked, in_checkpoint, after_another_dropout,
 ]  # fmt: skip
 
 
@@ -314,6 +318,11 @@ def one_mask_for_all_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (w * F.dropout(torch.ones_like(w[:, :1]), P)) @ v
 
 
+def of_copies(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    w = F.dropout(F.silu(q @ k.mT).unsqueeze(2).expand(-1, -1, 2, -1, -1), P)
+    return w[:, :, 0] @ v
+
+
 def alike_of(name: str) -> Callable:
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return getattr(F, name)(F.silu(q @ k.mT), P, True) @ v
@@ -334,6 +343,7 @@ REFUSED = {
     "returned": (returned_too, "SCORES_ESCAPE"),
     "two values": (multiplies_two_values, "SCORES_ESCAPE"),
     "row sums": (beside_row_sums, "DROPOUT"),
+    "copies of the scores": (of_copies, "DROPOUT"),
     "alpha": (alike_of("alpha_dropout"), "DROPOUT"),
     "features": (alike_of("feature_alpha_dropout"), "DROPOUT"),
     "channels": (alike_of("dropout2d"), "DROPOUT"),

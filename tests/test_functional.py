@@ -68,6 +68,7 @@ def test_a_mask_that_is_not_of_booleans(mask_mod, kind: str, compiled: bool) -> 
 @pytest.mark.parametrize(
     ("operands", "message"),
     [
+        ((Q, K.tolist(), V), "key must be a tensor, got list"),
         ((Q[0], K, V), "query must be a floating-point tensor .batch, heads, length, head dim."),
         ((Q, K.long(), V), "key must be a floating-point tensor"),
         ((Q, K, V.cfloat()), "value must be a floating-point tensor"),

@@ -123,6 +123,21 @@ def test_under_every_backend(backend: str, longest: int | None) -> None:
         assert counters["gdpa"]["lowered_varlen"] == 2 and not counters["gdpa"]["fallback"]
 
 
+@pytest.mark.parametrize("scalars", [False, True])
+def test_a_bound_in_a_tensor_is_read(scalars: bool) -> None:
+    longest, given = torch.diff(CU).max(), values()
+    assert_same(lambda *a: door(*a, longest), lambda *a: door(*a, LONGEST), given, CU)
+
+    def model(q: Tensor, k: Tensor, v: Tensor, cu: Tensor) -> Tensor:
+        return door(q, k, v, cu, torch.diff(cu).max())
+
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_scalar_outputs=scalars):
+        compiled = torch.compile(model, backend="gdpa", fullgraph=scalars)
+        assert_same(compiled, lambda *a: door(*a, LONGEST), given, CU)
+    assert counters["gdpa"]["matched"]
+
+
 def test_it_becomes_one_op_without_padding() -> None:
     recorder = Recorder()
     torch.compile(door, backend=recorder, fullgraph=True)(*values(), CU, LONGEST)
@@ -259,6 +274,7 @@ FAULTS = {
     "dense key": ({"cu_seqlens_k": None}, "key must be a floating-point tensor"),
     "bound": ({"cu_seqlens_q": None, "max_seqlen_q": 4}, "query is dense"),
     "dtype": ({"cu_seqlens_k": OFFSETS.float()}, "cu_seqlens_k must be .batch"),
+    "list of offsets": ({"cu_seqlens_q": [0, 3, 3, 9]}, "cu_seqlens_q must be a tensor .* list"),
     "empty": ({"cu_seqlens_k": OFFSETS[:0]}, "cu_seqlens_k is empty"),
     "device": ({"cu_seqlens_k": OFFSETS.to("meta")}, "cu_seqlens_k is on meta"),
     "decreasing": ({"cu_seqlens_q": torch.tensor([0, 5, 3, 9])}, "cu_seqlens_q must not decrease"),

@@ -400,4 +400,4 @@ class SampledWeights:
         before = self.recorded(wide=False)[0].weight.detach()[lane]
         after = self.programmed(wide=False)[0][lane]
         values = f"{float(after):.9g} for {float(before):.9g}"
-        return f"{values} at {place}, s={float(self.scores[lane]):.6g}"
+        return f"{values} at {place}, s={float(self.scores.detach()[lane]):.6g}"

@@ -391,9 +391,10 @@ def narrows(event: Event, dtype: torch.dtype) -> bool:
 
 
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rounded to `dtype`; gradients pass as they are."""
+    """Rounded to `dtype`; gradients pass as they are, and -0 stays -0."""
     lost = x.detach().to(dtype).to(x.dtype) - x.detach()
-    return x + lost.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+    lost = lost.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+    return torch.where(x.signbit(), -(-x - lost), x + lost)
 
 
 def _overflown(x: Tensor) -> Tensor:

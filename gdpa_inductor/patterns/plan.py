@@ -117,6 +117,7 @@ _OF_A_BIAS = (
     Code.SEVERAL_SCORES,
 )  # fmt: skip
 
+_TOGETHER = "sum the weights under the autocast that they are multiplied under"
 _BEFORE = "compute V, masks and biases before the weights are summed or multiplied"
 _MOST_CLOSED = 8  # after so many masks and biases that cannot be read, none is read
 
@@ -367,6 +368,12 @@ class Analyst:
     def _first_end(self, region: Region, calls: Sequence[Handle]) -> Node:
         """The first node to replace. Raises Refused if `calls` cannot be made there."""
         first, *later = self.graph.in_order(region.ends)
+        ambient = self.graph.ambient
+        apart = next((n for n in later if ambient[n].autocast != ambient[first].autocast), None)
+        if apart is not None:
+            reason = f"{places.describe(apart)} runs under another autocast than "
+            reason += places.describe(first)
+            raise Refused(Code.SCORES_ESCAPE, reason, change=_TOGETHER)
         if not all(may_move(calls, first, node, self.graph) for node in later):
             reason = f"all that {places.describe(region.end)} reads is not known at "
             reason += f"{places.describe(first)}, or changes after it"

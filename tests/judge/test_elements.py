@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gdpa_inductor._compat import subclasses
-from gdpa_inductor.judge.elements import Evaluator
+from gdpa_inductor.judge.elements import Evaluator, _rounded
 from gdpa_inductor.judge.record import Log, Recorder
 from gdpa_inductor.judge.samples import COUNT, Lanes
 
@@ -154,3 +154,14 @@ def test_writes_of_a_schema_are_seen():
             for number, write in enumerate(writes, 1):
                 write()
                 assert len(log.writes[place.storage]) == number
+
+
+def test_what_is_rounded_keeps_its_sign_and_its_gradient():
+    numbers = [0.0, -0.0, 1e-60, -1e-60, 0.1, -0.1, 1e300, -1e300, torch.inf, -torch.inf, torch.nan]
+    wide = torch.tensor(numbers, dtype=torch.float64, requires_grad=True)
+    rounded = _rounded(wide, torch.float32)
+    expected = wide.detach().float().double()
+    torch.testing.assert_close(rounded, expected, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(rounded.signbit()[:-1], expected.signbit()[:-1])
+    rounded[:-1].sum().backward()
+    assert torch.equal(wide.grad[:-1], torch.ones_like(wide.grad[:-1]))

@@ -236,6 +236,18 @@ def test_sums_that_torch_may_fuse_say_nothing_where_a_product_overflows():
     assert verdicts(attention, inputs) == [None]
 
 
+@pytest.mark.parametrize("of_sums", [torch.sqrt, lambda x: x.clamp(min=0.0)])
+def test_a_divisor_of_zero_keeps_its_sign(of_sums: Callable):
+    """Row sums are drawn, also as -0. In fp64 both sides are held to one infinity."""
+
+    def attention(q, k, v):
+        weights = F.silu(q @ k.mT)
+        return weights / of_sums(weights.abs().sum(-1, keepdim=True)) @ v
+
+    inputs = [x.double().requires_grad_() for x in heads(grad=False)]
+    assert verdicts(attention, inputs) == [None]
+
+
 def below(q, k, v, bias, x):
     return F.silu(q @ k.mT).masked_fill(bias < x.item(), 0.0) @ v
 

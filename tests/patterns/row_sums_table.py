@@ -140,6 +140,14 @@ def sums_that_are_changed_in_place(q, k, v):
     return (w / total) @ v
 
 
+@refuse("SCORES_ESCAPE", **HEADS)
+def sums_that_are_written_into_a_tensor(q, k, v):
+    w = F.silu(q @ k.mT)
+    total = torch.empty(w.shape[:-1], dtype=w.dtype)
+    torch.sum(w.detach(), -1, out=total)
+    return (w @ v) / (total.abs() + 1)[..., None]
+
+
 @refuse("MUTATED_SCORES", "SCORES_ESCAPE", "NORMALISED", **HEADS)
 def sums_after_a_write(q, k, v):
     """The weights are those before it."""

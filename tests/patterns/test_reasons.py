@@ -35,12 +35,21 @@ def normalised_linear_attention(q, k, v, other):
     return torch.einsum("bhnd,bhde,bhn->bhne", q, k.mT @ v, 1 / other.square().sum(-1))
 
 
+def sums_outside_of_autocast(q, k, v, other):
+    q, k, v = (x.float() for x in (q, k, v))
+    with torch.autocast("cpu", torch.bfloat16):
+        w = torch.sigmoid(q @ k.mT)
+        out = w @ v
+    return out.float() / w.float().sum(-1, keepdim=True)
+
+
 REASONS = {
     relative_positions: "NORMALISED: `softmax` (line ) normalises or sums the scores",
     capsules: "NORMALISED: `sum` (line ) normalises or sums the scores",
     positions_reversed: "SEVERAL_SCORES: the weights are built from more than one product",
     gate_in_the_product: "LAYOUT: `einsum` (line ) does more than the second product",
     normalised_linear_attention: "CONTRACTION: three matrices are multiplied, the right-hand ones",
+    sums_outside_of_autocast: "SCORES_ESCAPE: `sum` (line ) runs under another autocast than `mat",
 }
 
 

@@ -53,6 +53,8 @@ def beside(graph: HostGraph, inside: Collection[Node], candidate: Candidate) -> 
 def _is_row_sum(node: Node) -> bool:
     if facts.name(node) not in ("sum", "einsum") or _dim(node) is None or facts.is_opaque(node):
         return False
+    if "out" in node.kwargs:  # it writes into a tensor of the model
+        return False
     return all(
         t.is_floating_point() for n in (node, *node.all_input_nodes) for t in facts.tensors(n)
     )

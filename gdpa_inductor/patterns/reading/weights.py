@@ -180,8 +180,8 @@ class Weights:
         """Whether a dropout keeps an element, by the numbers that are drawn for its score."""
         dropout, p = self.shadow.source(node), node.args[1]
         assert dropout is not None and isinstance(p, float)
-        if at.branches or any(atom.part or atom.place for atom in flat(at.index)):
-            raise self.shadow.refused(Code.DROPOUT, node, "drops a part of the scores")
+        if at.branches or any(x.part or x.place or x.is_fixed for x in flat(at.index)):
+            raise self.shadow.refused(Code.DROPOUT, node, "drops a part of the scores, or copies")
         operand = Operand(dropout, at.index, detached=True, is_seed=True)
         if operand not in self.operands:
             self.operands.append(operand)
