@@ -107,6 +107,23 @@ def compare(
     return difference(mine, eager, exact, gradient_relative=gradient_relative)
 
 
+def check_step(
+    mine: Mapping[str, torch.Tensor],
+    eager: Mapping[str, torch.Tensor],
+    exact: Mapping[str, torch.Tensor],
+    noise: Mapping[str, float] | None = None,
+) -> None:
+    """The error rule for a step of a model: its output or loss, which comes first, and gradients.
+
+    exact: The same in fp64. noise: See `noise_of_model`.
+    """
+    for number, (name, theirs) in enumerate(eager.items()):
+        direction = "backward" if number else "forward"
+        own = (noise or {}).get(name, 0.0)
+        fault = error_of(mine[name], theirs, exact[name], direction=direction, noise=own)
+        assert not fault, f"{name}: {fault}"
+
+
 def noise_of(
     function: Callable,
     operands: Mapping[str, object],
