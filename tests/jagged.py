@@ -37,6 +37,37 @@ def unpad(padded: torch.Tensor, offsets: torch.Tensor, length: int) -> torch.Ten
     return flat.reshape(length, *padded.shape[2:])
 
 
+def _places(offsets: torch.Tensor, n: int) -> torch.Tensor:
+    """[B, n]: the row of the values that lies at each place; -1 past the end of a sequence."""
+    starts, ends = offsets[:-1, None].long(), offsets[1:, None].long()
+    if bool((starts > ends).any()) or int(starts[0]) != 0:
+        raise ValueError("no fp64 form of padding by offsets that are none")
+    rows = starts + torch.arange(n)
+    return torch.where(rows < ends, rows, -1)
+
+
+def indexed_pad(
+    values: torch.Tensor,
+    offsets: list[torch.Tensor],
+    max_lengths: list[int],
+    padding_value: float = 0.0,
+) -> torch.Tensor:
+    """fbgemm.jagged_to_padded_dense in any dtype: values [L, E] -> [B, n, E]."""
+    rows = _places(offsets[0], max_lengths[0])
+    inside = (rows >= 0).view(*rows.shape, *[1] * (values.dim() - 1))
+    return torch.where(inside, values[rows.clamp(min=0)], padding_value)
+
+
+def indexed_unpad(
+    padded: torch.Tensor, offsets: list[torch.Tensor], total: int | None = None
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """fbgemm.dense_to_jagged: padded [B, n, E] -> values [L, E], zeros where nothing was padded."""
+    rows = _places(offsets[0], padded.shape[1])
+    total = int(offsets[0][-1]) if total is None else total
+    values = padded.new_zeros(total, *padded.shape[2:])
+    return values.index_put([rows[rows >= 0]], padded[rows >= 0]), offsets
+
+
 def offsets_of(lengths: Sequence[int], dtype: torch.dtype = torch.int64) -> torch.Tensor:
     """[0, l0, l0+l1, ...]."""
     return torch.tensor([0, *lengths]).cumsum(0).to(dtype)
