@@ -130,8 +130,6 @@ def noise_of(
     exact: Results,
     eps: float,
     *,
-    training: bool = True,
-    seed: int = 0,
     draws: int = 4,
 ) -> dict[str, float]:
     """How exact every result can be expected to be: the larger of two figures over a few draws.
@@ -145,9 +143,7 @@ def noise_of(
         moved = _moved(operands, eps, torch.Generator().manual_seed(draw))
         rounded = recast(moved, floating_dtype(operands))
         same = recast(rounded, torch.float64)
-        other = results(function, moved, training=training, seed=seed)
-        eager = results(function, rounded, training=training, seed=seed)
-        truth = results(function, same, training=training, seed=seed)
+        other, eager, truth = (results(function, x) for x in (moved, rounded, same))
         for mine, theirs in ((other, exact), (eager, truth)):
             for name, worst in _distances(mine, theirs):
                 largest[name] = max(largest.get(name, 0.0), worst)
