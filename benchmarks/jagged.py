@@ -33,7 +33,7 @@ def scale(case: Case) -> float:
     return 1.0 if case.activation == "gelu_tanh" else case.head_dim**-0.5
 
 
-class _Pad(torch.autograd.Function):
+class Pad(torch.autograd.Function):
     """Padding, [L, E] to [B, n, E]. ATen's operator has no derivative."""
 
     @staticmethod
@@ -48,8 +48,8 @@ class _Pad(torch.autograd.Function):
         return aten._padded_dense_to_jagged_forward(grad, [ends], ctx.total), None, None
 
 
-class _Unpad(torch.autograd.Function):
-    """The inverse of `_Pad`, [B, n, E] to [L, E]."""
+class Unpad(torch.autograd.Function):
+    """The inverse of `Pad`, [B, n, E] to [L, E]."""
 
     @staticmethod
     def forward(ctx: Any, padded: Tensor, ends: Tensor, total: int) -> Tensor:
@@ -65,7 +65,7 @@ class _Unpad(torch.autograd.Function):
 
 def pad(values: Tensor, ends: Tensor, n: int) -> Tensor:
     """Pad rows [L, H, D] to [B, H, n, D]."""
-    padded = _Pad.apply(values.flatten(1), ends, n)
+    padded = Pad.apply(values.flatten(1), ends, n)
     return padded.view(-1, n, *values.shape[1:]).transpose(1, 2)
 
 
@@ -82,7 +82,7 @@ def formula(case: Case) -> Function:
             places = torch.arange(n, device=q.device)
             weight = torch.where(places[:, None] >= places, weight / n, 0.0)
         out = (weight @ v).transpose(1, 2)
-        flat = _Unpad.apply(out.reshape(out.shape[0], n, -1), ends, query.shape[0])
+        flat = Unpad.apply(out.reshape(out.shape[0], n, -1), ends, query.shape[0])
         return flat.view(query.shape[0], *value.shape[-2:])
 
     return attend

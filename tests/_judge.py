@@ -107,14 +107,29 @@ def compare(
     return difference(mine, eager, exact, gradient_relative=gradient_relative)
 
 
+def check_step(
+    mine: Mapping[str, torch.Tensor],
+    eager: Mapping[str, torch.Tensor],
+    exact: Mapping[str, torch.Tensor],
+    noise: Mapping[str, float] | None = None,
+) -> None:
+    """The error rule for a step of a model: its output or loss, which comes first, and gradients.
+
+    exact: The same in fp64. noise: See `noise_of_model`.
+    """
+    for number, (name, theirs) in enumerate(eager.items()):
+        direction = "backward" if number else "forward"
+        own = (noise or {}).get(name, 0.0)
+        fault = error_of(mine[name], theirs, exact[name], direction=direction, noise=own)
+        assert not fault, f"{name}: {fault}"
+
+
 def noise_of(
     function: Callable,
     operands: Mapping[str, object],
     exact: Results,
     eps: float,
     *,
-    training: bool = True,
-    seed: int = 0,
     draws: int = 4,
 ) -> dict[str, float]:
     """How exact every result can be expected to be: the larger of two figures over a few draws.
@@ -128,9 +143,7 @@ def noise_of(
         moved = _moved(operands, eps, torch.Generator().manual_seed(draw))
         rounded = recast(moved, floating_dtype(operands))
         same = recast(rounded, torch.float64)
-        other = results(function, moved, training=training, seed=seed)
-        eager = results(function, rounded, training=training, seed=seed)
-        truth = results(function, same, training=training, seed=seed)
+        other, eager, truth = (results(function, x) for x in (moved, rounded, same))
         for mine, theirs in ((other, exact), (eager, truth)):
             for name, worst in _distances(mine, theirs):
                 largest[name] = max(largest.get(name, 0.0), worst)

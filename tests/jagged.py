@@ -1,56 +1,28 @@
 """Padding that trains, and jagged operands: what tests of the jagged form are made of.
 
-ATen's padding functions have no derivative, so `Pad` and `Unpad` wrap them as models do. On the CPU
-ATen unpads only what was not cut off, so lengths stay below the padded length here.
+ATen's padding functions have no derivative, so models wrap them, as `Pad` and `Unpad` of the
+benchmarks do. On the CPU ATen unpads only what was not cut off, so lengths stay below the padded
+length here.
 """
 
 from collections.abc import Mapping, Sequence
 
 import torch
 
+from benchmarks.jagged import Pad, Unpad
 from tests.operands import make_operands
 
 aten = torch.ops.aten
 
 
-class Pad(torch.autograd.Function):
-    """values [L, E], offsets [B+1], n -> [B, n, E], zeros past the end."""
-
-    @staticmethod
-    def forward(ctx, values, offsets, n):
-        ctx.save_for_backward(offsets)
-        ctx.length = values.shape[0]
-        return aten._jagged_to_padded_dense_forward(values, [offsets], [n], 0.0)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (offsets,) = ctx.saved_tensors
-        return aten._padded_dense_to_jagged_forward(grad, [offsets], ctx.length), None, None
-
-
 class PadOnes(Pad):
-    """The same, with ones past the end."""
+    """Padding with ones past the end."""
 
     @staticmethod
     def forward(ctx, values, offsets, n):
         ctx.save_for_backward(offsets)
-        ctx.length = values.shape[0]
+        ctx.total = values.shape[0]
         return aten._jagged_to_padded_dense_forward(values, [offsets], [n], 1.0)
-
-
-class Unpad(torch.autograd.Function):
-    """[B, n, E], offsets, L -> [L, E]."""
-
-    @staticmethod
-    def forward(ctx, padded, offsets, length):
-        ctx.save_for_backward(offsets)
-        ctx.n = padded.shape[1]
-        return aten._padded_dense_to_jagged_forward(padded, [offsets], length)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (offsets,) = ctx.saved_tensors
-        return aten._jagged_to_padded_dense_forward(grad, [offsets], [ctx.n], 0.0), None, None
 
 
 def pad(values: torch.Tensor, offsets: torch.Tensor, n: int) -> torch.Tensor:
@@ -65,6 +37,37 @@ def unpad(padded: torch.Tensor, offsets: torch.Tensor, length: int) -> torch.Ten
     return flat.reshape(length, *padded.shape[2:])
 
 
+def _places(offsets: torch.Tensor, n: int) -> torch.Tensor:
+    """[B, n]: the row of the values that lies at each place; -1 past the end of a sequence."""
+    starts, ends = offsets[:-1, None].long(), offsets[1:, None].long()
+    if bool((starts > ends).any()) or int(starts[0]) != 0:
+        raise ValueError("no fp64 form of padding by offsets that are none")
+    rows = starts + torch.arange(n)
+    return torch.where(rows < ends, rows, -1)
+
+
+def indexed_pad(
+    values: torch.Tensor,
+    offsets: list[torch.Tensor],
+    max_lengths: list[int],
+    padding_value: float = 0.0,
+) -> torch.Tensor:
+    """fbgemm.jagged_to_padded_dense in any dtype: values [L, E] -> [B, n, E]."""
+    rows = _places(offsets[0], max_lengths[0])
+    inside = (rows >= 0).view(*rows.shape, *[1] * (values.dim() - 1))
+    return torch.where(inside, values[rows.clamp(min=0)], padding_value)
+
+
+def indexed_unpad(
+    padded: torch.Tensor, offsets: list[torch.Tensor], total: int | None = None
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """fbgemm.dense_to_jagged: padded [B, n, E] -> values [L, E], zeros where nothing was padded."""
+    rows = _places(offsets[0], padded.shape[1])
+    total = int(offsets[0][-1]) if total is None else total
+    values = padded.new_zeros(total, *padded.shape[2:])
+    return values.index_put([rows[rows >= 0]], padded[rows >= 0]), offsets
+
+
 def offsets_of(lengths: Sequence[int], dtype: torch.dtype = torch.int64) -> torch.Tensor:
     """[0, l0, l0+l1, ...]."""
     return torch.tensor([0, *lengths]).cumsum(0).to(dtype)
@@ -76,7 +79,6 @@ def jagged_operands(
     sizes: Mapping[str, int],
     *,
     dtype: torch.dtype = torch.float64,
-    generator: torch.Generator | None = None,
     offsets: torch.dtype = torch.int64,
 ) -> dict[str, object]:
     """Operands of `specs`, in which `l` is the sum of the lengths and `b` their number, and
@@ -89,7 +91,7 @@ def jagged_operands(
         "lengths": torch.tensor(lengths),
     }
     plain = {name: spec for name, spec in specs.items() if spec not in special}
-    operands = make_operands(plain, sizes, dtype=dtype, generator=generator)
+    operands = make_operands(plain, sizes, dtype=dtype)
     return {
         name: special[spec] if spec in special else operands[name] for name, spec in specs.items()
     }

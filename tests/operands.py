@@ -81,10 +81,9 @@ def make_operands(
     *,
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
-    generator: torch.Generator | None = None,
 ) -> dict[str, torch.Tensor | int]:
-    """All operands of a program, by name, from one seed of the test or a generator of its own."""
-    generator = generator or generator_of(seed)
+    """All operands of a program, by name, from one seed of the test."""
+    generator = generator_of(seed)
     return {
         name: make_operand(spec, sizes, dtype=dtype, generator=generator)
         for name, spec in specs.items()

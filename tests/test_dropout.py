@@ -40,6 +40,20 @@ def compiled(function: Callable, backend: str = "gdpa", expect: int | None = 1, 
     return torch.compile(function, backend=backend, options={**ours, **options})
 
 
+def rewritten(function: Callable, *given: Tensor) -> Recorder:
+    """What was found in it; its graph ran as it is then."""
+    torch._dynamo.reset()
+    recorder = Recorder()
+    torch.compile(function, backend=recorder)(*(given or operands()))
+    return recorder
+
+
+def assert_refused_by_judge(function: Callable) -> None:
+    recorder = rewritten(function)
+    assert not recorder.matches
+    assert {r.code.name for r in recorder.rejections} == {"INVALID_REWRITE"}, recorder.why()
+
+
 def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.dropout(F.silu(q @ k.mT).tril(), P) @ v
 
@@ -281,9 +295,7 @@ def test_idle_dropouts_leave_no_trace(arguments: tuple):
 
     programs = []
     for each in (function, without):
-        torch._dynamo.reset()
-        recorder = Recorder()
-        torch.compile(each, backend=recorder)(*operands())
+        recorder = rewritten(each)
         assert not any("seed" in call for call in recorder.graphs[0].calls_after)
         programs.append(recorder.matches[0].score_mod)
     assert programs[0] == programs[1]
@@ -355,18 +367,14 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str):
     function, code = REFUSED[name]
-    torch._dynamo.reset()
-    recorder = Recorder()
-    torch.compile(function, backend=recorder)(*operands())
+    recorder = rewritten(function)
     assert recorder.untouched
     assert {r.code.name for r in recorder.rejections} == {code}, recorder.why()
 
 
 def test_a_mask_of_other_elements_is_an_operand():
     """It is drawn as it was: the region reads its result."""
-    torch._dynamo.reset()
-    recorder = Recorder()
-    torch.compile(one_mask_for_all_heads, backend=recorder)(*operands())
+    recorder = rewritten(one_mask_for_all_heads)
     assert not any(match.draws for match in recorder.matches)
     assert recorder.untouched or recorder.graphs[0].calls_after["dropout"] == 1
 
@@ -447,27 +455,16 @@ def test_a_program_that_drops_otherwise_is_refused(old: str, new: str, monkeypat
         return ScoreMod.parse(text.replace(old, new)), kept
 
     monkeypatch.setattr(unpadding, "program_of", wrong)
-    torch._dynamo.reset()
-    recorder = Recorder()
-    torch.compile(lambda q, k, v: F.dropout(F.silu(q @ k.mT), P) @ v, backend=recorder)(*operands())
-    assert not recorder.matches
-    assert {r.code.name for r in recorder.rejections} == {"INVALID_REWRITE"}, recorder.why()
+    assert_refused_by_judge(lambda q, k, v: F.dropout(F.silu(q @ k.mT), P) @ v)
 
 
 def test_the_seed_stands_where_the_dropout_stood():
-    torch._dynamo.reset()
-    recorder = Recorder()
-    torch.compile(around, backend=recorder)(*operands(), torch.randn(10))
+    recorder = rewritten(around, *operands(), torch.randn(10))
     targets = re.findall(r"target=([^(\n]*)", recorder.graphs[0].after)
     drawing = [x for x in targets if re.search("seed|dropout|rand_like", x)]
     assert [re.sub(r".*(seed|dropout|rand_like).*", r"\1", x) for x in drawing] == [
         "dropout", "seed", "dropout", "rand_like", "dropout",
     ]  # fmt: skip
-
-
-def of_fewer_elements(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    w = F.silu(q @ k.mT)
-    return (w * F.dropout(torch.ones_like(w[:, :1]), P)) @ v
 
 
 def of_the_first_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -476,11 +473,7 @@ def of_the_first_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 @pytest.mark.refused_by_judge
-@pytest.mark.parametrize("function", [of_fewer_elements, of_the_first_head])
+@pytest.mark.parametrize("function", [one_mask_for_all_heads, of_the_first_head])
 def test_a_mask_for_several_scores_is_found_by_the_judge_too(function: Callable, monkeypatch):
     monkeypatch.setattr(layout, "_access", lambda *_: ())
-    torch._dynamo.reset()
-    recorder = Recorder()
-    torch.compile(function, backend=recorder)(*operands())
-    assert not recorder.matches
-    assert {r.code.name for r in recorder.rejections} == {"INVALID_REWRITE"}, recorder.why()
+    assert_refused_by_judge(function)

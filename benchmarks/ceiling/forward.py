@@ -1,13 +1,13 @@
 """A plain loop of the products of a forward:  S = Q Kᵀ,  O = P V,  P = S or silu(S / √D) in bf16.
 
 A CTA computes the O of 128 queries at a time. It issues S of the next key tile before P V of the
-current one. With `ahead`, the first S of the next query tile runs while O is stored.
+current one. The first S of the next query tile runs while O is stored.
 """
 
 from dataclasses import dataclass
 
 import cutlass
-from cutlass import BFloat16, Float32, Int32, Int64, const_expr, cute
+from cutlass import BFloat16, Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from gdpa_inductor.kernels.cute.sm90.wgmma import (
@@ -48,12 +48,10 @@ class ForwardCeiling:
     resident:   Each buffer is loaded once and then multiplied again and again. So no load competes
                 with the tensor core, and the results mean nothing.
     activated:  P is silu(S / √D). Otherwise it is S.
-    ahead:      The first S of the next query tile is issued before O is stored.
     """
 
     resident: bool = False
     activated: bool = False
-    ahead: bool = True
     backward = False
     rows = ROWS
 
@@ -104,7 +102,7 @@ class ForwardCeiling:
     def load(self, parts, inputs, sizes):
         """Load Q of a tile, then K and V in turn.
 
-        With `ahead`, one more Q and K are loaded at the end, since the last tile looks ahead too.
+        One more Q and K are loaded at the end, since the last tile looks ahead too.
         """
         (heads, length), (cta, ctas) = sizes, grid()
         tiles, steps = length // ROWS, length // COLS
@@ -117,9 +115,8 @@ class ForwardCeiling:
                 inputs[2].fill(step, parts[2], (col, head))
                 step += 1
             done += 1
-        if const_expr(self.ahead):
-            inputs[0].fill(done, parts[0], (0, 0))
-            inputs[1].fill(step, parts[1], (0, 0))
+        inputs[0].fill(done, parts[0], (0, 0))
+        inputs[1].fill(step, parts[1], (0, 0))
 
     def weights(self, S):
         return as_operand(S, silu(S)[0] if self.activated else None)
@@ -155,17 +152,12 @@ class ForwardCeiling:
         done, step = Int32(0), Int32(0)
         S = cute.make_rmem_tensor(scores.partition_shape_C((ROWS, COLS)), Float32)
         P = self.weights(S)
-        if const_expr(self.ahead):
-            at, key = q.wait(done), k.wait(step)
-            issue(scores, S, tQ[None, None, None, at], tK[None, None, None, key], True)
-            self.activate(P, S, k, step, leader)
+        at, key = q.wait(done), k.wait(step)
+        issue(scores, S, tQ[None, None, None, at], tK[None, None, None, key], True)
+        self.activate(P, S, k, step, leader)
         for tile in cutlass.range(cta, tiles * heads, ctas, unroll=1):
             at = q.wait(done)
             O.fill(0.0)
-            if const_expr(not self.ahead):
-                key = k.wait(step)
-                S = self.scores(scores, tQ[None, None, None, at], tK[None, None, None, key])
-                self.activate(P, S, k, step, leader)
             for _ in cutlass.range(steps - 1, unroll=1):
                 key = k.wait(step + 1)
                 S = self.scores(scores, tQ[None, None, None, at], tK[None, None, None, key])
@@ -180,14 +172,12 @@ class ForwardCeiling:
             q.free(done, leader)
             place = (tile % tiles * 2 + group, tile // tiles)
             issue(sums, O, P, tV[None, None, None, v.wait(step)], False)
-            if const_expr(self.ahead):
-                at, key = q.wait(done + 1), k.wait(step + 1)
-                S = self.scores(scores, tQ[None, None, None, at], tK[None, None, None, key])
-            warpgroup.wait_group(1 if self.ahead else 0)
+            at, key = q.wait(done + 1), k.wait(step + 1)
+            S = self.scores(scores, tQ[None, None, None, at], tK[None, None, None, key])
+            warpgroup.wait_group(1)
             v.free(step, leader)
             store(O, alone, target, out, place, group, thread % WARPGROUP)
-            if const_expr(self.ahead):
-                self.activate(P, S, k, step + 1, leader)
+            self.activate(P, S, k, step + 1, leader)
             step += 1
             done += 1
         if thread % WARPGROUP < 32:

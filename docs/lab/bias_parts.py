@@ -13,9 +13,9 @@ from unittest import mock
 
 import bias_steps
 import torch
-from torch.profiler import ProfilerActivity, profile
 from triton.testing import do_bench
 
+from docs.tools.timing import kernels
 from gdpa_inductor.kernels.cute import launch as forward
 from gdpa_inductor.kernels.cute.backward import launch as backward
 from gdpa_inductor.operands import Operands
@@ -89,13 +89,8 @@ def main() -> None:
     show({"step": step, **calls, **copies(calls["forward"], given[3].detach())})
     with mock.patch.object(backward, "total", lambda *_, **__: True):
         show({"backward without sums": calls["backward"]})
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
-        for _ in range(STEPS):
-            step()
-        torch.cuda.synchronize()
-    for event in sorted(found.key_averages(), key=lambda e: -e.device_time_total)[:5]:
-        each = (event.count / STEPS, event.device_time_total / 1e3 / STEPS)
-        print(f"| {event.key[-40:]} | {each[0]:.0f} launches, {each[1]:.3f} |", flush=True)
+    for ms, launches, name in kernels(step, STEPS)[:5]:
+        print(f"| {name[-40:]} | {launches:.0f} launches, {ms:.3f} |", flush=True)
     show({"step, Inductor": step_of("stock"), "step again": step})
 
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from triton.testing import do_bench
 
+from benchmarks.contenders import gdpa
 from benchmarks.measure import peak_extra_bytes
-from gdpa_inductor import gdpa_backend
 
 SIZES = ((32, 4, 1024, 128), (16, 4, 2048, 128), (4, 4, 8192, 128))
 FORMS = {"none": "", "mask": "mn", "[H, N, N]": "hmn", "[B, H, N, N]": "bhmn", "[N, N]": "mn"}
@@ -33,11 +33,7 @@ def compiled(kernel: str) -> Callable:
     torch._dynamo.reset()
     if kernel == "stock":
         return torch.compile(attention, dynamic=False)
-
-    def backend(gm, inputs):
-        return gdpa_backend(gm, inputs, options={"gdpa.kernel": kernel, "gdpa.profit": False})
-
-    return torch.compile(attention, backend=backend, dynamic=False)
+    return gdpa(dynamic=False, kernel=kernel, profit=False)(attention)
 
 
 def operands(size: Sequence[int], form: str, dtype: torch.dtype) -> list[Tensor]:

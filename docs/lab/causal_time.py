@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from triton.testing import do_bench
 
-from gdpa_inductor import gdpa_backend
+from benchmarks.contenders import gdpa
 
 LENGTHS, TOKENS, HEADS, DIM, TURNS = (1024, 2048, 8192), 32768, 4, 128, 7
 
@@ -28,10 +28,7 @@ def measures(length: int) -> dict[str, tuple[int, Callable[[], object]]]:
     torch.manual_seed(0)
     shape = (TOKENS // length, HEADS, length, DIM)
     *leaves, direction = (torch.randn(shape, device="cuda").bfloat16() for _ in range(4))
-    options = {"gdpa.strict": True, "gdpa.expect": 1}
-    function = torch.compile(
-        causal, backend=lambda graph, inputs: gdpa_backend(graph, inputs, options=options)
-    )
+    function = gdpa(strict=True, expect=1)(causal)
     out = function(*(leaf.requires_grad_() for leaf in leaves))
 
     def forward() -> torch.Tensor:

@@ -31,7 +31,7 @@ PHASES = {
     "import of cutlass": "cutlass/__init__.py:<module>",
     "comparison of configurations": "select_algorithm.py:do_autotuning",
     "the judge": "gdpa_inductor/judge/",
-    "our passes": "patterns/judged.py:rewrite_graph",
+    "our passes": "patterns/validation.py:rewrite_graph",
     "Triton": "triton/compiler/compiler.py:compile",
     "waits for Triton": "async_compile.py:wait",
     "our lowerings": "gdpa_inductor/lowerings/",

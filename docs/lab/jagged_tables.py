@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.models import fbgemm
-from docs.lab.tables_in_kernels import costs
+from docs.lab.tables_in_kernels import attend, costs
 from gdpa_inductor import gdpa_backend
 from gdpa_inductor.patterns import profit
 
@@ -37,16 +37,9 @@ class Layer(torch.nn.Module):
         return dense.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, times: Tensor) -> Tensor:
-        n, total = self.length, q.shape[0]
-        i = torch.arange(n, device=q.device)
-        q, k, v = (self.padded(x, offsets) for x in (q, k, v))
-        s = q @ k.mT * q.shape[-1] ** -0.5
-        s = s + self.positions[:, i[:, None] - i + n - 1].to(s.dtype)
-        apart = (times[:, :, None] - times[:, None]).abs().clamp(min=1)
-        bucket = (torch.log(apart.float()) / 0.301).long().clamp(0, 128)
-        s = s + self.times[bucket].permute(0, 3, 1, 2).to(s.dtype)
-        out = ((F.silu(s) / n * (i[:, None] >= i)).to(v.dtype) @ v).transpose(1, 2).flatten(2)
-        rows: Tensor = torch.ops.fbgemm.dense_to_jagged(out, [offsets], total)[0]
+        dense = (self.padded(x, offsets) for x in (q, k, v))
+        out = attend(*dense, times, (self.positions, self.times)).transpose(1, 2).flatten(2)
+        rows: Tensor = torch.ops.fbgemm.dense_to_jagged(out, [offsets], q.shape[0])[0]
         return rows
 
 

@@ -9,10 +9,7 @@ nanoseconds between two stamps of each multiprocessor. It takes about three minu
 
 import itertools
 import json
-import statistics
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 
@@ -22,6 +19,7 @@ import triton.language as tl
 from triton.language.extra.cuda import globaltimer, smid
 from triton.testing import do_bench
 
+from benchmarks.ceiling.load import Sampler
 from gdpa_inductor.kernels.cute import launch
 from gdpa_inductor.kernels.cute.backward.launch import backward
 from gdpa_inductor.operands import Operands
@@ -66,33 +64,7 @@ class Stamps:
         return (passed[:, 0] / passed[:, 1]).median().item() * 1e3
 
 
-class Power:
-    """What nvidia-smi says, every 20 ms: (moment, clock in MHz, power in W)."""
-
-    def __init__(self) -> None:
-        query = "--query-gpu=clocks.sm,power.draw.instant"
-        command = ["nvidia-smi", "-i", "0", query, "--format=csv,noheader,nounits", "-lms", "20"]
-        self.lines: list[tuple[float, float, float]] = []
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        threading.Thread(target=self.read, daemon=True).start()
-
-    def read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            try:
-                clock, power = (float(x) for x in line.split(","))
-            except ValueError:
-                continue
-            self.lines.append((time.perf_counter(), clock, power))
-
-    def since(self, moment: float) -> float | None:
-        """The median power in the second half of the time since then."""
-        middle = (moment + time.perf_counter()) / 2
-        found = [power for at, _, power in self.lines if at > middle]
-        return statistics.median(found) if found else None
-
-
-def timed(call: Callable[[], object], stamps: Stamps, power: Power) -> dict[str, object]:
+def timed(call: Callable[[], object], stamps: Stamps, power: Sampler) -> dict[str, object]:
     do_bench(call, warmup=5, rep=10)
     stamps.take(0)
     ms = do_bench(call, warmup=10, rep=60, return_mode="median")
@@ -116,7 +88,7 @@ def timed(call: Callable[[], object], stamps: Stamps, power: Power) -> dict[str,
         "mhz": clock,
         "lasting_ms": lasting,
         "lasting_mhz": stamps.clock(),
-        "watts": power.since(moment),
+        "watts": power.since((moment + time.perf_counter()) / 2).get("watt"),
     }
 
 
@@ -144,7 +116,7 @@ def machine() -> dict[str, object]:
     }
 
 
-def small(stamps: Stamps, power: Power) -> None:
+def small(stamps: Stamps, power: Sampler) -> None:
     """A kernel that does nothing, and a copy of 1 GiB."""
     source = torch.empty(1 << 28, dtype=torch.float32, device="cuda")
     target, product = torch.empty_like(source), torch.randn(8192, 8192, device="cuda").bfloat16()
@@ -159,8 +131,8 @@ def small(stamps: Stamps, power: Power) -> None:
 def main() -> None:
     start = time.perf_counter()
     print(json.dumps(machine()), flush=True)
-    stamps, power = Stamps(), Power()
-    try:
+    stamps = Stamps()
+    with Sampler() as power:
         small(stamps, power)
         for (name, program), shape in itertools.product(ACTIVATIONS.items(), SHAPES):
             if time.perf_counter() - start > BUDGET:
@@ -173,8 +145,6 @@ def main() -> None:
                 except Exception as error:
                     line["error"] = f"{type(error).__name__}: {error}"[:200]
                 print(json.dumps(line), flush=True)
-    finally:
-        power.process.terminate()
 
 
 if __name__ == "__main__":

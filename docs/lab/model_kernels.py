@@ -5,32 +5,16 @@ Milliseconds of a step by do_bench, the sum of its kernels, their number, and th
 """
 
 import sys
-from collections import Counter
-from collections.abc import Callable
 
-import torch
-from torch.profiler import ProfilerActivity, profile
 from triton.testing import do_bench
 
 from benchmarks.contenders import CONTENDERS
 from benchmarks.models import MODELS
 from benchmarks.subjects import subject
 from benchmarks.worker import step_call
+from docs.tools.timing import kernels
 
 LONGEST = 12
-
-
-def kernels(call: Callable[[], object]) -> tuple[Counter[str], Counter[str]]:
-    """By name: milliseconds, and how many there are."""
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        call()
-        torch.cuda.synchronize()
-    times, counts = Counter[str](), Counter[str]()
-    for event in seen.events():
-        if event.device_type.name == "CUDA":
-            times[event.name] += event.time_range.elapsed_us() / 1e3
-            counts[event.name] += 1
-    return times, counts
 
 
 def main() -> None:
@@ -40,11 +24,11 @@ def main() -> None:
             call = step_call(CONTENDERS[name](on.function), on)
             call()
             wall = do_bench(call, return_mode="median")
-            times, counts = kernels(call)
-            total, launches = sum(times.values()), sum(counts.values())
-            print(f"{row}, {name}: {wall:.3f} ms, {total:.3f} in {launches} kernels", flush=True)
-            for kernel, ms in times.most_common(LONGEST):
-                print(f"  {ms:.3f} in {counts[kernel]}: {kernel[:90]}")
+            each = kernels(call)
+            total, count = sum(ms for ms, *_ in each), sum(n for _, n, _ in each)
+            print(f"{row}, {name}: {wall:.3f} ms, {total:.3f} in {count:.0f} kernels", flush=True)
+            for ms, n, kernel in each[:LONGEST]:
+                print(f"  {ms:.3f} in {n:.0f}: {kernel[:90]}")
 
 
 if __name__ == "__main__":

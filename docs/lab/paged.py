@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.measure import peak_extra_bytes
 from docs.tools.timing import graph_times
 
 HEADS = ((4, 64), (8, 128))  # H, D
@@ -91,13 +92,6 @@ def checked(function: Callable, given: list[Tensor], fused: bool) -> tuple[Calla
     return (lambda: compiled(*given)), row
 
 
-def extra_mib(call: Callable[[], object]) -> float:
-    torch.cuda.reset_peak_memory_stats()
-    held = torch.cuda.memory_allocated()
-    call()
-    return round((torch.cuda.max_memory_allocated() - held) / 2**20, 1)
-
-
 def measured(o: argparse.Namespace, heads: int, dim: int, new: int) -> Iterator[dict]:
     """A row for each contender of a case."""
     torch._dynamo.reset()
@@ -115,7 +109,8 @@ def measured(o: argparse.Namespace, heads: int, dim: int, new: int) -> Iterator[
         rows.append(row | known)
     if o.device == "cuda":
         for call, row, times in zip(calls, rows, graph_times(calls, o.turns), strict=True):
-            row |= {"extra_mib": extra_mib(call), "ms": [round(x, 4) for x in times]}
+            peak = round((peak_extra_bytes(call, "cuda") or 0) / 2**20, 1)
+            row |= {"extra_mib": peak, "ms": [round(x, 4) for x in times]}
     yield from rows
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from triton.testing import do_bench
 
-from gdpa_inductor import gdpa_backend
+from benchmarks.contenders import CONTENDERS, gdpa
 
 TOKENS, DIM, LOCK = 32768, 128, "/tmp/slices.lock"
 SIZES = ((1024, 1024), (2048, 1024), (4096, 1024), (2048, 1536), (4096, 1536), (2048, 512))
@@ -54,10 +54,9 @@ def measure(activation: str, causal: bool, bias: str, length: int, width: int) -
     if dtype := BIASES[bias]:
         given.append(torch.randn(length, length, device="cuda", dtype=dtype))
     plain = formula(activation, causal)
-    named = {"gdpa.kernel": "cute", "gdpa.profit": False}
     calls = {
-        "slices": torch.compile(plain, backend=gdpa_backend, options=named),
-        "Inductor": torch.compile(plain),
+        "slices": gdpa(kernel="cute", profit=False)(plain),
+        "Inductor": CONTENDERS["inductor"](plain),
     }
     exact = plain(*(x[:1].double() if x.dim() == 4 else x.double() for x in given))
     errors = {

@@ -8,12 +8,28 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch.profiler import ProfilerActivity, profile
+from torch import Tensor
 from triton.testing import do_bench
 
 import gdpa_inductor  # noqa: F401 (the backend)
+from benchmarks.measure import peak_extra_bytes
+from docs.tools.timing import kernels
 
 SHAPES = ((16, 8, 1024, 64), (16, 4, 1024, 128), (8, 4, 2048, 128))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, times: Tensor, tables: tuple | None) -> Tensor:
+    """Causal silu attention [B, H, N, D], with tables of positions and of times or without."""
+    n = q.shape[-2]
+    i = torch.arange(n, device=q.device)
+    s = q @ k.mT * q.shape[-1] ** -0.5
+    if tables:
+        by_position, by_time = tables
+        s = s + by_position[:, i[:, None] - i + n - 1].to(s.dtype)
+        apart = (times[:, :, None] - times[:, None]).abs().clamp(min=1)
+        bucket = (torch.log(apart.float()) / 0.301).long().clamp(0, 128)
+        s = s + by_time[bucket].permute(0, 3, 1, 2).to(s.dtype)
+    return (F.silu(s) / n * (i[:, None] >= i)).to(v.dtype) @ v
 
 
 class Layer(torch.nn.Module):
@@ -26,31 +42,14 @@ class Layer(torch.nn.Module):
         self.times = torch.nn.Parameter(torch.randn(129, heads) * 0.1)
 
     def forward(self, q, k, v, times):
-        n = q.shape[-2]
-        i = torch.arange(n, device=q.device)
-        s = q @ k.mT * q.shape[-1] ** -0.5
-        if self.tables:
-            s = s + self.positions[:, i[:, None] - i + n - 1].to(s.dtype)
-            apart = (times[:, :, None] - times[:, None]).abs().clamp(min=1)
-            bucket = (torch.log(apart.float()) / 0.301).long().clamp(0, 128)
-            s = s + self.times[bucket].permute(0, 3, 1, 2).to(s.dtype)
-        return (F.silu(s) / n * (i[:, None] >= i)).to(v.dtype) @ v
+        tables = (self.positions, self.times) if self.tables else None
+        return attend(q, k, v, times, tables)
 
 
-def costs(step: Callable[[], None], leaves: list[torch.Tensor]) -> tuple[float, int, list]:
+def costs(step: Callable[[], None], leaves: list[Tensor]) -> tuple[float, int, list]:
     """Of a step: its milliseconds, MiB at the peak, and (ms, count, name) of each kernel."""
     whole = do_bench(step, return_mode="median", grad_to_none=leaves)
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    step()
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - before
-    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
-        step()
-        torch.cuda.synchronize()
-    rows = [(e.device_time_total / 1e3, e.count, e.key) for e in recorded.key_averages()]
-    return whole, peak >> 20, sorted(rows, reverse=True)
+    return whole, (peak_extra_bytes(step, "cuda") or 0) >> 20, kernels(step)
 
 
 def measure(shape: tuple[int, ...], tables: bool) -> dict:

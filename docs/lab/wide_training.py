@@ -32,6 +32,7 @@ from torch._inductor import config
 from triton.testing import do_bench
 
 import gdpa_inductor  # noqa: F401
+from benchmarks.measure import peak_extra_bytes
 from docs.tools.timing import graph_times
 from gdpa_inductor import lowerings
 from gdpa_inductor.kernels.blocked import chunks, loop
@@ -83,12 +84,7 @@ def milliseconds(call: Call) -> float:
 
 
 def peak_mib(call: Call) -> float:
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
+    return round((peak_extra_bytes(call, "cuda") or 0) / 2**20, 1)
 
 
 def fault(

@@ -1,10 +1,11 @@
-"""Times of kernels without the CPU's, `graph_times`, and of the CPU alone, `issue_seconds`."""
+"""Times without the CPU's, `graph_times`, of the CPU alone, `issue_seconds`, and of each kernel."""
 
 import statistics
 import time
 from collections.abc import Callable, Iterable
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.worker import synchronize
 
@@ -42,6 +43,20 @@ def issue_seconds(call: Call, count: int, turns: int, device: str = "cuda") -> f
         return seconds / count
 
     return min(turn() for _ in range(turns))
+
+
+def kernels(call: Call, count: int = 1) -> list[tuple[float, float, str]]:
+    """(milliseconds, launches, name) of each kernel of a call, the longest first.
+
+    count: Calls of the profile, of which these are the means.
+    """
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(count):
+            call()
+        torch.cuda.synchronize()
+    events = seen.key_averages()
+    each = [(e.device_time_total / 1e3 / count, e.count / count, e.key) for e in events]
+    return sorted(each, reverse=True)
 
 
 def _captured(call: Call) -> torch.cuda.CUDAGraph:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tests.jagged import indexed_pad, indexed_unpad
 from tests.tolerances import error_of
 
 from .program import FLOATING, Program, arguments_of, make_operands, on_device
@@ -40,7 +41,7 @@ def enter(program: Program, *, precision: torch.dtype | None = None) -> Entry:
     source = source if program.device == "cpu" else on_device(source, program.device)
     filename = f"<adversary {program.seed}{f' in {precision}' if precision else ''}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    namespace: dict = {"_padded": _padded, "_unpadded": _unpadded}
+    namespace: dict = {"_padded": indexed_pad, "_unpadded": indexed_unpad}
     exec(compile(source, filename, "exec"), namespace)
     if program.door == "call":
         return Entry(namespace["f"], None, namespace)
@@ -57,36 +58,6 @@ def widened(source: str, precision: torch.dtype) -> str:
     source = re.sub(r"torch\.ops\.fbgemm\.jagged_to_padded_dense(\.default)?\(", "_padded(", source)
     source = source.replace("torch.ops.fbgemm.dense_to_jagged(", "_unpadded(")
     return re.sub(r"torch\.(float32|bfloat16|float16)\b", str(precision), source)
-
-
-def _places(offsets: torch.Tensor, n: int) -> torch.Tensor:
-    """[B, n]: the row of the values that lies at each place; -1 past the end of a sequence."""
-    starts, ends = offsets[:-1, None].long(), offsets[1:, None].long()
-    if bool((starts > ends).any()) or int(starts[0]) != 0:
-        raise ValueError("no fp64 form of padding by offsets that are none")
-    rows = starts + torch.arange(n)
-    return torch.where(rows < ends, rows, -1)
-
-
-def _padded(
-    values: torch.Tensor,
-    offsets: list[torch.Tensor],
-    max_lengths: list[int],
-    padding_value: float = 0.0,
-) -> torch.Tensor:
-    """fbgemm.jagged_to_padded_dense: values [L, E] -> [B, n, E]."""
-    rows = _places(offsets[0], max_lengths[0])
-    inside = (rows >= 0).view(*rows.shape, *[1] * (values.dim() - 1))
-    return torch.where(inside, values[rows.clamp(min=0)], padding_value)
-
-
-def _unpadded(
-    padded: torch.Tensor, offsets: list[torch.Tensor], total: int
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """fbgemm.dense_to_jagged: padded [B, n, E] -> values [L, E], zeros where nothing was padded."""
-    rows = _places(offsets[0], padded.shape[1])
-    values = padded.new_zeros(total, *padded.shape[2:])
-    return values.index_put([rows[rows >= 0]], padded[rows >= 0]), offsets
 
 
 def observe(

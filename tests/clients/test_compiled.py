@@ -6,10 +6,9 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import gdpa_inductor
-from tests._judge import compare, noise_of_model
+from tests._judge import check_step, compare, noise_of_model
 from tests.clients.hstu import Recommender, batch, exactly, gradients
 from tests.operands import make_operands
-from tests.tolerances import error_of
 
 SPECS = {"q": "b h n d", "k": "b h m d", "v": "b h m e", "bias": "h n m", "mask": "bool: b 1 n m"}
 SIZES = {"b": 2, "h": 2, "n": 33, "m": 47, "d": 16, "e": 24}
@@ -65,12 +64,7 @@ def test_recommender_trains_as_in_eager():
     noise = noise_of_model(
         model, lambda: gradients(model, stock, *inputs), lambda: exactly(model, *inputs)
     )
-    for name in eager:
-        direction = "forward" if name == "loss" else "backward"
-        fault = error_of(
-            mine[name], eager[name], truth[name], direction=direction, noise=noise[name]
-        )
-        assert not fault, f"{name}: {fault}"
+    check_step(mine, eager, truth, noise)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests._judge import compare, noise_of_model
+from tests._judge import check_step, compare, noise_of_model
 from tests._recorder import Recorder
 from tests.clients.hstu import Recommender, batch, exactly, gradients
 from tests.operands import make_operands
@@ -29,12 +29,7 @@ def test_trains_as_in_eager(dynamic):
         noise = noise_of_model(
             model, lambda: gradients(model, model, *inputs), lambda: exactly(model, *inputs)
         )
-        for name in eager:
-            direction = "forward" if name == "loss" else "backward"
-            fault = error_of(
-                mine[name], eager[name], truth[name], direction=direction, noise=noise[name]
-            )
-            assert not fault, f"{name}: {fault}"
+        check_step(mine, eager, truth, noise)
     for graph in recorder.graphs:
         assert len(graph.matches) == 2, recorder.why()
         assert not graph.guards_added

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from benchmarks.models.hstu import PRODUCTION
+from tests._judge import check_step
 from tests._recorder import Recorder
 from tests.clients.published import Slow, published
 from tests.jagged import offsets_of
 from tests.operands import generator_of
-from tests.tolerances import error_of
 
 LENGTHS, N, HEADS, WIDTH = ((7, 0, 12, 1), (3, 9, 10, 12)), 12, 2, 16
 TARGETS = torch.tensor([1, 0, 3, 1])
@@ -69,10 +69,7 @@ def test_runs_on_the_values_alone(hstu, name, dtype, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(torch.ops, "fbgemm", Slow)
             exact = step(hstu.pytorch_hstu_mha, lengths, OPTIONS[name], torch.float64)
-        for key in eager:
-            direction = "forward" if key == "output" else "backward"
-            fault = error_of(mine[key], eager[key], exact[key], direction=direction)
-            assert not fault, f"{lengths}, {key}: {fault}"
+        check_step(mine, eager, exact)
     for graph in recorder.graphs:
         (match,) = graph.matches
         assert match.problem.jagged_query and match.problem.jagged_key and not match.notes

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from benchmarks.models.hstu import NEEDS, RESEARCH
-from tests._judge import noise_of_model
+from tests._judge import check_step, noise_of_model
 from tests._recorder import Recorder
 from tests.clients.published import Slow, published
 from tests.jagged import offsets_of
 from tests.operands import generator_of
-from tests.tolerances import error_of
 
 WIDTH, HEADS, N = 32, 2, 16
 LENGTHS = (9, 0, 16, 1)
@@ -79,12 +78,7 @@ def test_trains_with_jagged_keys(hstu, monkeypatch):
     noise = noise_of_model(
         model, lambda: step(model, model, torch.float32), lambda: exactly(model, monkeypatch)
     )
-    for name in eager:
-        direction = "forward" if name == "output" else "backward"
-        fault = error_of(
-            mine[name], eager[name], truth[name], direction=direction, noise=noise[name]
-        )
-        assert not fault, f"{name}: {fault}"
+    check_step(mine, eager, truth, noise)
     assert recorder.matches, recorder.why()
     for match in recorder.matches:
         assert match.problem.jagged_key and not match.problem.jagged_query

@@ -9,8 +9,8 @@ import copy
 import pytest
 import torch
 
+from tests._judge import check_step
 from tests._recorder import Recorder
-from tests.tolerances import error_of
 
 
 def judge(
@@ -25,10 +25,7 @@ def judge(
     mine = step(model, inputs, compiled)
     assert len(recorder.matches) == regions, recorder.why()
     assert not any(graph.guards_added for graph in recorder.graphs)
-    for name in eager:
-        direction = "forward" if name == "output" else "backward"
-        fault = error_of(mine[name], eager[name], truth[name], direction=direction)
-        assert not fault, f"{name}: {fault}"
+    check_step(mine, eager, truth)
 
 
 def step(model: torch.nn.Module, inputs: dict, call=None) -> dict[str, torch.Tensor]:

@@ -48,20 +48,19 @@ def efficientvit(q, k, v):
 
 def based(q, k, v):
     """fla, naive_parallel_based: a Taylor series, divided after the product."""
-    q = q * (q.shape[-1] ** -0.5)
-    attn = q @ k.transpose(-2, -1)
-    attn = 1 + attn + 1 / 2 * (attn**2)
-    attn.masked_fill_(~torch.tril(torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool)), 0)
-    o = attn @ v
-    z = attn.sum(-1)
-    return o / (z[..., None] + 1e-6)
+    return of_taylor(lambda attn: 1 + attn + 1 / 2 * (attn**2), q, k, v)
 
 
 def rebased(q, k, v):
     """fla, naive_parallel_rebased: squares of scores."""
+    return of_taylor(lambda attn: attn**2, q, k, v)
+
+
+def of_taylor(series, q, k, v):
+    """What both of them do but for the series."""
     q = q * (q.shape[-1] ** -0.5)
     attn = q @ k.transpose(-2, -1)
-    attn = attn**2
+    attn = series(attn)
     attn.masked_fill_(~torch.tril(torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool)), 0)
     o = attn @ v
     z = attn.sum(-1)

@@ -28,13 +28,15 @@ from tests.kernels.cute_cases import (  # noqa: E402
     SELF,
     SILU,
     Case,
+    check_gaps,
     check_integers,
     check_neighbours,
     check_output,
     unwritten,
+    with_gaps,
 )
 from tests.kernels.cute_paged_cases import CASES as PAGED  # noqa: E402
-from tests.kernels.cute_paged_cases import Paged  # noqa: E402
+from tests.kernels.cute_paged_cases import check_missing_page  # noqa: E402
 
 BIASED = "a0:f[{}]; silu(add(mul(s,0.1),a0))"
 HEADS, ALL = BIASED.format("h,q_idx,kv_idx"), BIASED.format("b,h,q_idx,kv_idx")
@@ -134,15 +136,9 @@ def test_keys_in_pages(case: Case) -> None:
     check_output(forward(case, o), gathered(o))
 
 
-def test_a_page_that_is_not_there_is_nan() -> None:
-    for page in (16, 128):
-        case = Paged("missing", d=64, page=page, m=70, n=384, b=2)
-        o = case.operands()
-        whole = forward(case, o)
-        o.page_table[1, 2] = -1
-        out = forward(case, o)
-        assert out[1].isnan().all()
-        assert torch.equal(out[0], whole[0])
+@pytest.mark.parametrize("page", [16, 128])
+def test_a_page_that_is_not_there_is_nan(page: int) -> None:
+    check_missing_page(forward, page, -1)
 
 
 @pytest.mark.parametrize("case", TILED, ids=lambda case: case.name)
@@ -193,20 +189,9 @@ def test_exact_on_integers(dim: int) -> None:
 
 
 def test_rows_of_no_sequence_are_zero() -> None:
-    """Before the first sequence, behind the last, past the most rows of one. The last offset is
-    lower than the one before: that sequence owns nothing."""
     case = Case("gaps", h=3, q_lengths=SELF, k_lengths=SELF)
-    o = case.operands()
-    cu = torch.tensor([37, 100, 400, 450, 1000, 900], dtype=torch.int32)
-    q, k, v = (torch.randn(2000, 3, 128).bfloat16() for _ in range(3))
-    o = dataclasses.replace(o, query=q, key=k, value=v, cu_seqlens_q=cu, cu_seqlens_k=cu)
-    o = dataclasses.replace(o, max_seqlen_q=200, max_seqlen_k=200)
-    out = forward(case, o)
-    owned = torch.zeros(2000, dtype=torch.bool)
-    for first, end in ((37, 100), (100, 300), (400, 450), (450, 650)):
-        owned[first:end] = True
-    assert not out[~owned].any()
-    assert out[owned].isfinite().all() and out[owned].any(-1).all()
+    o, owned = with_gaps(case)
+    check_gaps(forward(case, o), owned)
 
 
 @pytest.mark.parametrize("batch", [1, 7, 33, 1152, 9000])

@@ -15,7 +15,17 @@ from gdpa_inductor.operands import Operands  # noqa: E402
 from tests.gpu.checks import check_bits, check_gradients, hopper, on_card  # noqa: E402, F401
 from tests.kernels.cute_backward_cases import exact as exact_gradients  # noqa: E402
 from tests.kernels.cute_cases import check_output, formula  # noqa: E402
-from tests.kernels.lookup_cases import BF16, BOTH, CASES, CAUSAL, FP32, SILU, U8, Case  # noqa: E402
+from tests.kernels.lookup_cases import (  # noqa: E402
+    BF16,
+    BOTH,
+    CASES,
+    CAUSAL,
+    FP32,
+    SILU,
+    U8,
+    Case,
+    looked_up,
+)
 from tests.kernels.test_cute_lookups import EXACT, few, integers  # noqa: E402
 
 MIB = 1 << 20
@@ -29,7 +39,7 @@ def both(n: int) -> str:
 
 def large(n: int, **fields) -> Case:
     sizes = {"batch": 4, "heads": 4, "rows": n, "keys": n, "dims": (64, 64), **fields}
-    return Case(both(n), (2 * n - 1, 129), (FP32, U8, BF16), **sizes)
+    return looked_up(both(n), (2 * n - 1, 129), (FP32, U8, BF16), **sizes)
 
 
 LARGE = {
@@ -121,7 +131,7 @@ def test_memory_that_was_not_written_is_not_read(name: str) -> None:
 
 
 def test_a_place_outside_of_a_table_is_nan() -> None:
-    case = dataclasses.replace(CASES["times"], tables=(60,), heads=1)
+    case = dataclasses.replace(CASES["times"], tables=(60,), heads=1, key_heads=1)
     _, o = call(case)
     o.aux[1][0, 5, 3], o.aux[1][0, 69, 143] = 60, 255
     outside = (o.aux[1] >= 60).any(-1)[0]

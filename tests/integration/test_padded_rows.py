@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import gdpa_inductor
+from tests._judge import check_step
 from tests._recorder import Recorder
 from tests.jagged import pad, unpad
 from tests.padded_rows import SIZES, batches, recipe, step
-from tests.tolerances import error_of
 
 pytestmark = pytest.mark.usefixtures("no_cpu_cost_model")
 ENDS, ROWS, MORE, N, WIDTH = torch.tensor([0, 7, 7, 19, 20]), 20, 12, 12, 16
@@ -29,10 +29,7 @@ def test_padded_batches_train_as_those_that_are_not() -> None:
         sizes.add(len(batch[0]))
         mine = step(model, compiled, batch)
         eager, truth = (step(m, m, (items, following, offsets)) for m in (model, exact))
-        for name, value in mine.items():
-            direction = "forward" if name == "loss" else "backward"
-            fault = error_of(value, eager[name], truth[name], direction=direction)
-            assert not fault, f"{name}: {fault}"
+        check_step(mine, eager, truth)
     assert len(sizes) == SIZES
     assert len(recorder.graphs) == len(recorder.matches) == 1
 

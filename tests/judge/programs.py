@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from tests.patterns import pages
+from tests.patterns import pages, row_sums_table, values_table
 
 aten = torch.ops.aten
 PROGRAMS: dict[str, tuple[Callable, Callable[[], tuple], dict[str, Any]]] = {}
@@ -298,12 +298,6 @@ def buffer_written_in_one_head(q, k, v):
 # Widths
 
 
-@program(cast(torch.float64))
-def places_past_single_precision(q, k, v):
-    i = (torch.arange(N) + (1 << 24)).float()
-    return F.silu(q @ k.mT + (i[:, None] - (1 << 24))) @ v
-
-
 @program(cast(torch.bfloat16))
 def distances_in_16_bits(q, k, v):
     i = torch.arange(N).bfloat16() * 101 + 1
@@ -338,19 +332,11 @@ def values_without_gradients() -> tuple:
     return tuple(x.detach() for x in two_values())
 
 
-@program(values_without_gradients, training=False)
-def a_second_value_written_between(q, k, v, u):
-    w, u = F.silu(q @ k.mT), u * 1
-    first = w @ v
-    u.mul_(3)
-    return first, w @ u
-
-
-@program(values_without_gradients, training=False)
-def a_second_value_of_the_first_result(q, k, v, u):
-    w = F.silu(q @ k.mT)
-    first = w @ v
-    return w @ (u * first.mean(2, keepdim=True))
+for function in (
+    values_table.a_value_written_between,
+    values_table.a_value_that_is_made_from_the_first_result,
+):
+    program(values_without_gradients, training=False)(function)
 
 
 @program(two_values)
@@ -373,12 +359,9 @@ programs(
 )
 
 
-@program(values_without_gradients, training=False)
-def row_sums_written(q, k, v, u):
-    w = torch.sigmoid(q @ k.mT)
-    total = w.sum(-1, keepdim=True)
-    total.add_(1)
-    return (w / total) @ v
+program(lambda: values_without_gradients()[:3], training=False)(
+    row_sums_table.sums_that_are_changed_in_place
+)
 
 
 @program(values_without_gradients, training=False)

@@ -14,8 +14,8 @@ SAMPLE = (
     "first_hour: detach_in_place",
     "first_hour: write_on_a_cast",
     "own: random_numbers_drawn_for_nothing",
-    "own: a_second_value_written_between",
-    "own: a_second_value_of_the_first_result",
+    "own: a_value_written_between",
+    "own: a_value_that_is_made_from_the_first_result",
     "own: one_of_two_results_is_dropped",
     "precisions: seconds_in_double",  # and two masks that are wrong where a comparison ties
     "masks: halves_and_positions",

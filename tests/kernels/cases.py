@@ -13,8 +13,7 @@ import torch
 
 from gdpa_inductor._compat.shapes import dense_strides
 from gdpa_inductor.lowerings.triton import lower, plan
-from gdpa_inductor.operands import Operands
-from gdpa_inductor.ops import ATTENTION
+from gdpa_inductor.ops import ATTENTION, operands_of
 from gdpa_inductor.program.expr import POSITIONS
 from gdpa_inductor.program.score_mod import Aux, ScoreMod
 from gdpa_inductor.reference import reference, reference_backward
@@ -109,13 +108,20 @@ class Case:
         numbers = (drawn * 4).long() % self.places if self.places else (drawn * 4).long()
         return {"f": drawn, "b": drawn > 0, "i": numbers.to(self.integers)}[spec.kind]
 
+    def lengths(self, rest: list[torch.Tensor]) -> tuple:
+        """The arguments of the ops behind the options. rest: the tensors behind the operands."""
+        return ()
+
     def function(self) -> Callable:
-        def run(grad_out, query, key, value, *aux):
-            operands = (query, key, value, list(aux), list(self.scalars), self.program)
+        count = self.count
+
+        def run(grad_out, query, key, value, *rest):
+            lengths = self.lengths(list(rest[count:]))
+            operands = (query, key, value, list(rest[:count]), list(self.scalars), self.program)
             forward = ATTENTION.of(self.mod).op
-            result = [] if self.spent else [*as_tuple(forward(*operands, self.options))]
+            result = [] if self.spent else [*as_tuple(forward(*operands, self.options, *lengths))]
             if self.needs:
-                more = (self.needed, self.options)
+                more = (self.needed, self.options, *lengths)
                 result += torch.ops.gdpa.attention_backward(grad_out, *operands, *more)
             return result
 
@@ -138,8 +144,9 @@ class Case:
         return {name: text for name, text in every if "triton_heuristics.template" in text}
 
     def expected(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        grad_out, query, key, value, *aux = in_dtype(tensors, torch.float64)
-        operands = Operands(query, key, value, aux, self.scalars, self.mod)
+        grad_out, query, key, value, *rest = in_dtype(tensors, torch.float64)
+        leading = (query, key, value, rest[: self.count], self.scalars, self.program)
+        operands = operands_of(*leading, *self.lengths(rest[self.count :]))
         results = [] if self.spent else [*as_tuple(reference(operands))]
         if self.needs:
             results += reference_backward(grad_out, operands, self.needed)

@@ -1,14 +1,14 @@
 """Cases of the CuTe backwards: operands, and the gradients of the plain formula."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from gdpa_inductor.operands import Operands
-from gdpa_inductor.program.score_mod import ScoreMod
+from gdpa_inductor.program.score_mod import Aux, ScoreMod
 from gdpa_inductor.reference import reference_backward
 from tests.tolerances import error_of
 
@@ -50,6 +50,15 @@ class Case:
         batch = next((len(x) for x in sides if isinstance(x, tuple)), self.batch)
         longest = [max(x) if isinstance(x, tuple) else x for x in sides]
         return batch, *(self.most or longest)
+
+    def operand(self, number: int, spec: Aux, sizes: Mapping[str, int]) -> torch.Tensor:
+        """An operand of the program, and its number. sizes: of the axes."""
+        shape = [sizes[x] for x in spec.access]
+        if spec.kind == "f":
+            return torch.randn(shape).to(self.bias)
+        if spec.kind == "b":
+            return torch.rand(shape) < 0.7
+        return torch.randint(0, sizes["kv_idx"], shape)
 
 
 @dataclass(frozen=True)
@@ -104,13 +113,8 @@ def make_call(
     sizes = {"b": batch, "h": case.heads, "q_idx": rows, "kv_idx": cols, "-": 1, "q": 0, "k": 0}
     sizes |= {"q": q.shape[0]} if cu_q is not None else {}
     sizes |= {"k": k.shape[0]} if cu_k is not None else {}
-    kinds = {
-        "f": lambda shape: torch.randn(shape).to(case.bias),
-        "b": lambda shape: torch.rand(shape) < 0.7,
-        "i": lambda shape: torch.randint(0, cols, shape),
-    }
     program = ScoreMod.parse(case.program)
-    aux = [kinds[spec.kind]([sizes[x] for x in spec.access]) for spec in program.aux]
+    aux = [case.operand(i, spec, sizes) for i, spec in enumerate(program.aux)]
     order = None if cu_q is None and cu_k is None else torch.arange(batch).flip(0)
     operands = Operands(q, k, v, aux, (64,), program, cu_q, cu_k, rows, cols)
     return Problem(operands, grad, order, batch, rows, cols)

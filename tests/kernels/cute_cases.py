@@ -299,3 +299,26 @@ def check_neighbours(forward: Forward, dim: int) -> None:
     result = forward(case, clean)[first:]
     assert torch.equal(forward(case, poisoned)[first:], result)
     assert result.isfinite().all()
+
+
+def with_gaps(case: Case) -> tuple[Operands[torch.Tensor], torch.Tensor]:
+    """Operands of a case of SELF, whose rows are all numbers, and which rows a sequence owns.
+
+    None owns those before the first sequence, behind the last, and past the most rows of one. The
+    last offset is lower than the one before: that sequence owns nothing.
+    """
+    o = case.operands()
+    cu = torch.tensor([37, 100, 400, 450, 490, 480], dtype=torch.int32)
+    for matrix in (o.query, o.key, o.value):
+        matrix.copy_(torch.randn(matrix.shape))
+    owned = torch.zeros(len(o.query), dtype=torch.bool)
+    for first, end in ((37, 100), (100, 300), (400, 450), (450, 490)):
+        owned[first:end] = True
+    sides = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 200, "max_seqlen_k": 200}
+    return dataclasses.replace(o, **sides), owned
+
+
+def check_gaps(rows: torch.Tensor, owned: torch.Tensor) -> None:
+    """What a kernel stored for the rows of `with_gaps`: zeros where none is owned."""
+    assert not rows[~owned].any()
+    assert rows[owned].isfinite().all() and rows[owned].any(-1).all()

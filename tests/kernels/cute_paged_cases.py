@@ -7,7 +7,7 @@ import torch
 
 from gdpa_inductor.operands import Operands
 
-from .cute_cases import CAUSAL, F16, SELF, SILU, Case
+from .cute_cases import CAUSAL, F16, SELF, SILU, Case, Forward
 
 LENGTH = "a0:i[b]; where(lt(kv_idx,mul(a0,2)),sigmoid(s),0.0)"
 POLE = "where(eq(s,0.0),div(1.0,s),sigmoid(s))"  # keys past the end would give NaN
@@ -55,3 +55,14 @@ CASES = (
     Paged("D 256", d=256, page=16, m=140, n=240),
     Paged("Dv 320", d=64, dv=320, page=16, m=140, n=240),
 )  # fmt: skip
+
+
+def check_missing_page(forward: Forward, page: int, missing: int) -> None:
+    """A page that is not there is NaN, in its own sequence alone."""
+    case = Paged("missing", d=64, page=page, m=70, n=384, b=2)
+    o = case.operands()
+    whole = forward(case, o)
+    o.page_table[1, 2] = missing
+    out = forward(case, o)
+    assert out[1].isnan().all()
+    assert torch.equal(out[0], whole[0])

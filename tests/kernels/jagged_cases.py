@@ -8,10 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gdpa_inductor.ops import ATTENTION, operands_of
-from gdpa_inductor.reference import reference, reference_backward
-
-from .cases import ADDED, CAUSAL, HSTU, SILU, Case, as_tuple, in_dtype
+from .cases import ADDED, CAUSAL, HSTU, SILU, Case
 
 
 @dataclass(frozen=True)
@@ -98,9 +95,9 @@ class JaggedCase(Case):
             return values.transpose(0, 1).contiguous().transpose(0, 1)
         return values
 
-    def lengths(self, offsets: list[torch.Tensor]) -> tuple:
-        """The last four arguments of the ops."""
-        arguments = iter(offsets)
+    def lengths(self, rest: list[torch.Tensor]) -> tuple:
+        """Offsets and bounds."""
+        arguments = iter(rest)
         cu_q = next(arguments) if self.lengths_q is not None else None
         cu_k = cu_q if self.same else next(arguments) if self.lengths_k is not None else None
         max_q, max_k = self.longest
@@ -108,30 +105,6 @@ class JaggedCase(Case):
             max_q = max_k = cu_q.diff().max().item()
             torch._check(max_q >= 0)
         return cu_q, cu_k, max_q, max_k
-
-    def function(self) -> Callable:
-        count = self.count
-
-        def run(grad_out, query, key, value, *rest):
-            lengths = self.lengths(list(rest[count:]))
-            leading = (query, key, value, list(rest[:count]), list(self.scalars), self.program)
-            results = [*as_tuple(ATTENTION.of(self.mod).op(*leading, self.options, *lengths))]
-            if not self.needs:
-                return results
-            grads = torch.ops.gdpa.attention_backward(
-                grad_out, *leading, self.needed, self.options, *lengths
-            )
-            return [*results, *grads]
-
-        return run
-
-    def expected(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        grad_out, query, key, value, *rest = in_dtype(tensors, torch.float64)
-        count = self.count
-        leading = (query, key, value, rest[:count], self.scalars, self.program)
-        operands = operands_of(*leading, *self.lengths(rest[count:]))
-        results = [*as_tuple(reference(operands))]
-        return results + (reference_backward(grad_out, operands, self.needed) if self.needs else [])
 
 
 @dataclass(frozen=True)

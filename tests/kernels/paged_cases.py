@@ -39,8 +39,8 @@ class PagedCase(JaggedCase):
             table[-1, -1] = self.missing
         return [*made, table.to(self.table)]
 
-    def lengths(self, offsets: list[torch.Tensor]) -> tuple:
-        *offsets, table = offsets
+    def lengths(self, rest: list[torch.Tensor]) -> tuple:
+        *offsets, table = rest
         return *super().lengths(offsets), table
 
 

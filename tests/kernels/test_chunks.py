@@ -24,12 +24,12 @@ CALLS = [
 
 def call_of(
     sizes: tuple[int, int, int, int], dims: tuple[int, int], itemsize: int, backward: bool,
-    group: int = 1, joint: bool = True, shared: bool = False,
+    group: int = 1, joint: bool = True,
 ) -> ChunkedCall:  # fmt: skip
     exact = itemsize == 4
     query = MatrixSpec("query", "rows", dims[0], exact=exact)
-    key = MatrixSpec("key", "cols", dims[0], group, shared, exact)
-    value = MatrixSpec("value", "cols", dims[1], group, shared, exact)
+    key = MatrixSpec("key", "cols", dims[0], group, exact=exact)
+    value = MatrixSpec("value", "cols", dims[1], group, exact=exact)
     out = MatrixSpec("out", "rows", dims[1], exact=exact)
     wanted = (value, key, query) if backward else (out,)
     size = itemsize * (2 if backward else 1)

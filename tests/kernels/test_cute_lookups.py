@@ -23,7 +23,7 @@ from .cute_backward_cases import exact
 from .cute_cases import check_output, formula
 from .cute_kinds import OneKernel, TwoKernels
 from .cute_memory import fresh_kernels, gradients
-from .lookup_cases import BF16, BOTH, CASES, CAUSAL, FP32, POSITION, SILU, TIME, U8, Case
+from .lookup_cases import BF16, BOTH, CASES, CAUSAL, FP32, POSITION, SILU, TIME, U8, Case, looked_up
 from .marks import slow_but
 from .test_cute_forward import forward
 
@@ -158,7 +158,7 @@ def test_look_ups_without_a_check() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_place_outside_of_the_table_is_nan(kind: str) -> None:
     """And is not read: the emulator sees reads of memory that is not the table's."""
-    case = dataclasses.replace(CASES["times"], tables=(60,), heads=1)
+    case = dataclasses.replace(CASES["times"], tables=(60,), heads=1, key_heads=1)
     _, o = case.call()
     o.aux[1][0, 5, 3], o.aux[1][0, 69, 143] = 60, 255
     result = forward(case, o, kind=KINDS[kind])
@@ -191,68 +191,68 @@ BESIDE = "a0:f[h,q_idx,kv_idx]; a1:f[h,t]; "
 SUMS = f"add({POSITION.format(150)},lookup(a2,a1))"
 MASKED = BOTH + "a3:b[{}]; where(a3,relu(add(s,{})),0.0)"
 EXACT = {
-    "each head has tables": Case(
+    "each head has tables": looked_up(
         BOTH + CAUSAL.format(RELU.format(SUMS)), (300, 40), (FP32, U8, BF16), batch=3, heads=4,
         key_heads=2, rows=150, keys=136,
     ),
-    "all heads share tables": Case(
+    "all heads share tables": looked_up(
         SHARED + RELU.format(SUMS), (290, 33), (BF16, U8, FP32), batch=2, heads=3, rows=133,
         keys=150,
     ),
-    "batches at a time": Case(
+    "batches at a time": looked_up(
         SHARED + f"where(ge(h,1),{RELU.format(SUMS)},0.0)", (290, 33), (BF16, U8, FP32), batch=3,
         heads=2, rows=133, keys=150,
     ),
-    "a large table": Case(TIME + RELU.format("lookup(a0,a1)"), (2000,), (FP32, torch.int16)),
-    "all batches have the same places": Case(
+    "a large table": looked_up(TIME + RELU.format("lookup(a0,a1)"), (2000,), (FP32, torch.int16)),
+    "all batches have the same places": looked_up(
         "a0:f[t,h]; a1:i[q_idx,kv_idx]; " + CAUSAL.format(RELU.format("lookup(a0,a1)")), (2000,),
         (FP32, torch.int16), batch=3, rows=150, keys=150,
     ),
-    "all batches have the same places, some at a time": Case(
+    "all batches have the same places, some at a time": looked_up(
         "a0:f[t,h]; a1:i[q_idx,kv_idx]; " + f"where(ge(h,1),{RELU.format('lookup(a0,a1)')},0.0)",
         (99,), (FP32, U8), batch=3, rows=70, keys=133,
     ),
-    "jagged": Case(
+    "jagged": looked_up(
         BOTH + CAUSAL.format(RELU.format(SUMS)), (300, 40), (FP32, U8, FP32), heads=2,
         rows=(150, 0, 37, 1), keys=(150, 0, 37, 1),
     ),
-    "jagged, of tokens": Case(
+    "jagged, of tokens": looked_up(
         "a0:f[t]; a1:i[q]; a2:i[b,kv_idx]; " + RELU.format("lookup(a0,add(sub(a1,a2),9))"), (19,),
         (FP32, torch.int32, U8), heads=2, key_heads=1, rows=(40, 150, 0, 30), keys=(140, 37, 9, 0),
-        most=10,
+        largest=10,
     ),
-    "jagged queries beside a bias": Case(
+    "jagged queries beside a bias": looked_up(
         "a0:f[h,kv_idx]; a1:f[h,t]; "
         + RELU.format("add(a0,lookup(a1,sub(add(150,kv_idx),q_idx)))"), (300,), (BF16, FP32),
         rows=(150, 0, 37), keys=136,
     ),
-    "beside a bias": Case(
+    "beside a bias": looked_up(
         BESIDE + RELU.format("add(a0,lookup(a1,sub(add(150,kv_idx),q_idx)))"), (300,), (BF16, BF16),
         batch=2, rows=150, keys=136,
     ),
-    "under a mask tensor": Case(
+    "under a mask tensor": looked_up(
         MASKED.format("q_idx,kv_idx", SUMS), (300, 40), (FP32, U8, BF16, torch.bool), batch=3,
         rows=150, keys=150,
     ),
-    "under a mask tensor of each head": Case(
+    "under a mask tensor of each head": looked_up(
         MASKED.format("h,q_idx,kv_idx", SUMS), (300, 40), (FP32, U8, BF16, torch.bool), heads=4,
         key_heads=2, rows=150, keys=150,
     ),
-    "under a mask tensor of each batch": Case(
+    "under a mask tensor of each batch": looked_up(
         MASKED.format("b,q_idx,kv_idx", SUMS), (300, 40), (FP32, U8, BF16, torch.bool), batch=3,
         rows=150, keys=150,
     ),
-    "under a mask tensor of each batch, at the same places": Case(
+    "under a mask tensor of each batch, at the same places": looked_up(
         "a0:f[t]; a1:i[q_idx,kv_idx]; a2:b[b,q_idx,kv_idx]; "
         + f"where(a2,{RELU.format('lookup(a0,a1)')},0.0)", (33,), (FP32, U8, torch.bool), batch=3,
         rows=150, keys=150,
     ),
-    "beside a bias, under a mask tensor": Case(
+    "beside a bias, under a mask tensor": looked_up(
         BESIDE + "a2:b[q_idx,kv_idx]; "
         + "where(a2,relu(add(s,add(a0,lookup(a1,sub(add(150,kv_idx),q_idx))))),0.0)", (300,),
         (BF16, BF16, torch.bool), batch=2, rows=150, keys=150,
     ),
-    "shared keys": Case(
+    "shared keys": looked_up(
         TIME + RELU.format("lookup(a0,a1)"), (9,), (FP32, U8), batch=2, shared="kv"
     ),
 }  # fmt: skip

@@ -15,7 +15,7 @@ from gdpa_inductor.rejection import GDPAError
 
 from . import test_cute_forward
 from .cute_cases import Case, check_output
-from .cute_paged_cases import CASES, LENGTH, Paged
+from .cute_paged_cases import CASES, LENGTH, Paged, check_missing_page
 from .marks import slow_but
 from .test_cute_row_sums import SIGMOID, check_sums
 from .test_cute_row_sums import forward as with_sums
@@ -37,13 +37,7 @@ def test_pages(case: Paged):
 @pytest.mark.parametrize("page", [16, 128])
 @pytest.mark.parametrize("missing", [-1, NONE])
 def test_a_page_that_is_not_there_is_nan(page: int, missing: int):
-    case = Paged("missing", d=64, page=page, m=70, n=384, b=2)
-    o = case.operands()
-    whole = forward(case, o)
-    o.page_table[1, 2] = missing
-    out = forward(case, o)
-    assert out[1].isnan().all()
-    assert torch.equal(out[0], whole[0])
+    check_missing_page(forward, page, missing)
 
 
 def test_a_page_that_no_query_meets_may_be_missing():

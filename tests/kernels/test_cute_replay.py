@@ -4,6 +4,7 @@ kernels.
 """
 
 import functools
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -221,12 +222,22 @@ def learned(name: str) -> list:
 
 @pytest.fixture
 def sums(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    """In place of the kernel that sums what is stored."""
+    """In place of the kernels that sum what is stored."""
     recorder = Recorder()
-    launcher = WordLauncher(recorder, 9)
-    monkeypatch.setattr(biases, "word_launcher", lambda *_: launcher)
+    launcher = functools.cache(lambda _, count, *__: WordLauncher(recorder, count))
+    for module in (biases, table_gradients):
+        monkeypatch.setattr(module, "word_launcher", launcher)
     monkeypatch.setattr(biases, "GOOD", 0.0)  # as many at a time as there is room for
     return recorder
+
+
+def launched(site: calls.Site, args: list, recorders: Sequence[Recorder]) -> tuple[list, list]:
+    """The results of a call, and by recorder the words of its launches, addresses by tensor."""
+    for each in recorders:
+        each.launches.clear()
+    results = site(*args)
+    tensors = tensors_of(args, results)
+    return results, [[named(x, tensors) for x in each.launches] for each in recorders]
 
 
 @pytest.mark.parametrize("room", [1, biases.ROOM], ids=["parts", "at once"])
@@ -240,13 +251,11 @@ def test_gradients_of_biases_are_replayed_with_the_words_of_a_first_run(
     parts = 1 if room > 1 or name == "of each score" else {"of batches": 2}.get(name, 4)
     runs = []
     for _ in range(2):
-        kernels[1].launches.clear()
-        sums.launches.clear()
         args = learned(name)
-        results = site(*args)
+        results, run = launched(site, args, (kernels[1], sums))
         assert [x.shape for x in results] == [x.shape for x in (*args[1:4], *args[4])]
-        launches, tensors = kernels[1].launches, tensors_of(args, results)
-        runs.append([[named(x, tensors) for x in each] for each in (launches, sums.launches)])
+        runs.append(run)
+    launches = kernels[1].launches
     assert recorded(site) and runs[0] == runs[1]
     assert len(launches) == parts and len(sums.launches) == parts * (name != "of each score")
     for found in runs[1][0]:
@@ -264,12 +273,8 @@ def test_gradients_that_parts_add_to_are_replayed(kernels, sums, monkeypatch):
     monkeypatch.setitem(LEARNED, "of positions", ((40, 40), "a0:f[q_idx,kv_idx]; silu(add(s,a0))"))
     site, runs = calls.backward_site(True), []
     for _ in range(2):
-        kernels[1].launches.clear()
-        sums.launches.clear()
-        args = learned("of positions")
-        results = site(*args)
-        tensors = tensors_of(args, results)
-        runs.append([[named(x, tensors) for x in y] for y in (kernels[1].launches, sums.launches)])
+        results, run = launched(site, learned("of positions"), (kernels[1], sums))
+        runs.append(run)
     assert recorded(site) and runs[0] == runs[1]
     first, *others, last = [x[1:3] for x in sums.launches]
     assert len(others) == 2 and first[0] == first[1]
@@ -289,26 +294,21 @@ def test_gradients_of_tables_are_replayed_with_the_words_of_a_first_run(
     room: int, kernels, sums, monkeypatch
 ):
     """Parts of one head have tables at any address."""
-    launcher = functools.cache(lambda _, count, *__: WordLauncher(sums, count))
-    monkeypatch.setattr(table_gradients, "word_launcher", launcher)
     monkeypatch.setattr(biases, "TABLE_ROOM", room)
     site, runs = calls.backward_site(True), []
     for _ in range(2):
-        kernels[1].launches.clear()
-        sums.launches.clear()
         index = torch.zeros(2, 40, 40, dtype=torch.uint8)
         tables = [torch.zeros(4, 79), index, torch.zeros(9, 4), index[0].short(), torch.zeros(9)]
         args = of_backward([*dense()[:3], tables, [], TABLES])
         args[7] = [True] * 3 + [x.is_floating_point() for x in tables]
-        results = site(*args)
+        results, run = launched(site, args, (kernels[1], sums))
         assert [x.shape for x in results] == [args[i].shape for i in (1, 2, 3)] + [
             x.shape for x in tables[::2]
         ]
-        found, tensors = (kernels[1].launches, sums.launches), tensors_of(args, results)
-        runs.append([[named(x, tensors) for x in each] for each in found])
+        runs.append(run)
     assert recorded(site) and runs[0] == runs[1]
     parts = 4 if room == 1 else 1
-    assert [len(x) for x in found] == [parts, 3 * parts + 1 + 3]
+    assert [len(x) for x in run] == [parts, 3 * parts + 1 + 3]
 
 
 JAGGED_TABLES = (
@@ -321,8 +321,6 @@ JAGGED_TABLES = (
 def test_gradients_of_jagged_tables_are_replayed_for_batches_of_any_rows(
     room: int, kernels, sums, ranked, monkeypatch
 ):
-    launcher = functools.cache(lambda _, count, *__: WordLauncher(sums, count))
-    monkeypatch.setattr(table_gradients, "word_launcher", launcher)
     monkeypatch.setattr(biases, "TABLE_ROOM", room)
     maker = partial(calls.backward_site, False)
     site, runs = maker(), []
@@ -334,12 +332,9 @@ def test_gradients_of_jagged_tables_are_replayed_for_batches_of_any_rows(
         if rows != 50:  # the first tensor serves both sides
             args[9] = offsets(rows)
         for one in (site, maker()):
-            for each in (kernels[1], sums, ranked):
-                each.launches.clear()
-            results = one(*args)
-            tensors = tensors_of(args, results)
-            found = [[named(x, tensors) for x in y.launches] for y in (kernels[1], sums)]
-            runs.append(found)
+            ranked.launches.clear()
+            results, run = launched(one, args, (kernels[1], sums))
+            runs.append(run)
         assert runs[-1] == runs[-2]
         assert [x.shape for x in results[3:]] == [x.shape for x in tables[::2]]
     assert recorded(site) == 1

@@ -159,3 +159,14 @@ def in_chunks(form: str, patch: pytest.MonkeyPatch) -> Iterator[None]:
     chunks.passes.cache_clear()
     yield
     chunks.passes.cache_clear()
+
+
+def in_form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operators]:
+    """Of a CPU, compiled, in small blocks; or in chunks of a form."""
+    if request.param == "blocks":
+        in_small_blocks(monkeypatch)
+        yield CPU
+    else:
+        as_they_are(monkeypatch)
+        with in_chunks(request.param, monkeypatch):
+            yield CHUNKED

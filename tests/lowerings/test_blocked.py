@@ -1,37 +1,18 @@
 """The operators of a CPU, in blocks, and in chunks: what the reference computes, in any form."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from .operators import (
-    CHUNKED,
-    CPU,
-    FORMS,
-    Operators,
-    as_they_are,
-    in_chunks,
-    in_small_blocks,
-)
+from .operators import FORMS, as_they_are, in_form
 
 F64 = torch.float64
 SILU = "silu(mul(s,0.125))"
 
 
-@pytest.fixture(params=["blocks", *FORMS])
-def operators(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Operators]:
-    """Of a CPU, compiled, in small blocks; or in chunks of a form."""
-    if request.param == "blocks":
-        in_small_blocks(monkeypatch)
-        yield CPU
-    else:
-        as_they_are(monkeypatch)
-        with in_chunks(request.param, monkeypatch):
-            yield CHUNKED
+operators = pytest.fixture(params=["blocks", *FORMS])(in_form)
 
 
 def strided(tensor: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Programs that look up tables, on a CPU in blocks and in chunks: values and gradients."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -13,16 +13,7 @@ from gdpa_inductor.program.score_mod import ScoreMod
 from gdpa_inductor.rejection import GDPAError
 from tests._judge import difference, results
 
-from .operators import (
-    CHUNKED,
-    CPU,
-    FORMS,
-    Differentiable,
-    Operators,
-    as_they_are,
-    in_chunks,
-    in_small_blocks,
-)
+from .operators import CPU, FORMS, Differentiable, Operators, as_they_are, in_form
 
 SIZES = BATCH, HEADS, ROWS, COLS = 2, 4, 37, 53
 PLACES = 9
@@ -231,17 +222,10 @@ def by_the_rule(case: Table, operators: Operators, operands: Mapping[str, Tensor
 
 
 @pytest.fixture(params=["blocks", *FORMS])
-def operators(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Operators]:
-    """Of a CPU, in small blocks; or in chunks of a form. Not compiled."""
+def operators(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """Those of `in_form`, not compiled."""
     as_they_are(monkeypatch)
-    if request.param == "blocks":
-        in_small_blocks(monkeypatch)
-        yield CPU
-    else:
-        with in_chunks(request.param, monkeypatch):
-            yield CHUNKED
+    yield from in_form(request, monkeypatch)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -15,6 +15,9 @@ rows(
     sums_by_axis=lambda q, k, v: ((w := F.silu(q @ k.mT)) @ v) / w.sum(axis=3)[..., None],
     sums_with_eps=lambda q, k, v: (w := F.relu(q @ k.mT)) / (w.sum(-1, True) + 1e-6) @ v,
     sums_as_a_factor=lambda q, k, v: (w := F.relu(q @ k.mT)) * (1 / (w.sum(-1, True) + 1)) @ v,
+    sums_as_a_factor_after=lambda q, k, v: (
+        ((w := torch.sigmoid(q @ k.mT)) @ v) * (1 / w.sum(dim=3).clamp(min=1e-6)).unsqueeze(-1)
+    ),
     sums_of_squares=lambda q, k, v: (
         (w := F.relu(q @ k.mT)) / w.square().sum(-1, True).sqrt().clamp(min=1e-2) @ v
     ),
@@ -36,6 +39,7 @@ rows(
     sums_by_einsum_after=lambda q, k, v: (
         ((w := F.silu(q @ k.mT)) @ v) / torch.einsum("...ij->...i", w).unsqueeze(-1)
     ),
+    sums_added=lambda q, k, v: (w := torch.sigmoid(q @ k.mT)) @ v + w.sum(-1, keepdim=True),
     sums_beside_the_output=lambda q, k, v: ((w := F.silu(q @ k.mT)) @ v, w.sum(-1)),
 )
 

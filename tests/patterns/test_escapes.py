@@ -6,7 +6,10 @@ import torch.nn.functional as F
 
 import gdpa_inductor
 from tests._recorder import Recorder
-from tests.patterns.rows import HEADS, fused, refused
+from tests.patterns import row_sums_table
+from tests.patterns.rows import HEADS, ROWS, fused, refused
+
+TABLE = {row.name: row for row in ROWS if row.function.__module__ == row_sums_table.__name__}
 
 
 def matrices(**sizes):
@@ -110,24 +113,9 @@ def test_scores_stored_from_a_product_of_their_own_are_fused_beside():
 # Row sums
 
 
-def before(q, k, v):
-    w = torch.sigmoid(q @ k.mT)
-    return (w / (w.sum(-1, keepdim=True) + 1e-6)) @ v
-
-
 def after(q, k, v):
     w = torch.sigmoid(q @ k.mT)
     return (w @ v) / w.sum(-1, keepdim=True)
-
-
-def after_as_a_factor(q, k, v):
-    w = torch.sigmoid(q @ k.mT)
-    return (w @ v) * (1 / w.sum(dim=3).clamp(min=1e-6)).unsqueeze(-1)
-
-
-def after_by_einsum(q, k, v):
-    w = F.relu(torch.einsum("bhnd,bhmd->bhnm", q, k)) ** 2 + 1.0
-    return torch.einsum("bhnm,bhme->bhne", w, v) / w.sum(-1)[..., None]
 
 
 def product_with_ones(q, k, v):
@@ -157,17 +145,12 @@ def test_division_by_products_with_ones_is_normalised(function):
     assert all("column of ones" in refusal.advice for refusal in recorder.rejections)
 
 
-def row_sums_added(q, k, v):
-    w = torch.sigmoid(q @ k.mT)
-    return w @ v + w.sum(-1, keepdim=True)
+SUMMED = [row for row in TABLE.values() if (row.verdict, row.regions) == ("fuse", 1)]
 
 
-SUMMED = [before, after, after_as_a_factor, after_by_einsum, row_sums_added]
-
-
-@pytest.mark.parametrize("function", SUMMED, ids=lambda function: function.__name__)
-def test_row_sums_are_a_second_result(function):
-    recorder = fused(function)
+@pytest.mark.parametrize("row", SUMMED, ids=lambda row: row.name)
+def test_row_sums_are_a_second_result(row):
+    recorder = fused(row.function, row.specs)
     assert recorder.graphs[0].calls_after["attention_sums"] == 1
 
 
@@ -198,17 +181,10 @@ def softmax(q, k, v):
     return (q @ k.mT).softmax(-1) @ v
 
 
-def norm_of_columns(q, k, v):
-    w = F.relu(q @ k.mT) + 0.5
-    return (w / w.sum(-2, keepdim=True)) @ v
+OTHERS = [softmax, *(TABLE[name].function for name in ("sums_of_columns", "sums_subtracted"))]
 
 
-def sum_within(q, k, v):
-    w = torch.sigmoid(q @ k.mT)
-    return (w - w.sum(-1, keepdim=True)) @ v
-
-
-@pytest.mark.parametrize("function", [softmax, norm_of_columns, sum_within])
+@pytest.mark.parametrize("function", OTHERS, ids=lambda function: function.__name__)
 def test_other_normalised_weights_have_no_such_advice(function):
     (refusal,) = refused({"NORMALISED"}, function).rejections
     assert refusal.advice == ""

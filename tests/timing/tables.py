@@ -1,7 +1,7 @@
 """The tables of docs/timing_model.md and docs/blackwell.md."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,14 +50,14 @@ def blackwell(machine: Machine, kernel: str, activation: str, problem: Problem) 
     return sides(machine, subjects.blackwell_backward(activation, problem.dim), problem)
 
 
-def hopper_rows(machine: Machine = H200, lasting: bool = False) -> Iterator[Row]:
+def hopper_rows(lasting: bool = False) -> Iterator[Row]:
     """By the measured clock. lasting: without a pause, by the clock that 700 W allow."""
     for kernel, activation, *sizes, ms, mhz, without_pause in figures()["hopper"]:
         problem, products = Problem(*sizes), 2 if kernel == "forward" else 5
         use = "calibration" if problem.length in CALIBRATED else "held back"
-        own = replace(machine, mhz=mhz)
+        own = replace(H200, mhz=mhz)
         if lasting:
-            ms, own = without_pause, replace(machine, mhz=1980, power=POWER, dirty=0.0)
+            ms, own = without_pause, replace(H200, mhz=1980, power=POWER, dirty=0.0)
         if ms:
             found = hopper(own, kernel, activation, problem)
             rate = problem.flops(products) / ms / 1e9
@@ -67,10 +67,10 @@ def hopper_rows(machine: Machine = H200, lasting: bool = False) -> Iterator[Row]
             )
 
 
-def published_rows(machines: Mapping[str, Machine] = peers.SOURCES) -> Iterator[Row]:
+def published_rows() -> Iterator[Row]:
     for source, kernel, *sizes, rate, use in figures()["published"]:
         problem, (products, predict) = Problem(*sizes), peers.KERNELS[kernel]
-        found = predict(machines[source], problem)
+        found = predict(peers.SOURCES[source], problem)
         tflops = found.tflops(problem, products)
         yield Row(source, kernel, problem, rate, tflops, use, found.bound)
 

@@ -21,9 +21,7 @@ def with_nan_bound():
 
 half = lambda: qkv(torch.bfloat16)
 frozen = lambda: qkv(grad=False)
-lengths_of = plus(qkv, values([3, 7]))
 long_rows = normal(*[(1, 1, 300, 4)] * 3, dtype=torch.float32)
-large_query = lambda: ((frozen()[0] * 100).requires_grad_(), *qkv()[1:])
 
 
 @case(half)
@@ -52,21 +50,6 @@ def detach_in_place(weights, v):
     return weights @ v
 
 
-masked = of_scores(
-    lambda s, lengths: torch.where(torch.arange(8) < lengths[:, None, None, None], F.silu(s), 0.0)
-)
-
-
-@case(lengths_of)
-def lengths_counted_up(q, k, v, lengths):
-    out = masked(q, k, v, lengths)
-    lengths.add_(1)
-    return out
-
-
-CASES.add("masked_by_lengths", masked, lengths_of, lambda q, k, v, lengths: lengths.add_(3))
-
-
 @case(plus(frozen, values(2.0)))
 def number_then_write(q, k, v, c):
     x = c.item()
@@ -88,12 +71,6 @@ table(
 table(
     nothing,
     of=of_scores,
-    lerp_with_minus_large=(
-        lambda s, mask: F.relu(torch.lerp(torch.full_like(s, -1e9), s, mask)),
-        qkv,
-        lambda: ((torch.rand(8, 8) > 0.5).float(),),
-    ),
-    number_has_no_gradient=(lambda s, c: F.silu(s * c.item()), qkv, values(2.0, grad=True)),
     milliseconds_wrap=(
         lambda s, times: torch.where(
             ((times[:, :, None] - times[:, None, :]).int() >= 0)[:, None], F.silu(s), 0.0
@@ -101,13 +78,5 @@ table(
         qkv,
         lambda: (torch.arange(8).repeat(2, 1) * 864_000_000,),
     ),
-    constants_that_overflow=(lambda s: F.silu(s * 1e38 * 1e-38), large_query),
     maximum_with_nan=(lambda s, bound: torch.maximum(s, bound), with_nan_bound),
 )
-
-
-@case(qkv, of=scored)
-def dead_attention_from_scores(scores, v):
-    seen = torch.tanh(scores)
-    unused = F.relu(seen.mT @ seen) @ v  # noqa: F841
-    return F.silu(scores) @ v
