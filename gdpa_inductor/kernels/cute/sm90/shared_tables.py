@@ -7,14 +7,17 @@ table are taken there.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cutlass import Float32, Int32, Int64, Uint32, Uint64, cute
 
+from ....program.expr import SCORE
 from ..config import TableLayout
-from ..program import Program, Row, element
-from ..values import Fixed, Pair, each, select, smaller
+from ..emit import values_of
+from ..program import Program, Row, element, with_elements
+from ..values import Fixed, Pair, each, pair, select, smaller
 from .config import TableRoom
 
 
@@ -53,13 +56,16 @@ class SharedTables(Fixed):
     thread, threads: The number of this thread among those that copy the tables.
     """
 
-    def __init__(self, room: TableRoom, program: Program, pointer, thread, threads: int) -> None:
-        self.program, self.replicas = program, room.replicas
+    def __init__(
+        self, room: TableRoom, programs: Sequence[Program], pointer, thread, threads: int
+    ) -> None:
+        self.program, self.replicas = programs[0], room.replicas
+        self.functions = with_elements(programs, [x.number for x in room.tables])
         self.thread, self.threads = thread, threads
         self.begins, self.values = [], {}
         for x in room.tables:
             own = pointer + thread % self.replicas
-            narrow = x.number in program.narrow
+            narrow = x.number in self.program.narrow
             self.begins.append(pointer)
             self.values[x.number] = SharedTable(own, x, self.replicas, narrow)
             pointer = pointer + (x.size + 1) * self.replicas
@@ -81,7 +87,10 @@ class SharedTables(Fixed):
         values = []
         for place in self.places(x):
             value = Float32(element(begin + Int64(smaller(place, x.size - 1)) * x.stride))
-            values.append(select(place < x.size, value, Float32(math.nan)))
+            value = select(place < x.size, value, Float32(math.nan))
+            function = self.functions.get(x.number, SCORE)
+            (result,) = values_of([function], lambda _, value=value: Pair(value))
+            values.append(pair(result).lanes[0])
         return values
 
     def keep(self, elements: list[list[Any]]) -> None:

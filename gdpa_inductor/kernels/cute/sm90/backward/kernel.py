@@ -191,7 +191,7 @@ class HopperBackward(AttentionKernel):
             stored = self.tiles("g", copies["g"], shared["g"]) if "g" in copies else None
             walk = Turns(x, ranges)
             begin, threads = buffers.learned.data_ptr(), GROUPS * WARPGROUP
-            learned = SharedTables(self.tables, programs[1], begin, thread, threads)
+            learned = SharedTables(self.tables, programs, begin, thread, threads)
             more = (thread, shared["a"], learned, self.row_gradients(x))
             HopperBackwardProducts(
                 walk, signals, fragments, epilogue, programs, stored, *more

@@ -188,7 +188,7 @@ class HopperForward(AttentionKernel):
             wide = any(x.wide for x in (*programs, *places))
             own = self.bias(channels, shared, t, thread, wide)
             begin = buffers.tables.data_ptr() + t * c.shared_tables.words
-            tables = SharedTables(c.shared_tables, programs[1], begin, thread, WARPGROUP)
+            tables = SharedTables(c.shared_tables, programs, begin, thread, WARPGROUP)
             role = HopperProducts(
                 channels, fragments, epilogue, ranges, programs, places, turns, own, tables
             )
