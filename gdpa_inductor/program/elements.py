@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from .expr import SCORE, Expr, call, const, fold, postorder
+from .expr import SCORE, Expr, call, fold, postorder
 
 _SUMS = ("add", "sub")
 
@@ -31,8 +31,8 @@ def of_elements(
     sources = _sources(roots, tables)
     largest: dict[Expr, set[Expr]] = {}
     for node in [*roots, *(x for y in postorder(roots) if not sources[y] for x in y.args)]:
-        if sources[node]:
-            largest.setdefault(sources[node], set()).add(node)
+        if look_up := sources[node]:
+            largest.setdefault(look_up, set()).add(node)
     known: dict[Expr, Expr] = {}
     functions: dict[int, Expr] = {}
     for look_up, (node, *others) in largest.items():

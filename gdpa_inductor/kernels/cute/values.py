@@ -66,7 +66,7 @@ class Pair:
 
 
 class Bytes(Pair):
-    """Two neighbouring bytes of a word of 32 bits, without a sign. first: The number of the first."""
+    """Two neighbouring bytes of a word, without a sign. first: The number of the first."""
 
     __slots__ = ("first", "word")
 

@@ -71,7 +71,7 @@ class TableRoom(NamedTuple):
 
 
 class BandRoom(NamedTuple):
-    """Tables of distances in shared memory (`bands.py`), for tiles of 64 rows and `cols` columns."""
+    """Tables of distances in shared memory (`bands.py`): of tiles of 64 rows, `cols` columns."""
 
     tables: tuple[TableLayout, ...]
     cols: int
