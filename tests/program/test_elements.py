@@ -35,10 +35,7 @@ def test_functions_of_elements(name: str) -> None:
     assert [found[number] for number in sorted(found)] == expected
     assert sum(x.op == "mul" for x in postorder([root])) == products
     tables = torch.randn(2, 20, dtype=torch.float64)
-    changed = torch.stack([
-        fold([found.get(i, SCORE)], lambda node: leaf_of(node, table), torch_apply(torch.float64))[0]
-        for i, table in enumerate(tables)
-    ])  # fmt: skip
+    changed = torch.stack([element(found.get(i, SCORE), tables[i]) for i in range(2)])
     torch.testing.assert_close(values(root, changed), values(weight, tables), rtol=0, atol=0)
 
 
@@ -58,8 +55,9 @@ def values(term, tables: torch.Tensor) -> torch.Tensor:
     return fold([term], leaf, torch_apply(torch.float64))[0]
 
 
-def leaf_of(node, element: torch.Tensor) -> torch.Tensor:
-    return element if node.op == "s" else torch.tensor(node.value)
+def element(function, elements: torch.Tensor) -> torch.Tensor:
+    leaf = lambda node: elements if node is SCORE else torch.tensor(node.value)
+    return fold([function], leaf, torch_apply(torch.float64))[0]
 
 
 def test_tables_that_no_kernel_copies_keep_their_functions() -> None:
