@@ -104,10 +104,10 @@ CASES = {
     ),
     "rounded positions and times": Case(
         BOTH + CAUSAL.format(
-            "silu(add(add(mul(s,0.125),bf16(lookup(a0,add(sub(q_idx,kv_idx),139)))),"
+            "silu(add(add(mul(s,0.125),bf16(lookup(a0,add(sub(q_idx,kv_idx),143)))),"
             "bf16(lookup(a2,a1))))"
         ),
-        (279, 65), (FP32, U8, FP32), heads=3, rows=140, keys=144,
+        (287, 65), (FP32, U8, FP32), heads=3, rows=144, keys=144,
     ),
     "clipped distances": Case(
         "a0:f[h,t]; "

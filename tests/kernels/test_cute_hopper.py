@@ -114,9 +114,9 @@ def test_machine_code_with_tables(dim: int):
     kernel = binary(config)
     in_flight(config, kernel, SPILLS)
     products = kernel.before("USETMAXREG.DEALLOC")
-    # A tile's first block and the block of a step. The first half of the keys comes before scores.
-    # The second has a variant without a mask, and one with a mask.
-    scores = 2 * (COLS + 2 * COLS) // 4
+    # A tile's first block and the block of a step, with a variant without a mask and one with a
+    # mask. Of two warpgroups the first half of the keys comes before scores.
+    scores = 2 * (COLS + 2 * COLS) // 4 if config.tiles == 2 else 2 * 2 * COLS // 2
     assert products.count("LDS.U16") == scores // 2
     assert products.count("IDP.4A") == scores
     # Two rows share distances. Each variant reads them.
@@ -134,10 +134,11 @@ def test_machine_code_of_the_backward_with_tables(dim: int):
     products = kernel.before("USETMAXREG.DEALLOC")
     waits = expected_of_the_backward(config)[1]
     assert kernel.count("WARPGROUP.DEPBAR") == waits, "the products are serialized"
-    # Two steps, each with a program for whole tiles and one for the ends.
-    scores = config.query_rows // 2
+    # Two steps, each with a program for whole tiles and one for the ends. Where places of distances
+    # are checked for each score, there is a third one without checks.
+    scores, variants = config.query_rows // 2, 2 if config.banded else 3
     assert products.count("LDS.U8") == 2 * scores
-    assert products.count("IDP.4A") == 2 * 2 * scores
+    assert products.count("IDP.4A") == 2 * variants * scores
     assert products.count("LDS") >= 2 * scores + 4 * scores
     in_bounds(kernel, 9 * BACKWARD_SPILLS)
     assert kernel.shared <= SHARED_MEMORY - 1024, "with what ptxas adds for alignment"
