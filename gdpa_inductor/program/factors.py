@@ -78,6 +78,9 @@ def split(term: Expr, inside: bool = True) -> tuple[Expr, float]:
         case "div", [None, float() as c] if c:
             rest, factor = split(term.args[0], inside)
             return rest, factor / c
+        case "mul", [None, None]:
+            (x, factor), (y, other) = (split(arg, inside) for arg in term.args)
+            return call("mul", x, y), factor * other
         case "gelu_tanh", _ if inside:
             return gelu_tanh_halves(term)
     return term, 1.0

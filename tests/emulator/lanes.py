@@ -115,6 +115,12 @@ def permute(a: Vector, b: Vector, selector: Vector) -> Vector:
     return out.reshape(-1).view(U32)
 
 
+def dot4(a: Vector, b: Vector, c: Vector) -> Vector:
+    """dp4a.u32.u32: c plus the products of the four bytes of a and b."""
+    parts = ((a >> U32(n) & U32(255)) * (b >> U32(n) & U32(255)) for n in (0, 8, 16, 24))
+    return sum(parts, c)
+
+
 def lookup3(a: Vector, b: Vector, c: Vector, table: int) -> Vector:
     """lop3.b32: bit (4a + 2b + c) of the table, for every bit."""
     out = np.zeros_like(a)

@@ -70,6 +70,7 @@ BITWISE = {
     "bfe.u32": Rule("u32", ("u32", "u32", "u32"), "extract({0}, {1}, {2}, False)"),
     "bfe.s32": Rule("u32", ("u32", "u32", "u32"), "extract({0}, {1}, {2}, True)"),
     "prmt.b32": Rule("u32", ("u32", "u32", "u32"), "permute({0}, {1}, {2})"),
+    "dp4a.u32.u32": Rule("u32", ("u32", "u32", "u32"), "dot4({0}, {1}, {2})"),
     "popc.b32": Rule("u32", ("u32",), "np.bitwise_count({0}).astype(U32)"),
     "brev.b32": Rule("u32", ("u32",), "reverse_bits({0})"),
     "clz.b32": Rule("u32", ("u32",), "leading_zeros({0})"),

@@ -77,6 +77,18 @@ CASES = {
     "positions and times, head dim 128": looked_up(
         BOTH + CAUSAL.format(TWO), (279, 65), (FP32, U8, FP32), keys=128, dims=(128, 128)
     ),
+    "rounded positions and times": looked_up(
+        BOTH + CAUSAL.format(
+            "silu(add(add(mul(s,0.125),bf16(lookup(a0,add(sub(q_idx,kv_idx),143)))),"
+            "bf16(lookup(a2,a1))))"
+        ),
+        (287, 65), (FP32, U8, FP32), heads=3, rows=144, keys=144,
+    ),
+    "clipped distances": looked_up(
+        "a0:f[h,t]; "
+        + SILU.format("lookup(a0,add(minimum(maximum(sub(q_idx,kv_idx),-20),20),20))"),
+        (41,), (FP32,), rows=72, keys=300,
+    ),
     "every byte": looked_up(TIME + SILU.format("lookup(a0,a1)"), (256,), (FP32, U8)),
     "places of tokens": looked_up(
         "a0:f[h,t]; a1:i[b,q_idx]; a2:i[b,kv_idx]; "

@@ -107,18 +107,23 @@ def tables(dim: int, **fields: Any) -> Sm90Config:
 
 @pytest.mark.parametrize("dim", [pytest.param(64, marks=pytest.mark.slow), 128])
 def test_machine_code_with_tables(dim: int):
-    """Places and their elements are in shared memory. Distances share loads from the cache."""
+    """Places and their elements are in shared memory. A byte becomes an address by an instruction.
+    Distances share loads.
+    """
     config = tables(dim)
     kernel = binary(config)
     in_flight(config, kernel, SPILLS)
     products = kernel.before("USETMAXREG.DEALLOC")
-    # A tile's first block and the block of a step. The first half of the keys comes before scores.
-    # The second has a variant without a mask, one with a mask, and one with checks of places.
-    scores = 2 * (COLS + 3 * COLS) // 4
+    # A tile's first block and the block of a step, with a variant without a mask and one with a
+    # mask. Of two warpgroups the first half of the keys comes before scores.
+    scores = 2 * (COLS + 2 * COLS) // 4 if config.tiles == 2 else 2 * 2 * COLS // 2
     assert products.count("LDS.U16") == scores // 2
-    assert products.count("LDS") >= scores // 2 + scores
-    # Two rows share distances.
-    assert products.count("LDG") <= 2 * (2 * (COLS // 4 + 8) + COLS // 2)
+    assert products.count("IDP.4A") == scores
+    # Two rows share distances. Each variant reads them.
+    assert products.count("LDS.64") == 2 * 2 * (COLS // 8 + 1)
+    assert products.count("LDS") >= scores // 2 + scores + products.count("LDS.64")
+    # A thread loads two distances with their neighbours, and two elements of the table of times.
+    assert products.count("LDG") == 2 * 4 + 2
     assert kernel.count("UTMALDG") >= config.tiles + 2 + config.tiles * COLS // HALF
 
 
@@ -129,9 +134,11 @@ def test_machine_code_of_the_backward_with_tables(dim: int):
     products = kernel.before("USETMAXREG.DEALLOC")
     waits = expected_of_the_backward(config)[1]
     assert kernel.count("WARPGROUP.DEPBAR") == waits, "the products are serialized"
-    # Two steps, each with a program for whole tiles and one for the ends.
-    scores = config.query_rows // 2
+    # Two steps, each with a program for whole tiles and one for the ends. Where places of distances
+    # are checked for each score, there is a third one without checks.
+    scores, variants = config.query_rows // 2, 2 if config.banded else 3
     assert products.count("LDS.U8") == 2 * scores
+    assert products.count("IDP.4A") == 2 * variants * scores
     assert products.count("LDS") >= 2 * scores + 4 * scores
     in_bounds(kernel, 9 * BACKWARD_SPILLS)
     assert kernel.shared <= SHARED_MEMORY - 1024, "with what ptxas adds for alignment"

@@ -11,9 +11,9 @@ from gdpa_inductor.kernels.cute.backward import table_gradients
 from gdpa_inductor.kernels.cute.backward.roots import no_such_biases
 from gdpa_inductor.kernels.cute.backward.table_gradients import distance
 from gdpa_inductor.kernels.cute.config import TableLayout
-from gdpa_inductor.kernels.cute.places import unchecked
+from gdpa_inductor.kernels.cute.places import held, unchecked
 from gdpa_inductor.kernels.cute.plan import plan_of
-from gdpa_inductor.kernels.cute.sm90.config import Sm90Config, TableRoom
+from gdpa_inductor.kernels.cute.sm90.config import HeldTable, Sm90Config, TableRoom
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from gdpa_inductor.operands import Operands
 from gdpa_inductor.program.score_mod import ScoreMod
@@ -117,14 +117,15 @@ def test_tables_and_places_in_shared_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "lookups", "tables", "replicas"),
+    ("size", "places", "tables", "replicas"),
     [
-        (8320, [129], 1, 16), (8319, [129], 1, 8), (520, [129], 1, 1), (519, [129], 0, 16),
-        (10000, [], 0, 16), (2000, [129, 400], 1, 2), (-5, [3], 0, 1),
+        (8320, [130], 1, 16), (8319, [130], 1, 8), (520, [130], 1, 1), (519, [130], 0, 16),
+        (10000, [], 0, 16), (2000, [130, 401], 1, 2), (-5, [4], 0, 1),
     ],
 )  # fmt: skip
-def test_room_for_tables(size: int, lookups: list[int], tables: int, replicas: int) -> None:
-    room = TableRoom.within(size, [TableLayout(i, x, 1) for i, x in enumerate(lookups)])
+def test_room_for_tables(size: int, places: list[int], tables: int, replicas: int) -> None:
+    held = [HeldTable(i, x - 1, 1, x, True) for i, x in enumerate(places)]
+    room = TableRoom.within(size, held)
     assert (len(room.tables), room.replicas) == (tables, replicas)
     assert room.size <= max(size, 0)
 
@@ -143,11 +144,51 @@ def test_tables_cost_no_buffers_of_keys(dims, dtype: str, vectors: list[int]) ->
     assert config.shared_tables.tables or max(dims) > 128 or dtype == "int16"
 
 
+@pytest.mark.parametrize(
+    ("place", "dtype", "size", "places", "checked"),
+    [
+        ("a1", "uint8", 129, 256, False), ("a1", "uint8", 256, 256, False),
+        ("a1", "uint8", 3000, 256, False), ("add(a1,1)", "uint8", 129, 130, True),
+        ("add(a1,128)", "int8", 129, 256, False), ("a1", "int8", 129, 130, True),
+        ("a1", "int16", 129, 130, True), ("add(a1,32768)", "int16", 70000, 65536, False),
+    ],
+)  # fmt: skip
+def test_places_of_a_copy(place: str, dtype: str, size: int, places: int, checked: bool) -> None:
+    """All that there may be, if they are few."""
+    program = f"a0:f[t]; a1:i[b,q_idx,kv_idx]; silu(add(s,lookup(a0,{place})))"
+    config = Sm90Config("bfloat16", 64, 64, program, ("float32", dtype))
+    assert held(config, TableLayout(0, size, 1)) == (places, checked)
+
+
+BANDED = {
+    "positions": {0},
+    "positions and times": {0},
+    "positions and times, head dim 128": {0},
+    "clipped distances": {0},
+    "the other direction, for all heads": {0},
+    "jagged": {0},
+    "times": set(),
+    "places of tokens": set(),
+    "a table of each query": set(),
+}
+
+
+def test_tables_of_distances_in_shared_memory() -> None:
+    """In a forward; in a backward up to head dim 64."""
+    configs = {
+        name: plan_of(CASES[name].call()[1], True, True, Sm90Config).config for name in BANDED
+    }
+    assert {name: set(x.banded) for name, x in configs.items()} == BANDED
+    for name, config in configs.items():
+        backward = dataclasses.replace(config, kernel="backward")
+        assert backward.banded == (config.banded if config.head_dim == 64 else set()), name
+
+
 def test_look_ups_without_a_check() -> None:
     """Of bytes in a table of 256, and of positions on tiles whose places are all in the table."""
     numbers = {}
     for name, case in CASES.items():
-        config = plan_of(case.call()[1], True, True, Sm90Config).config
+        config = plan_of(case.call()[1], True, True, Sm100Config).config
         numbers[name] = [set(unchecked(config, always).tables) for always in (True, False)]
     assert numbers["every byte"] == [{0}, {0}]
     assert numbers["times"] == [set(), set()]

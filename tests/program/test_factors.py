@@ -14,8 +14,12 @@ SCORES = ("s", "mul(s,0.0884)", "div(s,-11.5)", "add(mul(s,0.5),1.0)")
 FRAMES = (
     "{}", "div({},7.0)", "mul({},-0.25)", "mul(0.25,{})", "neg(div({},3.0))",
     "where(ge(q_idx,kv_idx),{},0.0)", "div(where(ge(q_idx,kv_idx),mul({},3.0),0.0),512.0)",
+    "mul(div({},7.0),float(ge(q_idx,kv_idx)))",
 )  # fmt: skip
-FACTORS = {"{}": 1.0, "div({},7.0)": 1 / 7, "mul({},-0.25)": -0.25}
+FACTORS = {
+    "{}": 1.0, "div({},7.0)": 1 / 7, "mul({},-0.25)": -0.25,
+    "mul(div({},7.0),float(ge(q_idx,kv_idx)))": 1 / 7,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("frame", FRAMES)

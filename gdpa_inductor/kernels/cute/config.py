@@ -210,6 +210,11 @@ class KernelConfig:
         return next((x for x in self.in_tiles if self.aux[x] == self.dtype), None)
 
     @property
+    def banded(self) -> frozenset[int]:
+        """The tables whose places a kernel checks for each distance, not for each score."""
+        return frozenset()
+
+    @property
     def in_tiles(self) -> list[int]:
         """The aux operands that TMA can load tile by tile."""
         aux = self.mod.aux

@@ -163,10 +163,19 @@ def emit(roots: Sequence[Expr], weight: Expr, leaf: Callable, fast: bool) -> lis
 
     leaf: Gives the Value of a leaf that is not a constant.
     """
+    return values_of(written(roots, weight, fast), leaf)
+
+
+def written(roots: Sequence[Expr], weight: Expr, fast: bool) -> list[Expr]:
+    """The terms in the operations of `PLAIN`."""
     forms = [gated(root, weight) for root in roots] if fast else roots
-    written = emitted(forms, PLAIN, fast)
+    return emitted(forms, PLAIN, fast)
+
+
+def values_of(roots: Sequence[Expr], leaf: Callable) -> list:
+    """The Values of terms that `written` gave."""
     return fold(
-        written,
+        roots,
         lambda node: node.value if node.is_const else leaf(node),
         lambda node, values: PLAIN[node.op](*values),
     )

@@ -11,10 +11,11 @@ from typing import Any
 
 from cutlass import Float32, Int32, Int64, cute
 
+from ...program.elements import of_elements
 from ...program.expr import Expr, postorder
 from ...program.integers import wide
 from .config import LETTERS, KernelConfig
-from .emit import emit
+from .emit import values_of, written
 from .operands import KernelArguments
 from .places import unchecked
 from .values import Fixed, Pair, Table, each, smaller
@@ -33,9 +34,10 @@ class Program(Fixed):
         roots: Sequence[Expr] = (),
         on_full: bool = False,
     ) -> None:
-        self.mod, self.fast, self.aux, self.scalars = config.mod, config.fast, x.aux, x.scalars
+        self.mod, self.aux, self.scalars = config.mod, x.aux, x.scalars
         self.vectors, self.dtypes = config.vectors, config.aux
         self.roots = tuple(roots or (self.mod.weight,))
+        self.written = written(self.roots, self.mod.weight, config.fast)
         self.nodes = list(postorder(self.roots))
         self.wide = wide(self.roots)
         self.lookups = {x.number: x for x in config.lookups}
@@ -86,13 +88,23 @@ class Program(Fixed):
                 return Pair(Int64(self.scalars[node.value]))
             return self.index(leaves[node.op]) if node.kind == "i" else leaves[node.op]
 
-        return emit(self.roots, self.mod.weight, leaf, self.fast)
+        return values_of(self.written, leaf)
 
     def table(self, number: int, source):
         """source: Pointers to the first element, or a table that a kernel has copied."""
         if not isinstance(source, Pair):
             return source
         return Table(source, self.lookups[number], number in self.unchecked)
+
+
+def with_elements(programs: Sequence[Program], tables: Iterable[int]) -> dict[int, Expr]:
+    """Have programs look up functions of the elements of copied tables: those that it returns."""
+    # (`elements.of_elements`)
+    roots, functions = of_elements([x for y in programs for x in y.written], set(tables))
+    for program in programs:
+        count = len(program.written)
+        program.written, roots = roots[:count], roots[count:]
+    return functions
 
 
 def address(operand, access: Iterable[str], places: Mapping[str, Any]):

@@ -65,6 +65,28 @@ class Pair:
         return self.lanes[0] is self.lanes[1]
 
 
+class Bytes(Pair):
+    """Two neighbouring bytes of a word, without a sign. first: The number of the first."""
+
+    __slots__ = ("first", "word")
+
+    def __init__(self, lanes: Pair, word, first: int) -> None:
+        super().__init__(*lanes.lanes)
+        self.word, self.first = word, first
+
+    def scaled(self, factor: int, start) -> tuple:
+        """Both bytes times a factor of at most 255, plus `start`, by an instruction each."""
+        code = "dp4a.u32.u32 {$w0}, {$r0}, {$r1}, {$r2};"
+        return tuple(
+            cute.arch.inline_ptx(
+                code,
+                write_only_types=[Int32],
+                read_only_args=[self.word, Int32(factor << 8 * (self.first + lane)), start],
+            )
+            for lane in range(2)
+        )
+
+
 class Product:
     """x · y, not emitted yet. y may be a Python float."""
 

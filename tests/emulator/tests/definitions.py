@@ -132,6 +132,10 @@ def permuted(a: int, b: int, selector: int) -> int:
     return out
 
 
+def dotted(a: int, b: int, c: int) -> int:
+    return c + sum(x * y for x, y in zip(a.to_bytes(4), b.to_bytes(4)))
+
+
 def integers(bits: int) -> dict[str, Definition]:
     table: dict[str, Definition] = {}
     for sign in "us":
@@ -176,6 +180,7 @@ BITWISE: dict[str, Definition] = {
     "bfe.u32": (U, (U, U, U), lambda x, s, n: field(x, s, n, False)),
     "bfe.s32": (U, (U, U, U), lambda x, s, n: field(x, s, n, True)),
     "prmt.b32": (U, (U, U, U), permuted),
+    "dp4a.u32.u32": (U, (U, U, U), dotted),
     "popc.b32": (U, (U,), lambda x: bin(x).count("1")),
     "brev.b32": (U, (U,), lambda x: int(f"{x:032b}"[::-1], 2)),
     "clz.b32": (U, (U,), lambda x: 32 - x.bit_length()),

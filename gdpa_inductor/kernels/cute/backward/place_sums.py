@@ -7,7 +7,7 @@ A tile of scores that the program skips is not read: nobody has stored it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -179,8 +179,8 @@ class SumsByPlace:
             tables[i, thread] = 0.0
         x = program_arguments(aux, scalars)
         place = self.config.mod.places[self.number]
-        program = Program(self.config, x, [place])
-        program.fast = False  # a place has no approximate functions
+        exact = replace(self.config, fast=False)  # a place has no approximate functions
+        program = Program(exact, x, [place])
         stored = StoredTiles(
             self.config, x, StoredSequences(self.config, jagged, sizes), self.skips
         )

@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 from ....program.expr import POSITIONS, Expr, postorder
 from ....program.factors import factored, of_queries
+from ....program.places import by_distance
 from .. import config
 from ..backward.roots import roots_of
 from ..config import SHARED_MEMORY, TableLayout
+from ..places import held
 
 ROWS, COLS = 64, 128  # a score tile of one warpgroup: 64 fp32 registers of a thread
 HALF = COLS // 2  # columns of a half tile of a bias: as wide as a swizzle
@@ -16,7 +18,9 @@ LEAST_BIAS = 2  # the fewest half tiles in shared memory, for each query tile
 BARRIERS = 2048  # bytes for mbarriers, records and alignment
 NARROW = 128  # up to this head dim O has shared memory of its own
 REGISTERS = 192  # of a thread, for O, scores and weights
-TABLES = 17 << 10  # bytes for tables in shared memory, at most
+TABLES = 24 << 10  # bytes for tables in shared memory, at most
+BUFFERS = 2  # of tables of distances in a forward: one is read, while the next one is written
+THREADS = 128  # of a warpgroup
 MOST_REPLICAS = 16
 MOST_STAGES = 8  # of the kernel that stores P and dS
 CROWDED = 448  # channels of Q and dO, from which on registers are few
@@ -26,17 +30,27 @@ HALVES = ("float16", "bfloat16", "int16", "uint8", "int8", "bool")  # numbers of
 INDICES = {"uint8": 1, "int8": 1, "int16": 2}  # bytes of the integers that TMA may load in tiles
 
 
+class HeldTable(NamedTuple):
+    """A table in shared memory. Its places there may be more than it has elements: NaN."""
+
+    number: int
+    size: int
+    stride: int
+    places: int
+    checked: bool  # Some places that a program computes are none of these.
+
+
 class TableRoom(NamedTuple):
-    """Learned tables in shared memory. Behind each is NaN.
+    """Learned tables in shared memory.
 
     replicas: How often each element lies there.
     """
 
-    tables: tuple[TableLayout, ...]
+    tables: tuple[HeldTable, ...]
     replicas: int
 
     @staticmethod
-    def within(size: int, lookups: Sequence[TableLayout]) -> "TableRoom":
+    def within(size: int, lookups: Sequence[HeldTable]) -> "TableRoom":
         """The first of these tables that fit into `size` bytes, with as many replicas as fit."""
         tables = tuple(lookups)
         while tables and TableRoom(tables, 1).size > size:
@@ -48,12 +62,35 @@ class TableRoom(NamedTuple):
 
     @property
     def words(self) -> int:
-        return self.replicas * sum(x.size + 1 for x in self.tables)
+        return self.replicas * sum(x.places for x in self.tables)
 
     @property
     def size(self) -> int:
         """Bytes"""
         return 4 * self.words
+
+
+class BandRoom(NamedTuple):
+    """Tables of distances in shared memory (`bands.py`): of tiles of 64 rows, `cols` columns."""
+
+    tables: tuple[TableLayout, ...]
+    cols: int
+    buffers: int
+
+    @property
+    def width(self) -> int:
+        """Distances, and what makes them as many for each thread of a warpgroup."""
+        return -(-(self.cols + ROWS - 1) // THREADS) * THREADS
+
+    @property
+    def words(self) -> int:
+        """Elements of a buffer: two for each distance."""
+        return 2 * self.width
+
+    @property
+    def size(self) -> int:
+        """Bytes"""
+        return 4 * self.words * self.buffers * len(self.tables)
 
 
 @dataclass(frozen=True)
@@ -132,21 +169,51 @@ class Sm90Config(config.KernelConfig):
         return frozenset(x for x in numbers if self.aux[x] in INDICES)
 
     @property
-    def gathered(self) -> list[TableLayout]:
+    def gathered(self) -> list[HeldTable]:
         """The tables whose places are read from operands."""
         # Neighbouring scores look up anywhere in them, and would wait for many lines of the cache.
         # Where places are distances, neighbours read neighbours.
-        places = self.mod.places.items()
-        read = {n for n, place in places if any(x.op == "aux" for x in postorder([place]))}
         own = [x for x in self.lookups if self.mod.aux[x.number].axes <= {"b", "h"}]
-        return [x for x in own if x.number in read]
+        return [HeldTable(*x, *held(self, x)) for x in own if self._is_read(x)]
 
     @property
-    def shared_tables(self) -> "TableRoom":
-        """The tables of a warpgroup of a forward in shared memory."""
-        # Beside the fewest buffers of keys and values.
-        room = self._room - 4 * self._stage(self.cols) if self.gathered else 0
-        return TableRoom.within(min(TABLES, room) // self.tiles, self.gathered)
+    def distances(self) -> list[TableLayout]:
+        """The tables whose places depend on distances alone."""
+        known = [x for x in self.lookups if by_distance(self.mod, x.number)]
+        return [x for x in known if not self._is_read(x)]
+
+    def _is_read(self, table: TableLayout) -> bool:
+        """Whether places of a table are read from operands."""
+        return any(x.op == "aux" for x in postorder([self.mod.places[table.number]]))
+
+    @property
+    def bands(self) -> BandRoom:
+        """The tables of distances of a warpgroup in shared memory."""
+        size, room = (self.cols, BUFFERS), self._table_room
+        if self.kernel == "backward":
+            # All threads meet between its steps. Above head dim 64 it has no room for bands.
+            size, room = (self.query_rows, 1), TABLES // 4 if self._widest <= 64 else 0
+        bands = BandRoom(tuple(self.distances), *size)
+        return bands if bands.size <= room else BandRoom((), *size)
+
+    @property
+    def banded(self) -> frozenset[int]:
+        return frozenset(x.number for x in self.bands.tables)
+
+    @property
+    def shared_tables(self) -> TableRoom:
+        """The other tables of a warpgroup of a forward in shared memory."""
+        return TableRoom.within(self._table_room - self.bands.size, self.gathered)
+
+    @property
+    def table_size(self) -> int:
+        """Bytes of all tables in shared memory."""
+        return self.tiles * (self.shared_tables.size + self.bands.size)
+
+    @property
+    def _table_room(self) -> int:
+        """Bytes for tables of a warpgroup, beside the fewest buffers of keys and values."""
+        return min(TABLES, self._room - 4 * self._stage(self.cols)) // self.tiles
 
     @property
     def tiles(self) -> int:
@@ -215,7 +282,7 @@ class Sm90Config(config.KernelConfig):
         # - Keys and values would have fewer than four stages otherwise. With three, a step would
         #   wait for its keys: their load could begin only when the step before has ended.
         # - Three query tiles have a bias. One buffer leaves room for three half tiles of the bias.
-        more = self.tiled is not None or self.gathered
+        more = self.tiled is not None or self.gathered or self.distances
         crowded = more and (self._widest > 96 or self.tiles > 2)
         return self.tiles if crowded or self.overlaid else 2 * self.tiles
 
@@ -223,7 +290,7 @@ class Sm90Config(config.KernelConfig):
     def key_stages(self) -> int:
         """Buffers of K and V in the forward: as many as fit beside Q, O and a bias, up to 6."""
         # If K and V have separate memory (`overlaid`), each gets half of them.
-        room = self._room - self.tiles * self.shared_tables.size
+        room = self._room - self.table_size
         stages = min(6, room // self._stage(self.cols))
         return stages - stages % 2 if self.overlaid else stages
 
@@ -235,7 +302,7 @@ class Sm90Config(config.KernelConfig):
         if self.tiled is None:
             return 0
         room = self._room - self._stage(self.cols) * self.key_stages
-        room -= self.tiles * self.shared_tables.size
+        room -= self.table_size
         return min(4, LEAST_BIAS + room // self._bias_stage)
 
     def _fits(self, cols: int) -> bool:

@@ -46,8 +46,9 @@ from ...operands import (
     score_tiles,
     whole_tiles,
 )
-from ...program import Program
+from ...program import Program, with_elements
 from ...sequences import Gaps
+from ..bands import Bands, of_distances
 from ..config import COLS, TABLES, Sm90Config, TableRoom
 from ..shared_tables import SharedTables
 from ..wgmma import WARPGROUP
@@ -56,7 +57,17 @@ from .fragments import HopperBackwardFragments
 from .loads import HopperBackwardLoads
 from .products import HopperBackwardProducts
 from .register_operands import RowGradients
-from .roles import CONVERSION, GROUPS, LOADS, REGISTERS, SUMS, WARPS, HopperShapes, HopperSignals
+from .roles import (
+    CONVERSION,
+    GROUPS,
+    LOADS,
+    OWN,
+    REGISTERS,
+    SUMS,
+    WARPS,
+    HopperShapes,
+    HopperSignals,
+)
 from .sums import ConvertedColumns, HandedParts
 
 OPERANDS, GRADIENTS = "qkvo", ("dq", "gk", "gv", "gq")
@@ -105,12 +116,14 @@ class HopperBackward(AttentionKernel):
         kind, x = self.dtype, max(sizes[name] for name in ("s", "gk", "gv"))
         used = 2 * (k + v + q + o + x) + 4 * (d + c) + 8 * HopperSignals.COUNT
         room = SHARED_MEMORY - 1024 - used  # ptxas adds 1024 bytes as the alignment of all
-        self.tables = TableRoom.within(min(TABLES, room), self.config.gathered)
-        words = self.tables.words
+        banded = GROUPS * self.config.bands.size
+        self.tables = TableRoom.within(min(TABLES, room) - banded, self.config.gathered)
+        words, banded = self.tables.words, banded // 4
 
         @cute.struct
         class Memory:
             barriers: cute.struct.MemRange[Int64, HopperSignals.COUNT]
+            bands: cute.struct.Align[cute.struct.MemRange[Float32, banded], 16]
             learned: cute.struct.MemRange[Float32, words]
             sK: cute.struct.Align[cute.struct.MemRange[kind, k], 1024]
             sV: cute.struct.Align[cute.struct.MemRange[kind, v], 1024]
@@ -190,9 +203,15 @@ class HopperBackward(AttentionKernel):
             programs += [Program(c, x, roots[1], True)] * programs[0].saves_checks
             stored = self.tiles("g", copies["g"], shared["g"]) if "g" in copies else None
             walk = Turns(x, ranges)
+            held = (*self.tables.tables, *c.bands.tables)
+            functions = with_elements(programs, [y.number for y in held])
             begin, threads = buffers.learned.data_ptr(), GROUPS * WARPGROUP
-            learned = SharedTables(self.tables, programs[1], begin, thread, threads)
-            more = (thread, shared["a"], learned, self.row_gradients(x))
+            learned = SharedTables(self.tables, programs[1], functions, begin, thread, threads)
+            group = warp // 4
+            begin = buffers.bands.data_ptr() + group * (c.bands.size // 4)
+            banded = (functions, begin, thread % WARPGROUP, ("kv_idx", "q_idx"), OWN + group)
+            bands = Bands(c.bands, of_distances(c, x), *banded)
+            more = (thread, shared["a"], learned, bands, self.row_gradients(x))
             HopperBackwardProducts(
                 walk, signals, fragments, epilogue, programs, stored, *more
             ).run()

@@ -35,6 +35,7 @@ from ...operands import Tiles
 from ...program import Program, ProgramLine
 from ...ranges import LANES
 from ...values import Fixed, Pair, choose, pair, select
+from ..bands import Bands, Elements, again, elements_at
 from ..shared_tables import SharedTables
 from ..wgmma import (
     WARPGROUP,
@@ -64,6 +65,7 @@ class HopperBackwardProducts(Fixed):
     thread: Any
     sA: Any  # the buffers of TMA's aux operand
     tables: SharedTables
+    bands: Bands
     row_gradients: RowGradients | None
 
     def __post_init__(self) -> None:
@@ -153,6 +155,7 @@ class HopperBackwardProducts(Fixed):
         whole = self.walk.ranges.needs_no_mask(tile, self.walk.streamed_head(tile, turn), block)
         self.learn(tile, turn, i % count)
         self.fetch_all(tile, turn, block, whole)
+        loaded = self.elements(tile, turn, block)
         for integers in self.integers:
             full["a"].wait(step)
             integers.fetch(shared)
@@ -161,7 +164,8 @@ class HopperBackwardProducts(Fixed):
         dP = x.flow(stage)
         if const_expr(self.bias is not None):
             full["a"].wait(step)
-        slope = self.weigh(tile, turn, block, shared, whole)
+        bands = self.bands.keep(loaded, 0)
+        slope = self.weigh(tile, turn, block, shared, whole, bands)
         if self.lags:
             self.turns.wait()
         P = as_operand(x.S, x.shapes.dtype)
@@ -227,6 +231,11 @@ class HopperBackwardProducts(Fixed):
             if number == 0:
                 self.tables.keep(self.tables.fetch(*self.walk.place(tile, turn)))
                 both()
+
+    def elements(self, tile: ResidentTile, turn, block) -> list[Elements]:
+        """Load tables of distances for a step."""
+        key, query = tile.first + self.group * HALF, block * self.walk.heights.streamed
+        return self.bands.fetch(*self.walk.place(tile, turn), key, query)
 
     def next_scores(self, step, last: bool) -> None:
         # The last step of a tile has no next one.
@@ -309,25 +318,25 @@ class HopperBackwardProducts(Fixed):
         cute.arch.barrier_arrive(barrier_id=FULL + self.group, number_of_threads=HANDED)
 
     @cute.jit
-    def weigh(self, tile: ResidentTile, turn, block, stage, whole):
+    def weigh(self, tile: ResidentTile, turn, block, stage, whole, bands):
         """Turn S into P, in place, and return the slope. stage: The buffer of TMA's aux operand."""
         slope = self.fragments.scores()
         if whole:
-            self.evaluate(tile, turn, block, stage, self.programs[0], slope, False)
+            self.evaluate(tile, turn, block, stage, self.programs[0], slope, False, bands)
         else:
-            self.evaluate_masked(tile, turn, block, stage, slope)
+            self.evaluate_masked(tile, turn, block, stage, slope, bands)
         return slope
 
     @cute.jit
-    def evaluate_masked(self, tile: ResidentTile, turn, block, stage, slope):
+    def evaluate_masked(self, tile: ResidentTile, turn, block, stage, slope, bands):
         if const_expr(len(self.programs) > 2):
             head = self.walk.streamed_head(tile, turn)
             if self.walk.ranges.needs_no_check(tile, head, block):
-                self.evaluate(tile, turn, block, stage, self.programs[2], slope, False)
+                self.evaluate(tile, turn, block, stage, self.programs[2], slope, False, bands)
             else:
-                self.evaluate(tile, turn, block, stage, self.programs[1], slope, True)
+                self.evaluate(tile, turn, block, stage, self.programs[1], slope, True, bands)
         else:
-            self.evaluate(tile, turn, block, stage, self.programs[1], slope, True)
+            self.evaluate(tile, turn, block, stage, self.programs[1], slope, True, bands)
 
     @cute.jit
     def chain(self, slope, dP, P, whole):
@@ -348,17 +357,18 @@ class HopperBackwardProducts(Fixed):
                 dP[r] = dP[r] * slope[r]
 
     @cute.jit
-    def evaluate(self, tile: ResidentTile, turn, block, stage, program, slope, careful):
+    def evaluate(self, tile: ResidentTile, turn, block, stage, program, slope, careful, bands):
         # careful: P and the slope are zero past the end of either side, as program(0) may differ
         # from 0.
         S, row = self.fragments.S, program.position(tile.first + self.row)
         lines = [ProgramLine(program, self.walk, tile, turn, row + half) for half in (0, 8)]
         first = program.position(block * self.walk.heights.streamed + self.column)
         operand = cute.make_rmem_tensor(S.layout, self.fragments.shapes.dtype)
+        bands = again(bands)
         for r in range_constexpr(0, cute.size(S), 2):
             half, column = r // 2 % 2, first + r // 4 * 8
             indices = Pair(column, column + 1)
-            values: dict[Any, Any] = {**self.tables.values}
+            values: dict[Any, Any] = {**self.tables.values, **elements_at(bands, r)}
             if const_expr(self.bias is not None):
                 if const_expr(r % 8 == 0):
                     self.fragments.fetched(operand, stage, r // 8)

@@ -19,7 +19,7 @@ from ...config import KernelConfig
 from ...operands import KernelArguments
 from ...program import Program, ProgramLine, element, widened
 from ...ranges import LANES
-from ...values import Fixed, Pair, add, multiply, select
+from ...values import Bytes, Fixed, Pair, add, multiply, select
 from ..wgmma import swizzled
 
 # How many numbers share a word. So they take fewer registers.
@@ -73,7 +73,10 @@ class RegisterOperand(Fixed):
             self.registers[word] = bits
 
     def pair(self, r: int) -> Pair:
-        return Pair(*(self.number(r + lane) for lane in range(2)))
+        lanes = Pair(*(self.number(r + lane) for lane in range(2)))
+        if self.stored != "uint8":
+            return lanes
+        return Bytes(lanes, self.registers[r // self.together], r % self.together)
 
     def number(self, r: int):
         word, place = self.registers[r // self.together], r % self.together * self.bits

@@ -9,7 +9,7 @@ from cutlass.cute.nvgpu import warp
 
 from ...barriers import Cursor, Ring
 from ...program import element
-from ...values import Fixed, Pair
+from ...values import Bytes, Fixed, Pair
 from ..config import HALF, ROWS
 from ..wgmma import K, first_row, swizzled, tiled, zero_after
 
@@ -121,7 +121,8 @@ class HopperIndex(HopperBias):
 
     def pair(self, numbers: list[Any], i: int) -> Pair:
         word = numbers[i // 2]
-        return Pair(*(self.integer(word, lane) for lane in range(2)))
+        lanes = Pair(*(self.integer(word, lane) for lane in range(2)))
+        return Bytes(lanes, word, 0) if self.bits == 8 and not self.signed else lanes
 
     def integer(self, word, lane: int):
         if self.signed:

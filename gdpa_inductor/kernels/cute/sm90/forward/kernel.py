@@ -13,7 +13,8 @@ Notation
     block          128 keys, or fewer at head dims above 128 (`Sm90Config.cols`).
     bias           An aux operand [.., M, N] that TMA loads (`KernelConfig.tiled`), in tiles of
                    64 × 64. It may be the places of tables.
-    tables         Learned tables in shared memory, a copy for each t (`Sm90Config.shared_tables`).
+    tables, bands  Learned tables in shared memory, copies for each t (`Sm90Config.shared_tables`,
+                   `Sm90Config.bands`).
 
 There is no softmax: O stays in registers over all key blocks, and nothing is rescaled. The roles of
 the warps, for two and for three query tiles, are:
@@ -47,8 +48,9 @@ from ...operands import (
     score_tiles,
     whole_tiles,
 )
-from ...program import Program
+from ...program import Program, with_elements
 from ...sequences import Gaps
+from ..bands import Bands, of_distances
 from ..config import HALF, ROWS, Sm90Config
 from ..shared_tables import SharedTables
 from ..wgmma import MN, WARPGROUP, IssueTurns, K, tile_layout, tiled
@@ -86,6 +88,7 @@ class HopperForward(AttentionKernel):
             own[self.place(name)] = max(own[self.place(name)], cute.cosize(layout))
         queries, output, keys, values, bias = own.values()
         words = self.config.tiles * self.config.shared_tables.words
+        banded = self.config.tiles * (self.config.bands.size // 4)
 
         @cute.struct
         class Memory:
@@ -96,6 +99,7 @@ class HopperForward(AttentionKernel):
             sK: cute.struct.Align[cute.struct.MemRange[self.dtype, keys], 1024]
             sV: cute.struct.Align[cute.struct.MemRange[self.dtype, values], 1024]
             sBias: cute.struct.Align[cute.struct.MemRange[self.bias_dtype, bias], 1024]
+            bands: cute.struct.Align[cute.struct.MemRange[Float32, banded], 16]
             tables: cute.struct.MemRange[Float32, words]
 
         return Memory
@@ -187,11 +191,16 @@ class HopperForward(AttentionKernel):
             places = self.places(x)
             wide = any(x.wide for x in (*programs, *places))
             own = self.bias(channels, shared, t, thread, wide)
+            held = (*c.shared_tables.tables, *c.bands.tables)
+            functions = with_elements(programs, [y.number for y in held])
             begin = buffers.tables.data_ptr() + t * c.shared_tables.words
-            tables = SharedTables(c.shared_tables, programs[1], begin, thread, WARPGROUP)
-            role = HopperProducts(
-                channels, fragments, epilogue, ranges, programs, places, turns, own, tables
-            )
+            known = (programs[1], functions, begin, thread, WARPGROUP)
+            tables = SharedTables(c.shared_tables, *known)
+            begin = buffers.bands.data_ptr() + t * (c.bands.size // 4)
+            known = (functions, begin, thread, ("q_idx", "kv_idx"), OWN + t)
+            bands = Bands(c.bands, of_distances(c, x), *known)
+            known = (programs, places, turns, own, tables, bands)
+            role = HopperProducts(channels, fragments, epilogue, ranges, *known)
             role.run(scheduler, t, thread)
         else:
             cute.arch.setmaxregister_decrease(roles.registers[1])

@@ -26,7 +26,8 @@ from ...forward.ranges import KeyRanges
 from ...operands import Matrix, PageTable, Tiles, numbers
 from ...program import Program, Row
 from ...values import Fixed, Pair, choose, larger, pair, select, smaller
-from ..config import ROWS, Sm90Config
+from ..bands import Band, Bands, again, elements_at
+from ..config import BUFFERS, ROWS, Sm90Config
 from ..shared_tables import SharedTables
 from ..wgmma import (
     WARPGROUP,
@@ -172,6 +173,7 @@ class HopperProducts(Fixed):
     turns: IssueTurns  # of the warpgroup, as the bias and the tables
     bias: HopperBias | None
     tables: SharedTables
+    bands: Bands
 
     @cute.jit
     def run(self, scheduler, t, thread):
@@ -217,9 +219,8 @@ class HopperProducts(Fixed):
         keys, x = self.channels.keys, self.fragments
         query = q_at.index * self.channels.roles.tiles + t
         row = tile.row + t * ROWS
-        weigh = HopperWeights(
-            self.ranges, self.programs, self.places, tile, row, thread, self.bias, self.tables, x.R
-        )
+        known = (tile, row, thread, self.bias, self.tables, self.bands, x.R)
+        weigh = HopperWeights(self.ranges, self.programs, self.places, *known)
         elements = self.tables.fetch(tile.batch, tile.head)
         x.scale(query, t, thread)
         keys.full.wait(at)
@@ -275,9 +276,12 @@ class HopperProducts(Fixed):
 
 @dataclass
 class Early(Fixed):
-    """Operands of the first scores of a key block, which were read before there are scores."""
+    """Operands of a key block, which were read before there are scores: some of the first scores,
+    and tables of distances.
+    """
 
     values: list[dict[int, Any]]
+    bands: list[Band]
 
 
 @dataclass
@@ -296,6 +300,7 @@ class HopperWeights(Fixed):
     thread: Any
     bias: HopperBias | None
     tables: SharedTables
+    bands: Bands
     R: Any
 
     def __post_init__(self) -> None:
@@ -312,10 +317,12 @@ class HopperWeights(Fixed):
 
     def looked_up(self, column, b_at) -> Early:
         """Look up the first half of a key block in shared memory, while its scores are computed."""
+        loaded = self.bands.fetch(self.tile.batch, self.tile.head, self.first, column)
+        values: list[dict[int, Any]] = []
         # There are registers for a half, if two warpgroups share them all.
         if self.rows and self.ranges.tiles == 2:
-            return Early([*self.values(column + self.column, b_at, 0, 1)])
-        return Early([])
+            values = [*self.values(column + self.column, b_at, 0, 1)]
+        return Early(values, self.bands.keep(loaded, column // self.ranges.cols % BUFFERS))
 
     def values(self, column, b_at, first: int, end: int) -> Iterator[dict[int, Any]]:
         """Operands in shared memory, for one pair of scores after the other, of some parts."""
@@ -352,10 +359,12 @@ class HopperWeights(Fixed):
         parts = 0 if self.bias is None else self.bias.parts
         late = self.values(column, b_at, len(early.values) // PAIRS, parts)
         values_of = itertools.chain(early.values, late)
+        bands = again(early.bands)
         for r in range_constexpr(0, cute.size(S), 2):
             row = rows[r // 2 % 2]
             first = row.program.position(column) + r // 4 * 8
             kv_idx, values = Pair(first, first + 1), next(values_of)
+            values = {**values, **elements_at(bands, r)}
             operands = row.fetch(first, 2, values) if cutlass.const_expr(end is None) else {}
             terms = row(Pair(S[r], S[r + 1]), kv_idx, operands, values=values)
             if cutlass.const_expr(end is not None):  # program(0) may differ from 0
