@@ -95,6 +95,16 @@ def local_bytes(cubin: bytes, tmp_path) -> int:
     return sum(int(n) for n in re.findall(r"(?:STACK|LOCAL):(\d+)", usage))
 
 
+def check_template(name: str, text: str, kind: str, shape: Shape, most: int, tmp_path) -> None:
+    """The first configuration of a template for Hopper: its products are wgmma, at most so many
+    bytes spill, and its shared memory is what is reckoned with."""
+    kernel = compiled(name, text, 90, tmp_path)
+    assert "wgmma.mma_async" in kernel.asm["ptx"]
+    assert local_bytes(kernel.asm["cubin"], tmp_path) <= most, "registers spill"
+    best = configs(kind, shape, DEVICES[90][1], thorough=False)[0]
+    assert kernel.metadata.shared <= shared_memory(kind, best, shape)
+
+
 @pytest.mark.parametrize("capability", sorted(TENSOR_CORE))
 @pytest.mark.parametrize(
     "case",

@@ -5,12 +5,11 @@ import dataclasses
 import pytest
 import torch
 
-from gdpa_inductor.kernels.triton.configs import Shape, configs, shared_memory
+from gdpa_inductor.kernels.triton.configs import Shape
 from gdpa_inductor.lowerings.triton import five_matmul
 from gdpa_inductor.lowerings.triton.five_matmul import FIVE_MATMUL, turns
 
 from .cases import CAUSAL, Case
-from .fake_cuda import DEVICES
 from .five_matmul_cases import CASES
 from .jagged_cases import JaggedCase
 
@@ -92,15 +91,10 @@ def test_turns(few: bool) -> None:
 def test_cubins(case: Case, tmp_path) -> None:
     """No register of the inner loop spills; what little does are numbers of the pair."""
     pytest.importorskip("triton")
-    from .test_cubins import compiled, local_bytes
+    from .test_cubins import check_template
 
     small = {"b": 2} if case is PLAIN else {"lengths_q": (512, 256), "max_q": 512}
     case = dataclasses.replace(case, processors=1, **small)
     kernels = case.sources(torch.bfloat16).items()
     ((name, text),) = ((name, text) for name, text in kernels if "SUMS" in text)
-    kernel = compiled(name, text, 90, tmp_path)
-    assert "wgmma.mma_async" in kernel.asm["ptx"]
-    assert local_bytes(kernel.asm["cubin"], tmp_path) <= 144
-    shape = Shape(128, 128, 2)
-    best = configs("five_matmul", shape, DEVICES[90][1], thorough=False)[0]
-    assert kernel.metadata.shared <= shared_memory("five_matmul", best, shape)
+    check_template(name, text, "five_matmul", Shape(128, 128, 2), 144, tmp_path)
