@@ -165,6 +165,13 @@ def sums_before_the_values_are_known(q, k, v):
     return (w / total) @ (v * 2)
 
 
+@refuse("NORMALISED", **HEADS)
+def quotients_that_are_rounded_to_fp16(q, k, v):
+    """They fit where the weights overflow."""
+    w = torch.sigmoid(q @ k.mT) * 1e6
+    return (w / w.sum(-1, keepdim=True)).half().to(v.dtype) @ v
+
+
 @refuse("SCORES_ESCAPE", **HEADS)
 def sums_of_two_dims_by_einsum(q, k, v):
     w = F.relu(q @ k.mT)
