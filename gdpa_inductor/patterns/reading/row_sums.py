@@ -49,6 +49,7 @@ def read(
     shadow = weights.shadow
     if shadow.sums is None or shadow.summed is None:
         return weight, None, None
+    _check_width(shadow.sums.node, dtype)
     at, dim = _place(weights, shadow.summed), shadow.sums.dim
     if at.branches or at.index[dim] != weights.space.resolve(keys):
         reason = f"{places.describe(shadow.sums.node)} sums along another dimension than the keys"
@@ -70,6 +71,12 @@ def read(
     index = list(at.index)
     index[dim:] = [*([()] if shadow.sums.keepdim else []), *index[dim:][1:]]
     return weight, RowSum(term, tuple(index)), factor
+
+
+def _check_width(sum_: Node, dtype: torch.dtype) -> None:
+    if facts.tensors(sum_)[0].dtype == torch.float64 != dtype:
+        reason = f"{places.describe(sum_)} sums in fp64, where a kernel would sum in fp32"
+        raise Refused(Code.NORMALISED, reason, change="sum the weights in their own dtype")
 
 
 def _place(weights: Weights, summed: Node) -> Element:
