@@ -169,6 +169,35 @@ def sums_before_the_values_are_known(q, k, v):
     return (w / total) @ (v * 2)
 
 
+def in_fp32(total):
+    """Weights in fp32, whose sums are in another dtype."""
+
+    def attention(q, k, v):
+        q, k, v = q.float(), k.float(), v.float()
+        w = F.silu(q @ k.mT)
+        return (w @ v) / (total(w).abs() + 1)
+
+    return attention
+
+
+# Over many keys a sum in fp32 has larger errors than the weights. Before a narrower sum each weight
+# is rounded.
+rows(
+    lambda **operands: refuse("NORMALISED", **operands),
+    HEADS,
+    sums_in_fp64=in_fp32(lambda w: w.double().sum(-1, keepdim=True)),
+    sums_given_in_fp64=in_fp32(lambda w: w.sum(-1, True, dtype=torch.float64)),
+    sums_given_in_fp16=in_fp32(lambda w: w.sum(-1, True, dtype=torch.float16)),
+)
+
+
+@refuse("NORMALISED", **HEADS)
+def quotients_that_are_rounded_to_fp16(q, k, v):
+    """They fit where the weights overflow."""
+    w = torch.sigmoid(q @ k.mT) * 1e6
+    return (w / w.sum(-1, keepdim=True)).half().to(v.dtype) @ v
+
+
 @refuse("SCORES_ESCAPE", **HEADS)
 def sums_of_two_dims_by_einsum(q, k, v):
     w = F.relu(q @ k.mT)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+import torch
 from torch.fx import Node
 
 from ...rejection import Code
@@ -55,9 +56,11 @@ def _is_row_sum(node: Node) -> bool:
         return False
     if "out" in node.kwargs:  # it writes into a tensor of the model
         return False
-    return all(
-        t.is_floating_point() for n in (node, *node.all_input_nodes) for t in facts.tensors(n)
-    )
+    (result,), (summed,) = (facts.tensors(n) for n in (node, node.all_input_nodes[0]))
+    if not (result.is_floating_point() and summed.is_floating_point()):
+        return False
+    # A narrower sum is one of rounded weights.
+    return torch.promote_types(summed.dtype, result.dtype) == result.dtype
 
 
 def _keepdim(sum_: Node) -> bool:

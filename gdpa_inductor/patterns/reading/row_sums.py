@@ -25,7 +25,7 @@ from .reading import RowFactor, RowSum
 from .views import tensor_of
 from .weights import Element, Weights
 
-_ROUNDINGS = ("bf16", "f16")
+_ROUNDINGS = {"bf16": torch.bfloat16, "f16": torch.float16}
 _CLAMPS = frozenset(["clamp", "clip", "clamp_min"])
 # Of numbers that are not negative, these are 0 only where R is.
 _KEEPING = (
@@ -49,16 +49,19 @@ def read(
     shadow = weights.shadow
     if shadow.sums is None or shadow.summed is None:
         return weight, None, None
+    _check_width(shadow.sums.node, dtype)
     at, dim = _place(weights, shadow.summed), shadow.sums.dim
     if at.branches or at.index[dim] != weights.space.resolve(keys):
         reason = f"{places.describe(shadow.sums.node)} sums along another dimension than the keys"
         raise Refused(Code.NORMALISED, reason)
     term = real(weights.read(shadow.summed, at))
-    weight, factor = _without_factor(weights, weight)
+    weight, factor = _without_factor(weights, weight, dtype)
     left = {x for x in postorder([weight, term]) if _is_of_sums(weights, x)}
     if left:
-        reason = f"{places.describe(shadow.sums.node)} sums weights, and more than a row is "
-        raise Refused(Code.NORMALISED, reason + "divided by the result")
+        more = "more than a row is divided by the result"
+        more = "what it divides is rounded" if weight.op in _ROUNDINGS else more
+        reason = f"{places.describe(shadow.sums.node)} sums weights, and {more}"
+        raise Refused(Code.NORMALISED, reason)
     if factor is not None:
         _check_zero(weights, weight, term, factor)
     if factor is not None and dtype == torch.float16:
@@ -68,6 +71,12 @@ def read(
     index = list(at.index)
     index[dim:] = [*([()] if shadow.sums.keepdim else []), *index[dim:][1:]]
     return weight, RowSum(term, tuple(index)), factor
+
+
+def _check_width(sum_: Node, dtype: torch.dtype) -> None:
+    if facts.tensors(sum_)[0].dtype == torch.float64 != dtype:
+        reason = f"{places.describe(sum_)} sums in fp64, where a kernel would sum in fp32"
+        raise Refused(Code.NORMALISED, reason, change="sum the weights in their own dtype")
 
 
 def _place(weights: Weights, summed: Node) -> Element:
@@ -93,9 +102,11 @@ def _is_of_sums(weights: Weights, x: Expr) -> bool:
     return sums is not None and x.op == "aux" and weights.operands[x.value].leaf in sums.derived
 
 
-def _without_factor(weights: Weights, weight: Expr) -> tuple[Expr, RowFactor | None]:
-    if weight.op in _ROUNDINGS:
-        inner, factor = _without_factor(weights, weight.args[0])
+def _without_factor(
+    weights: Weights, weight: Expr, dtype: torch.dtype
+) -> tuple[Expr, RowFactor | None]:
+    if _ROUNDINGS.get(weight.op) == dtype:  # in another one what is not divided may overflow
+        inner, factor = _without_factor(weights, weight.args[0], dtype)
         return (weight, None) if factor is None else (call(weight.op, inner), factor)
     if weight.op not in ("mul", "div"):
         return weight, None
