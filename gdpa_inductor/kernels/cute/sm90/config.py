@@ -223,9 +223,17 @@ class Sm90Config(config.KernelConfig):
         # registers: too few to read operands that vary along the keys one by one.
         # Jagged queries have three too. Where a sequence ends within a tile, warpgroups without
         # rows take no time from the others.
-        read = (x.access for number, x in enumerate(self.mod.aux) if number != self.tiled)
+        held = {self.tiled, *self._copied}
+        read = (x.access for number, x in enumerate(self.mod.aux) if number not in held)
         one_by_one = any({"kv_idx", "k", "t"} & set(access) for access in read)
         return 2 if self._widest > 64 or one_by_one else 3
+
+    @property
+    def _copied(self) -> frozenset[int]:
+        """The tables that three warpgroups have room for in shared memory."""
+        near, far = BandRoom(tuple(self.distances), COLS, BUFFERS), TableRoom((*self.gathered,), 1)
+        fit = 3 * (near.size + far.size) <= TABLES
+        return frozenset(x.number for x in (*near.tables, *far.tables) if fit)
 
     @property
     def overlaid(self) -> bool:
