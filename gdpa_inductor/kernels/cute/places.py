@@ -4,7 +4,7 @@ A place outside of a table gives NaN, and must not be read. The check costs a fe
 each score. It is left out in three cases:
 
 - The integers of the place are so narrow that they always lie in the table.
-- Bytes have few places. A copy of a table in shared memory has all of them (`held`).
+- Bytes have few places. A copy of a table in shared memory has all of them (`copy_of`).
 - The place depends on positions. Then a condition on the tile says whether all of its places lie in
   the table. On a tile for which it holds, a kernel runs a variant of the program without checks.
 """
@@ -52,7 +52,7 @@ def unchecked(config: KernelConfig, always: bool = False) -> Unchecked:
     return Unchecked(frozenset(numbers), condition)
 
 
-def held(config: KernelConfig, table: TableLayout) -> tuple[int, bool]:
+def copy_of(config: KernelConfig, table: TableLayout) -> tuple[int, bool]:
     """(the places that a copy of a table has, whether its look-ups are checked)."""
     least, most = _range(config.mod.places[table.number], config.aux)
     if least >= 0 and most < max(table.size, _BYTES):

@@ -10,7 +10,7 @@ from ....program.places import by_distance
 from .. import config
 from ..backward.roots import roots_of
 from ..config import SHARED_MEMORY, TableLayout
-from ..places import held
+from ..places import copy_of
 
 ROWS, COLS = 64, 128  # a score tile of one warpgroup: 64 fp32 registers of a thread
 HALF = COLS // 2  # columns of a half tile of a bias: as wide as a swizzle
@@ -174,7 +174,7 @@ class Sm90Config(config.KernelConfig):
         # Neighbouring scores look up anywhere in them, and would wait for many lines of the cache.
         # Where places are distances, neighbours read neighbours.
         own = [x for x in self.lookups if self.mod.aux[x.number].axes <= {"b", "h"}]
-        return [HeldTable(*x, *held(self, x)) for x in own if self._is_read(x)]
+        return [HeldTable(*x, *copy_of(self, x)) for x in own if self._is_read(x)]
 
     @property
     def distances(self) -> list[TableLayout]:
@@ -223,9 +223,19 @@ class Sm90Config(config.KernelConfig):
         # registers: too few to read operands that vary along the keys one by one.
         # Jagged queries have three too. Where a sequence ends within a tile, warpgroups without
         # rows take no time from the others.
-        read = (x.access for number, x in enumerate(self.mod.aux) if number != self.tiled)
+        near = {self.tiled, *self._copied}
+        read = (x.access for number, x in enumerate(self.mod.aux) if number not in near)
         one_by_one = any({"kv_idx", "k", "t"} & set(access) for access in read)
         return 2 if self._widest > 64 or one_by_one else 3
+
+    @property
+    def _copied(self) -> frozenset[int]:
+        """The tables that three warpgroups have room for in shared memory."""
+        near, others = self.distances, self.gathered
+        size = BandRoom(tuple(near), COLS, BUFFERS).size + TableRoom(tuple(others), 1).size
+        if 3 * size > TABLES:
+            return frozenset()
+        return frozenset([x.number for x in near] + [x.number for x in others])
 
     @property
     def overlaid(self) -> bool:

@@ -3,7 +3,7 @@
 Copies are in fp32. Neighbouring scores look up anywhere in a table. So that their threads rarely
 meet in a bank of shared memory, an element lies there several times in a row
 (`TableRoom.replicas`), for a few lanes each. Behind the last element is NaN. Places outside of the
-table are taken there, unless all that there may be are in the copy (`places.held`).
+table are taken there, unless all that there may be are in the copy (`places.copy_of`).
 """
 
 import math

@@ -203,8 +203,8 @@ class HopperBackward(AttentionKernel):
             programs += [Program(c, x, roots[1], True)] * programs[0].saves_checks
             stored = self.tiles("g", copies["g"], shared["g"]) if "g" in copies else None
             walk = Turns(x, ranges)
-            held = (*self.tables.tables, *c.bands.tables)
-            functions = with_elements(programs, [y.number for y in held])
+            near = (*self.tables.tables, *c.bands.tables)
+            functions = with_elements(programs, [y.number for y in near])
             begin, threads = buffers.learned.data_ptr(), GROUPS * WARPGROUP
             learned = SharedTables(self.tables, programs[1], functions, begin, thread, threads)
             group = warp // 4

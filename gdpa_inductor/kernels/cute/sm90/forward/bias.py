@@ -111,7 +111,7 @@ class HopperIndex(HopperBias):
     def word(self, stage, row, column: int):
         """The numbers of a row and of the thread's two columns, of eight from `column` on."""
         byte = (column + self.thread % 4 * 2) * (self.bits // 8)
-        place = self.begin + (stage * ROWS * self.width + swizzled(row, byte, self.width))
+        place = (self.begin + stage * ROWS * self.width) + swizzled(row, byte, self.width)
         if self.bits == 16:
             return element(cute.recast_ptr(place, None, Int32))
         return Int32(element(cute.recast_ptr(place, None, Uint16))) & 0xFFFF

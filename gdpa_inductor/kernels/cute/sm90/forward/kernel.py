@@ -191,8 +191,8 @@ class HopperForward(AttentionKernel):
             places = self.places(x)
             wide = any(x.wide for x in (*programs, *places))
             own = self.bias(channels, shared, t, thread, wide)
-            held = (*c.shared_tables.tables, *c.bands.tables)
-            functions = with_elements(programs, [y.number for y in held])
+            near = (*c.shared_tables.tables, *c.bands.tables)
+            functions = with_elements(programs, [y.number for y in near])
             begin = buffers.tables.data_ptr() + t * c.shared_tables.words
             known = (programs[1], functions, begin, thread, WARPGROUP)
             tables = SharedTables(c.shared_tables, *known)
