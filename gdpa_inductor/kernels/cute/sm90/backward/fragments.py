@@ -26,7 +26,7 @@ class HopperBackwardFragments(Fixed):
     def __post_init__(self) -> None:
         shapes, tiles, thread = self.shapes, self.tiles, self.thread
         sKt, sdS, sdQ = self.sKt, self.sdS, self.sdQ
-        group, x = thread // WARPGROUP, shapes.products
+        group, x = cute.arch.make_warp_uniform(thread // WARPGROUP), shapes.products
         scores, values, keys, queries = (
             x[name].get_slice(group * WARPGROUP) for name in ("scores", "dv", "dk", "dq")
         )
