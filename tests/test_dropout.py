@@ -330,6 +330,11 @@ def one_mask_for_all_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (w * F.dropout(torch.ones_like(w[:, :1]), P)) @ v
 
 
+def of_the_first_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    w = F.silu(q @ k.mT)
+    return (w * F.dropout(torch.ones_like(w), P)[:, :1]) @ v
+
+
 def of_copies(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     w = F.dropout(F.silu(q @ k.mT).unsqueeze(2).expand(-1, -1, 2, -1, -1), P)
     return w[:, :, 0] @ v
@@ -356,6 +361,7 @@ REFUSED = {
     "two values": (multiplies_two_values, "SCORES_ESCAPE"),
     "row sums": (beside_row_sums, "DROPOUT"),
     "copies of the scores": (of_copies, "DROPOUT"),
+    "scores of the first head": (of_the_first_head, "DROPOUT"),
     "alpha": (alike_of("alpha_dropout"), "DROPOUT"),
     "features": (alike_of("feature_alpha_dropout"), "DROPOUT"),
     "channels": (alike_of("dropout2d"), "DROPOUT"),
@@ -467,13 +473,7 @@ def test_the_seed_stands_where_the_dropout_stood():
     ]  # fmt: skip
 
 
-def of_the_first_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    w = F.silu(q @ k.mT)
-    return (w * F.dropout(torch.ones_like(w), P)[:, :1]) @ v
-
-
 @pytest.mark.refused_by_judge
-@pytest.mark.parametrize("function", [one_mask_for_all_heads, of_the_first_head])
-def test_a_mask_for_several_scores_is_found_by_the_judge_too(function: Callable, monkeypatch):
+def test_a_mask_for_several_scores_is_found_by_the_judge_too(monkeypatch):
     monkeypatch.setattr(layout, "_access", lambda *_: ())
-    assert_refused_by_judge(function)
+    assert_refused_by_judge(one_mask_for_all_heads)
