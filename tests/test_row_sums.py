@@ -8,6 +8,7 @@ import gdpa_inductor.lowerings  # noqa: F401  (it defines the ops of single back
 from gdpa_inductor.program.score_mod import ScoreMod, ScoreModError
 
 from .test_ops import OPCHECKS
+from .tolerances import error_of
 
 CU = torch.tensor([0, 3, 3, 20, 50, 90])  # of few rows, of none, and of many
 DENSE = ((2, 4, 5, 6), (2, 2, 7, 6), (2, 1, 7, 3))
@@ -126,3 +127,13 @@ def test_a_program_has_one_term_that_is_summed() -> None:
     assert ScoreMod.parse(str(program)) == program and len(program.roots) == 2
     with pytest.raises(ScoreModError, match="no name for a statement"):
         ScoreMod.parse("r=s; r=s; s")
+
+
+@pytest.mark.parametrize("op", ["attention_cpu", "attention_chunked"])
+def test_sums_of_long_rows_are_as_exact_as_torchs(op: str) -> None:
+    """A loop that adds 16,384 numbers in turn would have twice the error."""
+    query, key, value, *rest = operands(((1, 2, 64, 64), *((1, 2, 16384, 64),) * 2), SIGMOID)
+    query, key, value = (x.detach().float() for x in (query, key, value))
+    sums = getattr(torch.ops.gdpa, f"{op}_sums")(query, key, value, *rest)[1]
+    exact = by_hand(query.double(), key.double(), SIGMOID, [])
+    assert not error_of(sums, by_hand(query, key, SIGMOID, []), exact, direction="forward")

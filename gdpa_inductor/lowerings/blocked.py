@@ -181,12 +181,18 @@ def _attention(arguments: Arguments[Tensor]) -> Any:
         sums = [_row_sums(o, size)] if o.program.summed is not None else []
         loop.run(_chunked(o, arguments.options, padding), Results({"out": out}, sums))
         out, *sums = (padding.unpad_heads(x, "q") for x in (out, *sums))
-        return (out, *(x.squeeze(-1) for x in sums)) if sums else out
+        dtype = compute_dtype(o.query.dtype)
+        return (out, *(x.squeeze(-1).to(dtype) for x in sums)) if sums else out
 
 
 def _row_sums(o: Operands[Tensor], size: Sequence[Any]) -> Tensor:
-    """Zeros, to which the row sums are added."""
-    return o.value.new_zeros(size, dtype=compute_dtype(o.query.dtype))
+    """Zeros, to which the row sums are added.
+
+    On a CPU a row is added in turn, which torch's own sums are not. So it is in fp64.
+    """
+    on_cpu = o.value.device.type == "cpu"
+    dtype = torch.float64 if on_cpu else compute_dtype(o.query.dtype)
+    return o.value.new_zeros(size, dtype=dtype)
 
 
 def _attention_backward(arguments: Arguments[Tensor]) -> list[Tensor]:
@@ -270,7 +276,7 @@ def forward_on_cpu(arguments: Arguments[Tensor]) -> Any:
         totals = [aux_on_axes(x, *jagged.standing([row_sums_spec(o)])) for x in sums]
         aux = _on_axes(o, jagged.standing(o.program.aux))
         _run_on_cpu(arguments, aux, Results({"out": out}, totals))
-    return (out, *sums) if sums else out
+    return (out, *(x.to(compute_dtype(o.query.dtype)) for x in sums)) if sums else out
 
 
 def backward_on_cpu(arguments: Arguments[Tensor]) -> list[Tensor]:

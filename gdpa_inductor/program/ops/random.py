@@ -21,7 +21,9 @@ ROUNDS = 7
 RANGE = 1 << 16
 Q_BITS, KV_BITS = 8, 9  # of the positions, which are in no counter
 _LOW = 0xFFFFFFFF
-_FACTORS = (0xD2511F53, 0xCD9E8D57)
+# Less 2³², so that no product of theirs exceeds 63 bits: beyond, compiled C++ may do anything. Such
+# a product has the same low word, and its high word lacks the other factor.
+_FACTORS = (0xD2511F53 - (1 << 32), 0xCD9E8D57 - (1 << 32))
 _STEPS = (0x9E3779B9, 0xBB67AE85)
 _DRAWS = 1e8  # a rate that so many draws cannot tell from p, within SIGMAS, is p
 _SIGMAS = 5.0
@@ -40,9 +42,9 @@ def _philox(seed: Tensor, *counter: Tensor) -> tuple[Tensor, ...]:
     c0, c1, c2, c3 = counter
     low, high = seed & _LOW, (seed >> 32) & _LOW
     for _ in range(ROUNDS):
-        # Products wrap at 64 bits, of which all are right.
         left, right = c0 * _FACTORS[0], c2 * _FACTORS[1]
-        c0, c2 = ((right >> 32) & _LOW) ^ c1 ^ low, ((left >> 32) & _LOW) ^ c3 ^ high
+        upper = ((left >> 32) + c0) & _LOW, ((right >> 32) + c2) & _LOW
+        c0, c2 = upper[1] ^ c1 ^ low, upper[0] ^ c3 ^ high
         c1, c3 = right & _LOW, left & _LOW
         low, high = (low + _STEPS[0]) & _LOW, (high + _STEPS[1]) & _LOW
     return c0, c1, c2, c3
