@@ -140,7 +140,8 @@ class Pass:
         for total, summed, term in zip(totals, self.sums, terms[len(places) :], strict=False):
             missing = [d for d, axis in enumerate(AXES) if axis not in summed.axes]
             full = term.expand_as(score)
-            part = full.sum(missing, keepdim=True, dtype=total.dtype) if missing else full
+            kind = total.dtype if total.dtype != full.dtype else None
+            part = full.sum(missing, keepdim=True, dtype=kind) if missing else full
             total.copy_(total + part if summed.place is None else part)
         for place, term in zip(places, terms, strict=False):
             place.copy_(term)
