@@ -98,8 +98,8 @@ def stored(text: str, *dims: int, cut: str = "", summed: bool = False) -> tuple[
     sizes = {"q_idx": (1, 1, 1024, 1), "kv_idx": (1, 1, 1, 2048), "aux": (1, 2, 1024, 2048)}
     dtypes = {"i": torch.int64, "f": bf16}
     leaves = [torch.empty(sizes[x.op], dtype=dtypes[x.kind]) for x in asked.operands]
-    chunk, operands = StoredPass.of(asked, cut.split(), leaves, 2, "kernel=triton")
-    return chunk, [*given, *operands]
+    operands = StoredPass.operands(asked, cut.split(), leaves)
+    return StoredPass.of(asked, operands, 2, "kernel=triton"), [*given, *operands.values()]
 
 
 @pytest.mark.parametrize("name", WIDE)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,34 +80,37 @@ class StoredPass:
     options: str
 
     @staticmethod
-    def of(
-        work: Pass, cut: Collection[str], leaves: Sequence[Tensor], heads: int, options: str
-    ) -> tuple[StoredPass, list[Tensor]]:
-        """The function of a chunk, and its operands.
+    def operands(work: Pass, cut: Collection[str], leaves: Sequence[Tensor]) -> dict[Expr, Tensor]:
+        """The operands of a chunk, by the leaves of the pass for which they stand.
 
         cut: The axes of which the chunk has a part. leaves: Those of `Pass.operands`.
         """
+        operands: dict[Expr, Tensor] = {}
+        pairs = zip(work.operands, leaves, strict=True)
+        for node, tensor in sorted(pairs, key=lambda pair: (pair[0].op, pair[0].value or 0)):
+            if node.op not in AXES:
+                operands[node] = tensor
+            elif node.op in cut:  # the index of the chunk's first element
+                operands[node] = tensor.narrow(AXES.index(node.op), 0, 1)
+        return operands
+
+    @staticmethod
+    def of(work: Pass, operands: Mapping[Expr, Tensor], heads: int, options: str) -> StoredPass:
+        """The function of chunks with such operands."""
         known: dict[Expr, Expr] = {}
         numbers: dict[object, int] = {}
         specs: list[Aux] = []
-        operands: list[Tensor] = []
-        pairs = zip(work.operands, leaves, strict=True)
-        for node, tensor in sorted(pairs, key=lambda pair: (pair[0].op, pair[0].value or 0)):
-            if node.op in AXES and node.op not in cut:
-                continue
+        for node, tensor in operands.items():
             own = aux(len(specs), node.kind)
             known[node] = call("add", node, own) if node.op in AXES else own
             numbers[node.value] = len(specs)
-            if node.op in AXES:  # the index of the chunk's first element
-                tensor = tensor.narrow(AXES.index(node.op), 0, 1)
-            operands.append(tensor)
             specs.append(_spec(node, tensor))
         roots = [with_leaves(root, lambda x: known.get(x, x)) for root in work.program]
         program = ScoreMod(roots[0], tuple(specs), *roots[1:])
         wanted = {numbers[own.number] for own in work.own_sums}
         needs = [False, work.score_grad is not None, work.weight is not None]
         needs += [number in wanted for number in range(len(specs))]
-        return StoredPass(program, tuple(needs), heads, options), operands
+        return StoredPass(program, tuple(needs), heads, options)
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         query, key, value, grad_out = self.by_head(tensors[:4])

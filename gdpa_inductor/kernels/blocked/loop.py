@@ -261,7 +261,7 @@ class BlockLoop:
         self._buffers: dict[str, Tensor] = {}
         # By the sizes of a block, which decide on all strides.
         self._programs: dict[tuple[int, ...], BlockProgram] = {}
-        self._kernels: dict[tuple[int, ...], Runner | None] = {}
+        self._kernels: dict[tuple[int, ...], Runner] = {}
 
     def run(self, targets: Mapping[str, Tensor]) -> None:
         """Add the parts of all blocks to the targets of the pass, which have the names of sides."""
@@ -375,15 +375,15 @@ class BlockLoop:
         axes = zip(AXES, self._o.sizes, block.shape, strict=True)
         cut = [axis for axis, size, own in axes if size != own]
         leaves = [block.cut(t) for t in self._leaves]
-        chunk, operands = StoredPass.of(work, cut, leaves, block.shape[1], self._o.options)
-        if (kernel := self._kernel(block, chunk, matrices, operands)) is not None:
+        operands = StoredPass.operands(work, cut, leaves)
+        kernel = self._kernel(block, matrices, operands)
+        if not isinstance(kernel, BlockProgram):
             outputs = [self._buffer(name, block, dtype) for name in ("weight", "slope")]
-            self._steps.do(kernel, *matrices, *outputs, *operands)
+            self._steps.do(kernel, *matrices, *outputs, *operands.values())
         else:
             count = (work.weight is not None) + (work.score_grad is not None) + len(work.own_sums)
-            program = self._program(block, chunk)
             sizes = [(dtype, block.shape) for _ in range(count)]
-            outputs = self._steps.make(program, [*matrices, *operands], *sizes)
+            outputs = self._steps.make(kernel, [*matrices, *operands.values()], *sizes)
         made = iter(outputs)
         weight = None if work.weight is None else next(made)
         slope = None if work.score_grad is None else next(made)
@@ -406,24 +406,24 @@ class BlockLoop:
         }
 
     def _kernel(
-        self,
-        block: Block,
-        chunk: StoredPass,
-        matrices: Sequence[Tensor],
-        operands: Sequence[Tensor],
-    ) -> Runner | None:
-        """What fills P and dS of the chunk, if it is no kernel that Inductor compiles."""
-        if block.shape not in self._kernels:
-            known = self._o.direct
-            kernel = None if known is None else known(chunk, matrices, operands, self._o.device)
+        self, block: Block, matrices: Sequence[Tensor], operands: Mapping[Expr, Tensor]
+    ) -> Runner:
+        """What fills P and dS of the chunk; or a program that returns new ones, by Inductor."""
+        kernel = self._kernels.get(block.shape)
+        if kernel is None:
+            chunk = StoredPass.of(self._work, operands, block.shape[1], self._o.options)
+            if self._o.direct is not None:
+                given = list(operands.values())
+                kernel = self._o.direct(chunk, matrices, given, self._o.device)
+            kernel = kernel or BlockProgram(chunk, self._o.lengths_vary)
             self._kernels[block.shape] = kernel
-        return self._kernels[block.shape]
+        return kernel
 
-    def _program(self, block: Block, chunk: StoredPass | None = None) -> BlockProgram:
+    def _program(self, block: Block) -> BlockProgram:
         shape = block.shape
         program = self._programs.get(shape)
         if program is None:
-            work = chunk or (FusedPass(self._work, shape[1]) if self._fused else self._work)
+            work = FusedPass(self._work, shape[1]) if self._fused else self._work
             program = self._programs[shape] = BlockProgram(work, self._o.lengths_vary)
         return program
 

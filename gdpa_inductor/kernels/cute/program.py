@@ -42,8 +42,8 @@ class Program(Fixed):
         self.wide = wide(self.roots)
         self.lookups = {x.number: x for x in config.lookups}
         self.unchecked = unchecked(config, always=not on_full).tables
-        self.narrow = unchecked(config, always=True).tables  # no place on any tile is outside
-        self.saves_checks = self.unchecked != self.narrow
+        # Without checks that tiles decide about.
+        self.saves_checks = self.unchecked != unchecked(config, always=True).tables
         # The compiler adds constants to an address without an instruction if the place has the
         # 64 bits of an address. It does not where a narrower sum might wrap.
         self.far = on_full and bool(self.unchecked)
