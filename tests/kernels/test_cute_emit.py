@@ -7,7 +7,7 @@ pytest.importorskip("cutlass")
 
 from cutlass import Float32, Int32, Int64, cute, range_constexpr
 
-from gdpa_inductor.kernels.cute.emit import PLAIN, emit
+from gdpa_inductor.kernels.cute.emit import PLAIN, values_of, written
 from gdpa_inductor.kernels.cute.values import Pair, pair
 from gdpa_inductor.program.expr import INSTRUCTIONS, OPS, fold, postorder, torch_apply
 from gdpa_inductor.program.score_mod import ScoreMod
@@ -73,7 +73,8 @@ class Evaluate:
         }
         for i in range_constexpr(len(self.programs)):
             weight = self.programs[i].weight
-            (value,) = emit([weight], weight, lambda node: leaves[node.op], self.fast)
+            terms = written([weight], weight, self.fast)
+            (value,) = values_of(terms, lambda node: leaves[node.op])
             lanes = pair(value).lanes
             for lane in range_constexpr(2):
                 mOut[2 * THREADS * i + place + lane] = lanes[lane]

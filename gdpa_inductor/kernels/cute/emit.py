@@ -4,7 +4,7 @@
 into these (`program/emission.py`), fp16 and bf16 with approximate instructions.
 lowerings/triton/emit.py says why silu and tanh-gelu are written with tanh.
 
-    emit([weight, gradients.score], weight, leaf, fast=True)
+    values_of(written([weight, gradients.score], weight, fast=True), leaf)
 
 writes several terms in one pass, and computes common parts once. Values are pairs of scores
 (`values.py`). `leaf(node)` gives the value of s, g, an index, an aux operand or a scalar.
@@ -158,22 +158,17 @@ PLAIN: dict[str, Callable] = {
 # fmt: on
 
 
-def emit(roots: Sequence[Expr], weight: Expr, leaf: Callable, fast: bool) -> list:
-    """The Values of `roots`, which are terms of the program `weight` or of its derivative.
-
-    leaf: Gives the Value of a leaf that is not a constant.
-    """
-    return values_of(written(roots, weight, fast), leaf)
-
-
 def written(roots: Sequence[Expr], weight: Expr, fast: bool) -> list[Expr]:
-    """The terms in the operations of `PLAIN`."""
+    """Terms of the program `weight` or of its derivative, in the operations of `PLAIN`."""
     forms = [gated(root, weight) for root in roots] if fast else roots
     return emitted(forms, PLAIN, fast)
 
 
 def values_of(roots: Sequence[Expr], leaf: Callable) -> list:
-    """The Values of terms that `written` gave."""
+    """The Values of terms that `written` gave.
+
+    leaf: Gives the Value of a leaf that is not a constant.
+    """
     return fold(
         roots,
         lambda node: node.value if node.is_const else leaf(node),
