@@ -29,7 +29,7 @@ from ..launcher import word_launcher
 from ..replay import Record
 from ..runtime import for_gradient
 from .roots import factor_of
-from .table_gradients import TableSum, heads_share
+from .table_gradients import TableSum
 
 if TYPE_CHECKING:
     from .launch import BackwardCall
@@ -187,9 +187,9 @@ class Division:
         self.shared = any(x.shape[0] != self.batch for x in (o.query, o.key, o.value))
         self.direct = len(wanted) == 1 and _is_the_scores(o, wanted[0])
         read = {node.op for node in postorder([o.program.weight])}
+        axis = None if self.direct else _axis(o, wanted, read)
         tables = any(o.program.aux[number].is_table for number in wanted)
         room = room_beside_tables(skips) if tables else ROOM
-        axis = None if self.direct else _axis(o, wanted, read, room)
         self.shares = _shares(o, axis or 0, keys, ctas, None if axis is None else room)
         if cuts and not self.direct and not tables and "kv_idx" not in read:
             self.shares = _cut(o, self.shares, keys, ctas)
@@ -291,19 +291,13 @@ def _is_the_scores(o: Operands[Tensor], number: int) -> bool:
     return alike and on_axes.is_contiguous() and shape[-1] % ALIGNED == 0
 
 
-def _axis(
-    o: Operands[Tensor], wanted: Sequence[int], read: Collection[str], room: int
-) -> int | None:
+def _axis(o: Operands[Tensor], wanted: Sequence[int], read: Collection[str]) -> int | None:
     """The axis along which to cut the call: 0 for batches, 1 for heads, None if neither may be cut.
 
-    If possible, no sum goes over this axis. Heads that share the places of a table stay together,
-    if `room` is enough for a batch. A kernel counts the batches and heads of a part from 0. So an
-    axis must stay whole if the program reads its index.
+    If possible, no sum goes over this axis. A kernel counts the batches and heads of a part from 0.
+    So an axis must stay whole if the program reads its index.
     """
-    _, heads, rows, cols = score_shape(o)
-    fits = heads * rows * cols * o.query.element_size() <= room
-    together = fits and any(heads_share(o.program, number) for number in wanted)
-    first = 0 if together or any("b" in o.program.aux[number].axes for number in wanted) else 1
+    first = 0 if any("b" in o.program.aux[number].axes for number in wanted) else 1
     return next((axis for axis in (first, 1 - first) if AXES[axis] not in read), None)
 
 

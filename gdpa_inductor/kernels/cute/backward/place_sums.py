@@ -306,14 +306,13 @@ class DiagonalSums:
 
     A row group has `octets` times 8 queries, and a strip 256 keys. The diagonal has the number
     x = key - query + 8 · octets, where key and query count within strip and group. A CTA computes
-    all of them. Its warps share the octets, or the batches if there are fewer octets than warps. A
-    lane sums 8 × 8 scores over the batches of its warp, then along their 15 diagonals.
+    all of them. Its warps share the batches. A lane sums 8 × 8 scores over the batches of its warp,
+    then along their 15 diagonals.
     """
 
     def __init__(self, config: KernelConfig, octets: int, skips: bool) -> None:
         self.config, self.octets, self.skips = config, octets, skips
         self.width = STRIP + VECTOR * octets
-        self.sharing = 1 if octets >= WARPS else WARPS  # warps that share the batches of an octet
 
     @cute.jit
     def __call__(
@@ -343,12 +342,11 @@ class DiagonalSums:
         stored = StoredTiles(
             self.config, x, StoredSequences(self.config, jagged, sizes), self.skips
         )
-        batches = Batches(stored, source, sizes, head, item % strips * LANES + lane, self.sharing)
-        begin = 0 if const_expr(self.sharing > 1) else warp
-        for i in cutlass.range(begin, self.octets, WARPS // self.sharing, unroll=1):
+        batches = Batches(stored, source, sizes, head, item % strips * LANES + lane)
+        for i in cutlass.range(self.octets, unroll=1):
             row = (item // strips * self.octets + i) * VECTOR
             # The first batch of a warp varies, so that all have work if there is one batch.
-            first = (warp + i) % self.sharing
+            first = (warp + i) % WARPS
             if (row < rows) & (first < sizes[0]):
                 scores = cute.make_rmem_tensor((VECTOR, VECTOR), Float32)  # (key, query)
                 scores.fill(0.0)
@@ -390,29 +388,26 @@ class DiagonalSums:
 
 @dataclass
 class Batches(Fixed):
-    """The scores that a warp of `DiagonalSums` sums. column: The lane's vector. step: From one
-    batch of the warp to the next.
-    """
+    """The scores that a warp of `DiagonalSums` sums. column: The lane's vector."""
 
     stored: StoredTiles
     source: Any
     sizes: Any
     head: Any
     column: Any
-    step: int
 
     @cute.jit
     def sum(self, scores, row, first):
-        """Add 8 queries from `row` on, of batches first, first + step, ..."""
+        """Add 8 queries from `row` on, of batches first, first + `WARPS`, ..."""
         batch, _, rows, cols, _, _, _ = self.sizes
         ahead = cute.make_rmem_tensor((VECTOR, VECTOR), self.source.dtype)
         ahead.fill(0.0)
         self.load(ahead, row, first)
-        for b in cutlass.range(first, batch, self.step, unroll=1):
+        for b in cutlass.range(first, batch, WARPS, unroll=1):
             numbers = cute.make_rmem_tensor((VECTOR, VECTOR), self.source.dtype)
             numbers.store(ahead.load())
             # The next batch arrives while this one is added: see `TableSums`.
-            self.load(ahead, row, b + self.step)
+            self.load(ahead, row, b + WARPS)
             cute.arch.sync_warp()
             if self.exists(b, row):
                 scores.store(scores.load() + numbers.load().to(Float32))

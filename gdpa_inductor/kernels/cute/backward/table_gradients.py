@@ -37,7 +37,6 @@ from ..tables import MOST, MOST_THREADS, RESERVED, threads_for
 from .roots import factor_of, masked, table_keys
 
 if TYPE_CHECKING:
-    from ....program.score_mod import ScoreMod
     from .biases import Share
     from .jagged_biases import StoredScores
     from .launch import BackwardCall
@@ -76,13 +75,6 @@ def distance(place: Expr) -> Distance | None:
     if parts is None or parts[0] != -parts[1] or abs(parts[0]) != 1:
         return None
     return Distance(parts[0], parts[2])
-
-
-def heads_share(program: ScoreMod, number: int) -> bool:
-    """Whether an aux operand is a table whose places are the same for all heads of a batch."""
-    if not program.aux[number].is_table:
-        return False
-    return {"b", "h"} & program.place_axes(number) == {"b"}
 
 
 Coefficients = tuple[int, int, Expr | None]
@@ -155,8 +147,9 @@ class TableSum:
         self.slots, self.batches = slots, batches
         self.piece = self.pieces = 1
         self.halves = heads <= COLUMNS // 2
-        few = self.size <= MOST_OF_PRODUCTS and heads >= FEWEST
-        self.multiplies = few and heads_share(program, number) and cols % VECTOR == 0
+        shared = "h" not in program.place_axes(number) and heads >= FEWEST
+        self.multiplies = shared and self.size <= MOST_OF_PRODUCTS and not self.sums_batches
+        self.multiplies &= cols % VECTOR == 0 and self.distance is None
         if self.multiplies:
             self.piece, products = self.size, -(-heads * (1 + self.halves) // COLUMNS)
             self.groups = max(1, min(ctas // products, batches * rows))

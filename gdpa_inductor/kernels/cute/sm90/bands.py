@@ -1,9 +1,9 @@
 """Learned tables whose places depend on the distance of query and key, in shared memory.
 
 A tile of scores with 64 rows has 63 distances more than columns. For each tile the threads of a
-warpgroup load the elements of these, a step ahead. So a place is computed and checked for each
-distance, and not for each score, and nobody waits for memory. An element lies beside its neighbour,
-so that a thread reads those of two columns at once.
+warpgroup load the elements of these, while the scores are computed. So a place is computed and
+checked for each distance, and not for each score. An element lies beside its neighbour, so that a
+thread reads those of two columns at once.
 """
 
 from collections.abc import Mapping
@@ -19,6 +19,9 @@ from ..values import Fixed, Pair, Table, pair
 from .config import ROWS, BandRoom, Sm90Config
 from .shared_tables import LookedUp, computed
 from .wgmma import WARPGROUP, first_row
+
+Elements = tuple[Any, list[Pair]]  # a distance; the elements of each table there and at the next
+
 
 @dataclass
 class Band(Fixed):
@@ -56,23 +59,13 @@ class Bands(Fixed):
     axes: tuple[str, str]
     barrier: Any
 
-    def __post_init__(self) -> None:
-        self.distances = [x + self.thread for x in range(0, self.room.width, WARPGROUP)]
-        if self.program is not None:
-            # Of each distance and table: the elements there and at the next distance.
-            shape = (2, len(self.distances), len(self.room.tables))
-            self.loaded = cute.make_rmem_tensor(shape, Float32)
-
-    def fetch(self, batch, head, row, column) -> None:
-        """Load what the thread copies for the tile of scores from (row, column) on. There may be no
-        such tile.
-        """
+    def fetch(self, batch, head, row, column) -> list[Elements]:
+        """Load what the thread copies for the tile of scores from (row, column) on."""
         if self.program is None:
-            return
+            return []
+        distances = [x + self.thread for x in range(0, self.room.width, WARPGROUP)]
         last = Pair(row + (ROWS - 1))
-        for i, x in enumerate(self.distances):
-            for k, values in enumerate(self.elements(batch, head, last, column + x)):
-                self.loaded[0, i, k], self.loaded[1, i, k] = values.lanes
+        return [(x, self.elements(batch, head, last, column + x)) for x in distances]
 
     def elements(self, batch, head, row: Pair, column) -> list[Pair]:
         """Those of each table for a row and two neighbouring columns."""
@@ -86,17 +79,19 @@ class Bands(Fixed):
             values.append(computed(self.functions, x.number, table.look_up(pair(place))))
         return values
 
-    def keep(self, buffer) -> list[Band]:
+    def keep(self, loaded: list[Elements], buffer) -> list[Band]:
         """Copy what was loaded, and read what all threads have copied."""
-        if self.program is None:
+        if not loaded:
             return []
         begins = [
             self.pointer + (self.room.buffers * i + buffer) * self.room.words
             for i in range(len(self.room.tables))
         ]
-        for i, distance in enumerate(self.distances):
-            for k, begin in enumerate(begins):
-                cute.autovec_copy(self.loaded[None, i, k], both(begin + 2 * distance))
+        for distance, values in loaded:
+            for begin, elements in zip(begins, values, strict=True):
+                registers, (first, second) = cute.make_rmem_tensor(2, Float32), elements.lanes
+                registers[0], registers[1] = first, second
+                cute.autovec_copy(registers, both(begin + 2 * distance))
         cute.arch.barrier(barrier_id=self.barrier, number_of_threads=WARPGROUP)
         own = 2 * (ROWS - 1 - first_row(self.thread) + self.thread % 4 * 2)
         tables = zip(self.room.tables, begins, strict=True)

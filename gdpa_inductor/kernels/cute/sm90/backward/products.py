@@ -35,7 +35,7 @@ from ...operands import Tiles
 from ...program import Program, ProgramLine
 from ...ranges import LANES
 from ...values import Fixed, Pair, choose, pair, select
-from ..bands import Bands, again, elements_at
+from ..bands import Bands, Elements, again, elements_at
 from ..shared_tables import SharedTables
 from ..wgmma import (
     WARPGROUP,
@@ -130,7 +130,6 @@ class HopperBackwardProducts(Fixed):
         """Compute dK and dV of a tile. first: The number of its first step."""
         full, empty, x = self.signals.full, self.signals.empty, self.fragments
         entry, last = self.walk.entry(tile), first + tile.steps - 1
-        self.fetch_distances(tile, entry, 0)
         full["k"].wait(tile_step)
         full["q"].wait(first)
         x.multiply_scores(full["q"].index(first))
@@ -156,6 +155,7 @@ class HopperBackwardProducts(Fixed):
         whole = self.walk.ranges.needs_no_mask(tile, self.walk.streamed_head(tile, turn), block)
         self.learn(tile, turn, i % count)
         self.fetch_all(tile, turn, block, whole)
+        loaded = self.elements(tile, turn, block)
         for integers in self.integers:
             full["a"].wait(step)
             integers.fetch(shared)
@@ -164,9 +164,7 @@ class HopperBackwardProducts(Fixed):
         dP = x.flow(stage)
         if const_expr(self.bias is not None):
             full["a"].wait(step)
-        bands = self.bands.keep(0)
-        if not last:
-            self.fetch_distances(tile, entry, i + 1)
+        bands = self.bands.keep(loaded, 0)
         slope = self.weigh(tile, turn, block, shared, whole, bands)
         if self.lags:
             self.turns.wait()
@@ -234,12 +232,10 @@ class HopperBackwardProducts(Fixed):
                 self.tables.keep(self.tables.fetch(*self.walk.place(tile, turn)))
                 both()
 
-    def fetch_distances(self, tile: ResidentTile, entry, i) -> None:
-        """Load tables of distances for step i."""
-        count = tile.end - tile.begin
-        block = self.walk.block(tile, entry, i % count)
+    def elements(self, tile: ResidentTile, turn, block) -> list[Elements]:
+        """Load tables of distances for a step."""
         key, query = tile.first + self.group * HALF, block * self.walk.heights.streamed
-        self.bands.fetch(*self.walk.place(tile, i // count), key, query)
+        return self.bands.fetch(*self.walk.place(tile, turn), key, query)
 
     def next_scores(self, step, last: bool) -> None:
         # The last step of a tile has no next one.

@@ -222,7 +222,6 @@ class HopperProducts(Fixed):
         known = (tile, row, thread, self.bias, self.tables, self.bands, x.R)
         weigh = HopperWeights(self.ranges, self.programs, self.places, *known)
         elements = self.tables.fetch(tile.batch, tile.head)
-        self.bands.fetch(tile.batch, tile.head, row, tile.first * self.ranges.cols)
         x.scale(query, t, thread)
         keys.full.wait(at)
         self.turns.wait()
@@ -318,14 +317,12 @@ class HopperWeights(Fixed):
 
     def looked_up(self, column, b_at) -> Early:
         """Look up the first half of a key block in shared memory, while its scores are computed."""
+        loaded = self.bands.fetch(self.tile.batch, self.tile.head, self.first, column)
         values: list[dict[int, Any]] = []
         # There are registers for a half, if two warpgroups share them all.
         if self.rows and self.ranges.tiles == 2:
             values = [*self.values(column + self.column, b_at, 0, 1)]
-        bands = self.bands.keep(column // self.ranges.cols % BUFFERS)
-        following = column + self.ranges.cols
-        self.bands.fetch(self.tile.batch, self.tile.head, self.first, following)
-        return Early(values, bands)
+        return Early(values, self.bands.keep(loaded, column // self.ranges.cols % BUFFERS))
 
     def values(self, column, b_at, first: int, end: int) -> Iterator[dict[int, Any]]:
         """Operands in shared memory, for one pair of scores after the other, of some parts."""
