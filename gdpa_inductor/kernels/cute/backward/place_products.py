@@ -18,8 +18,7 @@ from ..ranges import LANES
 from ..values import Fixed, Pair, pair, select, smaller
 from .place_sums import StoredSequences, StoredTiles, copied, program_arguments
 
-MANY, FEW = 16, 8  # warps of a CTA; a multiprocessor has one CTA
-LARGE = 10  # tiles of a product, above which a thread needs more than 128 registers
+WARPS = 16  # of a CTA. A multiprocessor has one, and a thread up to 128 registers.
 COLUMNS = 8  # of a product
 HEIGHT = 16  # its rows
 QUADS = 4  # vectors of a row, side by side, that a warp reads at once
@@ -39,19 +38,17 @@ class SumsByProduct:
     units of 128 keys in turn, another one in each row. Lane l has column l // 4 of the product, and
     the 8 keys of vector l % 4.
 
-    number, size: The table, and its places, at most 256. skips: See `StoredTiles`. whole: Rows are
-    whole units. halves: Heads are few, so a head has two columns, for its even and its odd places.
+    number, size: The table, and its places, at most 256. skips: See `StoredTiles`. halves: Heads
+    are few, so a head has two columns, those of its even places and of its odd places.
     """
 
     def __init__(
-        self, config: KernelConfig, number: int, size: int, skips: bool, whole: bool, halves: bool
+        self, config: KernelConfig, number: int, size: int, skips: bool, halves: bool
     ) -> None:
-        self.config, self.number, self.size = config, number, size
-        self.skips, self.whole = skips, whole
+        self.config, self.number, self.size, self.skips = config, number, size, skips
         self.split = 2 if halves else 1
         self.heads = COLUMNS // self.split  # of a product
         self.tiles = -(-size // (HEIGHT * self.split))
-        self.warps = MANY if self.tiles <= LARGE else FEW
 
     @cute.jit
     def __call__(
@@ -63,7 +60,7 @@ class SumsByProduct:
         jagged = None if jagged is None else (jagged, jagged_sizes)
         self.kernel(source, parts, aux, scalars, sizes, jagged).launch(
             grid=(ctas, (heads + (self.heads - 1)) // self.heads, 1),
-            block=(self.warps * LANES, 1, 1),
+            block=(WARPS * LANES, 1, 1),
             stream=stream,
         )
 
@@ -73,7 +70,7 @@ class SumsByProduct:
         cta, group, _ = (Int32(x) for x in cute.arch.block_idx())
         thread = Int32(cute.arch.thread_idx()[0])
         warp, lane = cute.arch.make_warp_uniform(cute.arch.warp_idx()), thread % LANES
-        shape = (self.tiles * HEIGHT * self.split, self.heads, self.warps)
+        shape = (self.tiles * HEIGHT * self.split, self.heads, WARPS)
         memory = cutlass.memory.SmemAllocator()
         totals = memory.allocate_tensor(Float32, cute.make_layout(shape), ALIGNMENT)
         x = program_arguments(aux, scalars)
@@ -87,10 +84,10 @@ class SumsByProduct:
         units.add_all(cta, warp)
         units.store(totals[None, None, warp])
         cute.arch.sync_threads()
-        for i in cutlass.range(thread, self.heads * self.size, self.warps * LANES, unroll=1):
+        for i in cutlass.range(thread, self.heads * self.size, WARPS * LANES, unroll=1):
             head, place = i // self.size, i % self.size
             total = totals[place, head, 0]
-            for k in range_constexpr(1, self.warps):
+            for k in range_constexpr(1, WARPS):
                 total = total + totals[place, head, k]
             head = group * self.heads + head
             if head < heads:
@@ -126,14 +123,13 @@ class Units(Fixed):
     def add_all(self, cta, warp):
         """Add the units of a warp of a CTA."""
         batches, _, rows, cols, _, ctas, _ = self.sizes
-        warps = self.kernel.warps
         self.sums.fill(0.0)
         width = (cols + (KEYS - 1)) // KEYS  # units of a row
         own = (batches * rows - cta + (ctas - 1)) // ctas  # rows of the CTA
-        count = (own * width - warp + (warps - 1)) // warps
+        count = (own * width - warp + (WARPS - 1)) // WARPS
         # Unit (i, j) has row i of the CTA, and of its units number (i + j) % width.
         i, j = warp // width, warp % width
-        further = warps // width, warps % width
+        further = WARPS // width, WARPS % width
         row = cta + i * ctas
         at = (row // rows, row % rows, j, (i + j) % width)
         steps = (ctas // rows, ctas % rows, further[0] * ctas // rows, further[0] * ctas % rows)
@@ -176,22 +172,22 @@ class Units(Fixed):
         batch, q_idx, _, number = at
         there = self.exists & (batch < batches)
         there = there & self.stored.has(batch, self.head, q_idx, number * KEYS)
-        batch, q_idx, number = (select(there, x, 0) for x in (batch, q_idx, number))
-        row = Int64((batch * heads + self.head) * rows + q_idx) * vectors
         for g in range_constexpr(VECTORS):
-            exists, column = there, (number * VECTORS + g) * QUADS + self.lane % QUADS
-            if const_expr(not self.kernel.whole):
-                exists = there & (column * VECTOR < cols)
-                column = select(exists, column, 0)
-            self.load_vector(g, exists, self.source + (row + column) * VECTOR)
+            column = number * (KEYS // VECTOR) + g * QUADS + self.lane % QUADS
+            exists = there & (column * VECTOR < cols)
+            place = ((batch * heads + self.head) * rows + q_idx) * vectors + column
+            self.load_vector(g, exists, select(exists, place, 0))
             if const_expr(bool(self.fetched)):
-                loads = self.row(batch, q_idx).fetch(column * VECTOR, VECTOR)
+                own = [select(exists, x, 0) for x in (batch, q_idx, column)]
+                loads = self.row(own[0], own[1]).fetch(own[2] * VECTOR, VECTOR)
                 for node, target in self.fetched.items():
                     cute.autovec_copy(loads[node], target[None, g])
         return Int32(cute.arch.vote_any_sync(there))
 
     def load_vector(self, g, exists, place) -> None:
-        pointer = cute.make_ptr(Uint32, place.toint(), place.memspace, assumed_align=ALIGNMENT)
+        start = (self.source + Int64(place) * VECTOR).toint()
+        space = self.source.memspace
+        pointer = cute.make_ptr(Uint32, start, space, assumed_align=ALIGNMENT)
         cute.autovec_copy(cute.make_tensor(pointer, cute.make_layout(WORDS)), self.terms[None, g])
         for w in range(WORDS):  # What nobody stored may be NaN.
             self.terms[w, g] = select(exists, self.terms[w, g], Uint32(0))

@@ -46,7 +46,6 @@ ROOM_OF_SUMS = 64 << 20  # bytes for sums over all batches
 OCTETS = 32  # the most of a row group
 CTAS = 4  # that sum diagonals on a multiprocessor at a time
 MOST_OF_PRODUCTS = 256  # places of a table that products sum
-KEYS = 128  # that a warp of theirs adds at once
 FEWEST, COLUMNS = 3, 8  # of their heads; heads of a product, or half of them
 
 
@@ -248,8 +247,7 @@ class TableSum:
         if self.distance is not None:
             return ("diagonals", config, dtype, self.octets, skips), (self.strips, self.groups)
         if self.multiplies:
-            form = (skips, cols % KEYS == 0, self.halves)
-            kernel = ("products", config, dtype, self.number, self.size, *form)
+            kernel = ("products", config, dtype, self.number, self.size, skips, self.halves)
             return kernel, (self.groups, 0)
         flags = (skips, cols % VECTOR == 0, self.pieces == 1)
         kernel = ("places", config, dtype, self.number, self.piece, self.threads, *flags)
