@@ -177,11 +177,6 @@ def f16x2(high: Vector, low: Vector) -> Vector:
     return pack32(to_f16(low), to_f16(high))
 
 
-def ones_where_equal(a: Vector, b: Vector) -> Vector:
-    """For two numbers of fp16 in each word: 1 in fp16 where they are equal, else 0."""
-    return (a.view(F16) == b.view(F16)).astype(F16).view(U32)
-
-
 def relu(x: Vector) -> Vector:
     return np.maximum(x, F32(0))
 

@@ -62,19 +62,6 @@ def warpgroup_multiply(t: "Translator", op: list[str], a: list[str]) -> None:
     t.write_all(sums, "f32", f"C.products.multiply(G, {operands}, {form!r}, m)")
 
 
-def warp_multiply(t: "Translator", op: list[str], a: list[str]) -> None:
-    """{d}, {a}, {b}, {c}"""
-    if op[1:6] != ["sync", "aligned", "m16n8k16", "row", "col"] or op[6] != "f32":
-        raise NotImplementedError("mma other than of 16 bits into f32")
-    before, left, right = (
-        "(" + "".join(f"{t.read(text, kind)}, " for text in members(x)) + ")"
-        for x, kind in ((a[3], "f32"), (a[1], "u32"), (a[2], "u32"))
-    )
-    call = f"C.products.multiply_registers(G, {before}, {left}, {right}, {op[7]!r}, m)"
-    t.write_all(members(a[0]), "f32", call)
-
-
 EMITTERS: dict[str, Emitter] = {
     "ldmatrix": load_matrices, "stmatrix": store_matrices, "wgmma": warpgroup,
-    "mma": warp_multiply,
 }  # fmt: skip

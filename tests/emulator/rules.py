@@ -147,7 +147,6 @@ HALF = {
     "cvt.relu.f16x2.f32": Rule("u32", ("f32", "f32"), "f16x2(relu({0}), relu({1}))"),
     "cvt.relu.bf16x2.f32": Rule("u32", ("f32", "f32"), "bf16x2(relu({0}), relu({1}))"),
     "tanh.bf16x2": Rule("u32", ("u32",), "bf16_word(np.tanh(bf16_lanes({0})))"),
-    "set.eq.f16x2.f16x2": Rule("u32", ("u32", "u32"), "ones_where_equal({0}, {1})"),
     "tanh.f16x2": Rule("u32", ("u32",), "np.tanh({0}.view(F16)).view(U32)"),
     "ex2.bf16x2": Rule("u32", ("u32",), "bf16_word(np.exp2(bf16_lanes({0})))"),
     "fma.bf16x2": Rule(

@@ -64,23 +64,6 @@ class Products:
         self.cta.counts["wgmma"] += 1
         return after
 
-    def multiply_registers(
-        self, gang: Gang, c: tuple, a: tuple, b: tuple, name: str, mask: Vector
-    ) -> Vector:
-        """mma.sync: each warp's 16 x 16 times 16 x 8. Lane l has of register r of B column l // 4,
-        k = 8 r + 2 (l % 4) and the next."""
-        whole, before = whole_warps(mask), np.stack(c)
-        after = before.copy()
-        left, right = np.stack(a), np.stack(b)
-        for slot in np.flatnonzero(whole):
-            lanes = slice(32 * slot, 32 * slot + 32)
-            halves = np.ascontiguousarray(right[:, lanes]).view(np.uint16).reshape(2, 8, 4, 2)
-            columns = np.ascontiguousarray(halves.transpose(1, 0, 2, 3)).reshape(8, K)
-            product = from_registers(left[:, lanes], name) @ widened(columns, name).T
-            after[:, lanes] = before[:, lanes] + to_registers(product)
-        self.cta.counts["mma"] += 1
-        return after
-
     def read(self, warp: int, operands: list[Vector]) -> None:
         shared = self.cta.shared
         for cells in operands:

@@ -1,4 +1,4 @@
-"""wgmma, mma, ldmatrix and stmatrix: layouts element by element, and what the checker asks."""
+"""wgmma, ldmatrix and stmatrix: layouts element by element, and what the checker asks of them."""
 
 import itertools
 
@@ -104,34 +104,6 @@ def test_products_of_an_operand_in_registers(dtype):
     machine.run()
     for i, a in enumerate(both):
         assert (sums_of(out[128 * i : 128 * i + 128]) == 2 * (a @ b.T)).all()
-
-
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
-def test_products_of_a_warp(dtype):
-    """By the PTX manual register i of B has rows 8 i + 2 (l % 4) and the next, of column l // 4."""
-    a, b = matrices()
-    arguments, out = np.zeros((32, 8), np.uint32), np.zeros((32, 4), np.float32)
-    arguments[:, :4] = fragments_of(a, dtype)[:32]
-    for lane, i, number in itertools.product(range(32), range(2), range(2)):
-        word = int(half(b[lane // 4, 8 * i + 2 * (lane % 4) + number], dtype).view(np.uint16)[0])
-        arguments[lane, 4 + i] |= np.uint32(word << 16 * number)
-    sums = "{%r11, %r12, %r13, %r14}"
-    execute(
-        f"""
-        mov.u32 %r298, %tid.x;
-        mad.wide.u32 %rd1, %r298, 32, %rd90; mad.wide.u32 %rd2, %r298, 16, %rd91;
-        ld.global.v4.b32 {{%r1, %r2, %r3, %r4}}, [%rd1];
-        ld.global.v2.b32 {{%r5, %r6}}, [%rd1+16];
-        mov.b32 %r11, 0f3F800000; mov.b32 %r12, %r11; mov.b32 %r13, %r11; mov.b32 %r14, %r11;
-        mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32
-          {sums}, {{%r1, %r2, %r3, %r4}}, {{%r5, %r6}}, {sums};
-        st.global.v4.b32 [%rd2], {sums};
-        """,
-        [arguments, out],
-    )
-    for lane, i in itertools.product(range(32), range(4)):
-        row, column = lane // 4 + 8 * (i // 2), 2 * (lane % 4) + i % 2
-        assert out[lane, i] == 1 + a[row] @ b[column]
 
 
 READ = """

@@ -553,15 +553,8 @@ def _gathering(dtype: str, arch: str, *rest: Any):
     return compile_kernel(Gathering(*rest), arguments, arch)
 
 
-def _products(config: KernelConfig, dtype: str, *rest: Any):
-    from .place_products import SumsByProduct
-
-    return _compiled_sums(SumsByProduct(config, *rest), config, dtype)
-
-
 _COMPILED: dict[str, Callable[..., Any]] = {
     "places": _places,
-    "products": _products,
     "diagonals": _diagonals,
     "gathering": _gathering,
 }

@@ -2,16 +2,14 @@
 
 The backward stores a 16-bit number for each score of a part of the call, as for biases (`biases`,
 `jagged_biases`).
-These numbers are summed by place before the next part is computed. There are three ways, without atomics,
-and with one order of each sum (`place_sums`):
+These numbers are summed by place before the next part is computed. There are two ways, both without
+atomics, and with one order of each sum (`place_sums`):
 
 - A place that is the distance of query and key. The scores are summed along diagonals, whatever the
   size of the table.
 - Any other place, such as an operand with an integer for each score. Each thread has a table of its
   own in shared memory. A table that does not fit is summed in pieces, each of which reads all
   scores. If all batches have the same places, the scores are summed over the batches before.
-- Such a place that three heads or more share, in a table of at most 256: as a product of matrices
-  (`place_products`).
 
 Sums of sums are kept in fp32, for each head. When all parts are done they are added up. This module
 runs on the host.
@@ -45,8 +43,6 @@ STRIP = 256  # as in `place_sums`
 ROOM_OF_SUMS = 64 << 20  # bytes for sums over all batches
 OCTETS = 32  # the most of a row group
 CTAS = 4  # that sum diagonals on a multiprocessor at a time
-MOST_OF_PRODUCTS = 256  # places of a table that products sum
-FEWEST, COLUMNS = 3, 8  # of their heads; heads of a product, or half of them
 
 
 @dataclass(frozen=True)
@@ -145,17 +141,9 @@ class TableSum:
         self.empty = 0 in (batch, all_heads, rows, cols)
         self.slots, self.batches = slots, batches
         self.piece = self.pieces = 1
-        self.halves = heads <= COLUMNS // 2
-        shared = "h" not in program.place_axes(number) and heads >= FEWEST
-        self.multiplies = shared and self.size <= MOST_OF_PRODUCTS and not self.sums_batches
-        self.multiplies &= cols % VECTOR == 0 and self.distance is None
-        if self.multiplies:
-            self.piece, products = self.size, -(-heads * (1 + self.halves) // COLUMNS)
-            self.groups = max(1, min(ctas // products, batches * rows))
-            shape: tuple[int, ...] = (self.groups, self.piece)
-        elif self.distance is None:
+        if self.distance is None:
             self._cut_places(ctas, heads, rows if self.sums_batches else batches * rows)
-            shape = (self.groups, self.piece)
+            shape: tuple[int, ...] = (self.groups, self.piece)
         else:
             self._cut_diagonals(ctas, heads, rows, cols)
             shape = (self.groups, self.strips, STRIP + VECTOR * self.octets)
@@ -246,9 +234,6 @@ class TableSum:
         """(the arguments of its compilation, its last sizes)."""
         if self.distance is not None:
             return ("diagonals", config, dtype, self.octets, skips), (self.strips, self.groups)
-        if self.multiplies:
-            kernel = ("products", config, dtype, self.number, self.size, skips, self.halves)
-            return kernel, (self.groups, 0)
         flags = (skips, cols % VECTOR == 0, self.pieces == 1)
         kernel = ("places", config, dtype, self.number, self.piece, self.threads, *flags)
         return kernel, (self.groups, piece * self.piece)
