@@ -38,7 +38,7 @@ class Layer(torch.nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, times: Tensor) -> Tensor:
         dense = (self.padded(x, offsets) for x in (q, k, v))
-        out = attend(*dense, times, (self.positions, self.times)).transpose(1, 2).flatten(2)
+        out = attend(*dense, times, self.positions, self.times).transpose(1, 2).flatten(2)
         rows: Tensor = torch.ops.fbgemm.dense_to_jagged(out, [offsets], q.shape[0])[0]
         return rows
 

@@ -75,7 +75,12 @@ class Rounds(Fixed):
         return select(end, ends, unit), select(end, self.whole, number - unit * divisor)
 
 
-FEW = 64  # units
+CHANNELS, WIDE = 8192, 128  # of all few units together; of a head, as far as it counts
+
+
+def few_units(config: KernelConfig) -> int:
+    """How many units are few: 64, and more of narrow heads. The L2 cache holds their keys."""
+    return CHANNELS // min(max(config.padded_head_dim, config.padded_value_dim), WIDE)
 
 
 class Work(Fixed):
@@ -89,7 +94,7 @@ class Work(Fixed):
         self.row_tiles = (self.rows + (self.height - 1)) // self.height
         self.units = self.heads * self.batch
         self.tiles = self.row_tiles * self.units
-        self.last_rows_first = skips and not config.jagged
+        self.last_rows_first, self.few = skips and not config.jagged, few_units(config)
         self.rounds = None
         if config.in_rounds and not (skips or config.jagged):
             self.rounds = Rounds(self.rows, self.units, config.tiles, config.rows)
@@ -129,7 +134,7 @@ class Work(Fixed):
 
     def _last_rows_first(self, number):
         """(tile in the unit, unit): in groups if there are few units, otherwise unit by unit."""
-        few, (row, unit) = self.units <= FEW, self._in_groups(number)
+        few, (row, unit) = self.units <= self.few, self._in_groups(number)
         row = select(few, row, number % self.row_tiles)
         return row, select(few, unit, number // self.row_tiles)
 

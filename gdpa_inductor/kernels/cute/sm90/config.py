@@ -220,22 +220,16 @@ class Sm90Config(config.KernelConfig):
         """Query tiles of a CTA in the forward, one for each warpgroup: three or two."""
         # Three at head dims up to 64. There special functions and products bound a step alike, and
         # with two warpgroups both kinds of unit would wait. With three, a thread has fewer
-        # registers: too few to read operands that vary along the keys one by one.
+        # registers: too few to read operands that vary along the keys one by one, or to look up
+        # tables at places of operands. Where places are distances, few elements are read.
         # Jagged queries have three too. Where a sequence ends within a tile, warpgroups without
         # rows take no time from the others.
-        near = {self.tiled, *self._copied}
+        near = {self.tiled}
+        if 3 * BandRoom(tuple(self.distances), COLS, BUFFERS).size <= TABLES:
+            near |= {x.number for x in self.distances}
         read = (x.access for number, x in enumerate(self.mod.aux) if number not in near)
         one_by_one = any({"kv_idx", "k", "t"} & set(access) for access in read)
         return 2 if self._widest > 64 or one_by_one else 3
-
-    @property
-    def _copied(self) -> frozenset[int]:
-        """The tables that three warpgroups have room for in shared memory."""
-        near, others = self.distances, self.gathered
-        size = BandRoom(tuple(near), COLS, BUFFERS).size + TableRoom(tuple(others), 1).size
-        if 3 * size > TABLES:
-            return frozenset()
-        return frozenset([x.number for x in near] + [x.number for x in others])
 
     @property
     def overlaid(self) -> bool:
