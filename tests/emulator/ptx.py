@@ -14,6 +14,9 @@ BITS |= {f"{kind}{bits}": bits for kind in "bus" for bits in (8, 16, 32, 64)}
 BITS |= {"f32": 32, "f64": 64}
 SHARED_BASE = 1024  # the first KiB of the shared window is the system's on sm_100
 WINDOW = 1 << 18  # from one CTA of a cluster to the next: what a descriptor can address
+# On hardware the windows are 64 times as far apart. This literal turns an address into that of the
+# leading CTA of a pair, and the other one does so here.
+LEADING, LEADING_HERE = (str(~(window)) for window in (1 << 24, WINDOW))
 DYNAMIC_ALIGN = 1024
 WAITS = ("mbarrier.try_wait", "mbarrier.test_wait", "bar.sync", "barrier.sync", "barrier.cta.sync")
 ENDS = ("bra", "ret", "exit")
@@ -184,6 +187,8 @@ def place(kernel: Kernel, text: str, line: int) -> None:
     match = re.match(r"(?:@(!?)([%\w]+)\s+)?([\w.:]+)\s*(.*)", text, flags=re.S)
     assert match, text
     negated, guard, opcode, rest = match.groups()
+    if opcode == "and.b32":
+        rest = re.sub(rf"{LEADING}$", LEADING_HERE, rest)
     instruction = Instruction(
         opcode, split_operands(rest), identifier(guard) if guard else None, negated == "!", line
     )
