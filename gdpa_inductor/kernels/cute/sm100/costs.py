@@ -7,6 +7,9 @@ as long as these formulas say, a and b being the padded head dims of query and v
     keys   max(8 (a + b), activation)
     rows   max(8 a + 6 b, activation)
     both   max(18 a + 8 b + 512, adding dQ, activation)
+    pair   max(12 a + 8 b, 12 a + 6 b + 512, adding half of dQ, activation)
+
+The pair of CTAs has a = 128.
 
 cutlass is not imported here.
 """
@@ -33,12 +36,16 @@ SPECIAL = ("tanh_approx", "exp2_approx", "log2_approx", "rcp_approx", "sqrt", "r
 OWN = frozenset(name for name, op in OPS.items() if op.plain is None)
 
 
-def one_kernel_pays(dims: tuple[int, int], program: str, fast: bool) -> bool:
-    """dims: The padded head dims of query and value."""
+def one_kernel_pays(dims: tuple[int, int], ctas: int, program: str, fast: bool) -> bool:
+    """dims: The padded head dims of query and value. ctas: As many compute a tile together."""
     a, b = dims
     active = activation(program, fast)
     sides = max(8 * (a + b), active) + max(8 * a + 6 * b, active)
-    both = max(18 * a + 8 * b + 512, 4 * 128 * a / ADDED, active)
+    busy = 18 * a + 8 * b + 512
+    if ctas > 1:
+        a = 128
+        busy = 12 * a + max(8 * b, 6 * b + 512)
+    both = max(busy, 4 * 128 * a / ctas / ADDED, active)
     return sides >= GAIN * both
 
 
