@@ -21,7 +21,7 @@ from cutlass import Constexpr, Int32, Uint32, cute
 from .values import Fixed, select
 
 LEADING = 0  # the rank of the CTA of a pair that issues products
-ARRIVE = "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [{$r0}];"
+ARRIVE = "mbarrier.arrive{}.shared::cluster.b64 _, [{{$r0}}];"
 
 
 def leads():
@@ -126,12 +126,15 @@ class Signal(Mbarriers):
             cute.arch.mbarrier_init(self.pointer + stage, count)
 
     @cute.jit
-    def arrive_once(self, place):
+    def arrive_once(self, place, written: Constexpr = False):
+        # written: The warp wrote to the memory of the other CTA. The wider scope is slow, and what
+        # is in tensor memory has fences of its own.
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             if cutlass.const_expr(self.ctas > 1):
+                arrive = ARRIVE.format(".release.cluster" if written else "")
                 there = cute.arch.map_dsmem_ptr(self.at(place), LEADING).toint()
-                cute.arch.inline_ptx(ARRIVE, read_only_args=[there])
+                cute.arch.inline_ptx(arrive, read_only_args=[there])
             else:
                 cute.arch.mbarrier_arrive(self.at(place))
 

@@ -1,9 +1,10 @@
 """The activation warps: compute P and dS from S and dP, and store the sums of a finished tile.
 
 Two warpgroups share the columns of the scores: each thread has one resident row and 64 streamed
-rows, in two parts (shapes.py). While the tensor core computes dP, the program computes P and the slope. P goes back to tensor
-memory. The slope stays in registers, for dS = dP · slope. `ScoreStores` stores dS from registers,
-`SharedSlopes` hands it to dQ, and `GradientSums` stores the accumulators from tensor memory.
+rows, in two parts (shapes.py). While the tensor core computes dP, the program computes P and the
+slope. P goes back to tensor memory. The slope stays in registers, for dS = dP · slope.
+`ScoreStores` stores dS from registers, `SharedSlopes` hands it to dQ, and `GradientSums` stores the
+accumulators from tensor memory.
 """
 
 from dataclasses import dataclass
@@ -210,7 +211,7 @@ class BackwardActivation(Fixed):
         elif const_expr(self.shared is not None):
             cute.arch.fence_view_async_shared()
         scores_done(stored=True)
-        self.signals["slopes"].arrive_once(step)
+        self.signals["slopes"].arrive_once(step, written=True)
         if const_expr(self.stored is not None):
             assert self.stored is not None
             for part in range_constexpr(PARTS):

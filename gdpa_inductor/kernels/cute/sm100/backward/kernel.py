@@ -47,7 +47,7 @@ from ...backward.roots import factor_of, terms_of
 from ...backward.sums import Counters, QuerySums
 from ...backward.turns import Turns
 from ...backward.walk import ResidentTile, Walk
-from ...barriers import Signal, initialize, leads
+from ...barriers import Signal, initialize
 from ...operands import AttentionKernel, KernelArguments, Matrix, Tiles, matrices
 from ...program import Program
 from ...values import Fixed, larger
@@ -123,7 +123,7 @@ class BackwardKernel(AttentionKernel):
 
     def letter(self, part: str) -> str:
         """The matrix of an operand. C is columns of B, and D columns of A."""
-        kind, name = part
+        kind, name = part[0], part[1]
         number = NAMES.index(kind + {"C": "B", "D": "A"}.get(name, name))
         return ("kqvo" if self.keys else "qkov")[number]
 
@@ -163,7 +163,8 @@ class BackwardKernel(AttentionKernel):
                 hulls = x.pointers[self.gradients + 1] if self.config.notes else None
                 BackwardLoads(self.walk(x), signals, tiles, hulls).run()
             if warp == PRODUCT_WARP:
-                self.multiply(x, signals, buffers, tmem)
+                products = BackwardProducts(self.walk(x), self.shapes, signals, buffers, tmem)
+                products.run_of_pair() if pair else products.run()
             self.add(x, signals, buffers, warp)
         elif const_expr(self.both):
             cute.arch.setmaxregister_decrease(self.registers["copies"])
@@ -179,15 +180,6 @@ class BackwardKernel(AttentionKernel):
             cute.arch.cluster_wait()
         else:
             cute.arch.sync_threads()
-
-    @cute.jit
-    def multiply(self, x: KernelArguments, signals, buffers, tmem):
-        """The leading CTA issues the products of a pair."""
-        products = BackwardProducts(self.walk(x), self.shapes, signals, buffers, tmem)
-        if const_expr(not self.shapes.pair):
-            products.run()
-        elif leads():
-            products.run()
 
     def walk(self, x: KernelArguments):
         heights = Heights(self.shapes.resident, COLS, self.config.ctas)

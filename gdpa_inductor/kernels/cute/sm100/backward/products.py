@@ -27,17 +27,27 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from cutlass import Int32, const_expr, cute, range_constexpr
+from cutlass import Int32, Uint32, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 from cutlass.utils import blackwell_helpers
 
 from ...backward.walk import ResidentTile, Walk
+from ...barriers import leads
 from ...values import Fixed
 from ..config import COLS
 from ..tensor_memory import arrive_when_multiplied, scores_ready
 from .shapes import PART, PARTS, Shapes
 
 STEP = 16  # streamed rows, or head dim, of one tcgen05.mma
+
+
+def hidden(step):
+    """Zero, which the compiler does not know.
+
+    It computes the places of single buffers in each step. If they were constants, it would compute
+    those of all products before the loop, and spill them.
+    """
+    return Int32(Uint32(step) >> 31)
 
 
 @dataclass
@@ -49,6 +59,11 @@ class BackwardProducts(Fixed):
     signals: dict[str, Any]
     buffers: dict[str, Any]
     tmem: Any
+
+    @cute.jit
+    def run_of_pair(self):
+        if leads():
+            self.run()
 
     @cute.jit
     def run(self):
@@ -66,7 +81,7 @@ class BackwardProducts(Fixed):
     @cute.jit
     def turn(self, tile: ResidentTile, tile_step, step, i):
         # Turn 0 has no sums of a step before, and the last turn no scores.
-        signals, ahead = self.signals, self.shapes.buffers > 1
+        ahead = self.shapes.buffers > 1
         if const_expr(ahead):
             self.scores(tile, tile_step, step, i)
         if i > 0:
@@ -74,26 +89,32 @@ class BackwardProducts(Fixed):
         if const_expr(not ahead):
             self.scores(tile, tile_step, step, i)
         if i > 0:
-            signals["slopes"].wait(step - 1)
-            scores_ready()
-            if const_expr(self.shapes.pair):
-                self.query_part(tile, tile_step, step - 1, i)
-            for part in range_constexpr(PARTS):
-                self.sum("A", self.shapes.gradients, step - 1, part, (i == 1) & (part == 0))
-            self.free(self.shapes.sources["A"], step - 1)
-            if const_expr(not self.shapes.pair):
-                self.query_part(tile, tile_step, step - 1, i)
+            self.sum_slopes(tile, tile_step, step - 1, i)
         if i < tile.steps:
             self.arrived("B", tile_step, step, i)
             if const_expr(self.shapes.pair):
-                signals["drained"].wait_before(step)
+                self.signals["drained"].wait_before(step)
                 scores_ready()
             self.score("B", self.shapes.gradients, step)
-            arrive_when_multiplied(signals["gradients"], step)
+            arrive_when_multiplied(self.signals["gradients"], step)
             self.read("B", step)
-        # dQ of one CTA reads rA of the last step.
+        # dQ of the last step reads rA, unless a pair of CTAs has rD.
         if i == tile.steps - (0 if self.shapes.both and not self.shapes.pair else 1):
-            arrive_when_multiplied(signals["spent"], tile_step)
+            arrive_when_multiplied(self.signals["spent"], tile_step)
+
+    @cute.jit
+    def sum_slopes(self, tile: ResidentTile, tile_step, step, i):
+        """Issue accA and dQ of a step, the one before turn i."""
+        pair = self.shapes.pair
+        self.signals["slopes"].wait(step)
+        scores_ready()
+        if const_expr(pair):
+            self.query_part(tile, tile_step, step, i)
+        for part in range_constexpr(PARTS):
+            self.sum("A", self.shapes.gradients, step, part, (i == 1) & (part == 0))
+        self.free(self.shapes.sources["A"], step)
+        if const_expr(not pair):
+            self.query_part(tile, tile_step, step, i)
 
     def free(self, name, step) -> None:
         """A streamed operand of the step is read no more, once what was issued is complete."""
@@ -108,14 +129,13 @@ class BackwardProducts(Fixed):
     def query_part(self, tile: ResidentTile, tile_step, step, i):
         """Issue dQ of a step, once that of the step before has been copied."""
         if const_expr(self.shapes.both):
-            if const_expr(self.shapes.pair):
-                if i == 1:
-                    self.signals["resident_D"].wait(tile_step)
-            else:
+            if const_expr(not self.shapes.pair):
                 self.signals["drained"].wait_before(step)
                 scores_ready()
+            elif i == 1:
+                self.signals["resident_D"].wait(tile_step)
             product, width = self.shapes.query_part(), self.shapes.widths["A"]
-            turned = self.shapes.turned_keys()
+            turned, slot = self.shapes.turned_keys(), hidden(step)
             keys = self.buffers["rD" if self.shapes.pair else "rA"]
             pointer = cute.recast_ptr(keys.iterator, turned.inner)
             right = product.make_fragment_B(cute.make_tensor(pointer, turned.outer))
@@ -124,9 +144,9 @@ class BackwardProducts(Fixed):
             out = cute.make_tensor(self.tmem + self.shapes.query, layout)
             for k in range_constexpr(cute.size(left, mode=[2])):
                 product.set(tcgen05.Field.ACCUMULATE, k > 0)
-                cute.gemm(product, out, left[None, None, k, 0], right[None, None, k, 0], out)
+                cute.gemm(product, out, left[None, None, k, 0], right[None, None, k, slot], out)
             arrive_when_multiplied(self.signals["parts"], step)
-            if const_expr(self.shapes.pair):
+            if const_expr(self.shapes.pair):  # noqa: SIM102 (decided at compile time)
                 if i == tile.steps:
                     arrive_when_multiplied(self.signals["spent_D"], tile_step)
 
@@ -153,6 +173,15 @@ class BackwardProducts(Fixed):
         # of S in tensor memory
         return step % self.shapes.buffers * COLS if self.shapes.buffers > 1 else 0
 
+    def stages(self, name: str) -> int:
+        # At least two, so that the place depends on `hidden`.
+        return max(2, self.signals["streamed_" + name].stages)
+
+    def slot(self, name: str, step):
+        """The buffer of a streamed operand."""
+        streamed = self.signals["streamed_" + name]
+        return streamed.index(step) if streamed.stages > 1 else hidden(step)
+
     @cute.jit
     def arrived(self, name, tile_step, step, i):
         if i == 0:
@@ -164,10 +193,12 @@ class BackwardProducts(Fixed):
         """Issue rX tXᵀ, 16 of the head dim at a time."""
         product = self.shapes.score(name)
         left = product.make_fragment_A(self.buffers["r" + name])
-        right = product.make_fragment_B(self.buffers["t" + name])
+        streamed = self.shapes.layout("t" + name, self.stages(name))
+        pointer = self.buffers["t" + name].iterator
+        right = product.make_fragment_B(cute.make_tensor(pointer, streamed.outer))
         shape = product.partition_shape_C((self.shapes.resident, COLS))
         out = cute.make_tensor(self.tmem + column, product.make_fragment_C(shape).layout)
-        slot = self.signals["streamed_" + name].index(step)
+        slot = self.slot(name, step)
         for k in range_constexpr(cute.size(left, mode=[2])):
             product.set(tcgen05.Field.ACCUMULATE, k > 0)
             cute.gemm(product, out, left[None, None, k, 0], right[None, None, k, slot], out)
@@ -180,13 +211,13 @@ class BackwardProducts(Fixed):
         product, streamed = self.shapes.sum(name), self.signals["streamed_" + source]
         if const_expr(source != name and part == 0):
             streamed.wait(step)
-        turned = self.shapes.transposed(name, streamed.stages)
+        turned = self.shapes.transposed(name, self.stages(source))
         pointer = cute.recast_ptr(self.buffers["t" + source].iterator, turned.inner)
         right = product.make_fragment_B(cute.make_tensor(pointer, turned.outer))
         shape = product.partition_shape_C((self.shapes.resident, self.shapes.widths[name]))
         layout = product.make_fragment_C(shape).layout
         out = cute.make_tensor(self.tmem + self.shapes.sums[name], layout)
-        slot, each = streamed.index(step), PART // STEP
+        slot, each = self.slot(source, step), PART // STEP
         left = self.weights(product, name, column)
         for group, i in itertools.product(range(2), range(each)):
             here, there = (PARTS * group + part) * each + i, (2 * part + group) * each + i

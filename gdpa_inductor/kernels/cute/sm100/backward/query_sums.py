@@ -14,7 +14,7 @@ piece of memory. All sums have as many numbers as dQ.
 from dataclasses import dataclass
 from typing import Any
 
-from cutlass import Boolean, Float32, Int32, Int64, const_expr, cute, range_constexpr
+from cutlass import Boolean, Float32, Int32, Int64, cute, range_constexpr
 
 from ...backward.sums import UNKNOWN, Counters
 from ...backward.turns import Turns
@@ -87,13 +87,15 @@ class SharedParts(Fixed):
     def wait(self, step) -> None:
         self.signals["copied"].wait(step)
 
-    @cute.jit
-    def issue(self, tile: ResidentTile, head, block, step, adds):
+    def issue(self, tile: ResidentTile, head, block, step, adds) -> None:
         sums, rows = self.rows.of(tile, head, block)
-        size = rows * (4 * self.rows.dim)
-        if const_expr(self.rows.height == ROWS):
-            self.move(sums, size, step, adds)
-        elif rows > 0:
+        move = self.move if self.rows.height == ROWS else self.move_any
+        move(sums, rows * (4 * self.rows.dim), step, adds)
+
+    @cute.jit
+    def move_any(self, sums, size, step, adds):
+        """A pair of CTAs may have rows for the first one only."""
+        if size > 0:
             self.move(sums, size, step, adds)
 
     @cute.jit

@@ -95,7 +95,7 @@ class Shapes:
 
     def tile(self, part: str) -> tuple[int, int]:
         """(rows, columns) that TMA loads at once."""
-        kind, name = part
+        kind, name = part[0], part[1]
         width = self.widths["A" if name in "AD" else "B"]
         if name in "CD":
             return ROWS, width // self.ctas
@@ -143,9 +143,9 @@ class Shapes:
         return blackwell_helpers.make_smem_layout_b(self.sum(name), tiler, self.dtype, stages)
 
     def turned_keys(self):
-        """The layout of the keys, as the operand of `query_part`."""
+        """The layout of the keys, as the operand of `query_part`, as if there were two buffers."""
         tiler = (COLS, self.widths["A"], self.resident)
-        return blackwell_helpers.make_smem_layout_b(self.query_part(), tiler, self.dtype, 1)
+        return blackwell_helpers.make_smem_layout_b(self.query_part(), tiler, self.dtype, 2)
 
     def slopes(self):
         """The layout of dS in shared memory, as the operand of `query_part`: streamed rows are
