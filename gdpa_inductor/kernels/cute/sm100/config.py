@@ -14,7 +14,7 @@ MOST_ADDED = 64  # columns of dQ that a thread adds
 PAIR = 2  # CTAs that compute wide heads together
 # The two kernels of a backward, and which gradients each computes: "keys" dK and dV, "rows" dQ.
 SIDES = {"keys": "kv", "rows": "q"}
-BOTH = "both"  # the one kernel that computes all three
+BOTH = "both"  # the one kernel that computes all three, by one CTA or by a pair
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ...backward.walk import ResidentTile, Walk
 from ...config import VECTOR, whole_vectors
 from ...operands import vector
 from ...program import Program, ProgramLine
-from ...values import Fixed, Pair, pair, select
+from ...values import Fixed, Pair, hidden, pair, select
 from ..config import COLS, ROWS
 from ..tensor_memory import TensorMemoryRow, scores_done, scores_ready
 from .shapes import HALF, PART, PARTS, Shapes
@@ -205,7 +205,8 @@ class BackwardActivation(Fixed):
         column = self.shapes.gradients + self.left
         # With dQ there are registers for one part, and what is stored is kept in 16 bits.
         fetched = self.fetch(column, PARTS if self.shared is None else 0)
-        dS = [self.hand_over(column, part, fetched, slopes[part]) for part in range(PARTS)]
+        row = self.row + hidden(step) if self.shapes.pair else self.row
+        dS = [self.hand_over(row, column, part, fetched, slopes[part]) for part in range(PARTS)]
         if const_expr(self.shapes.pair):
             cute.arch.fence_proxy("async.shared", space="cluster")
         elif const_expr(self.shared is not None):
@@ -258,14 +259,14 @@ class BackwardActivation(Fixed):
             for i in cutlass.range(PART, unroll_full=True):
                 slopes[i] = select(there, slopes[i], Float32(0.0))
 
-    def hand_over(self, column, part: int, fetched: list[Any], slopes):
+    def hand_over(self, row, column, part: int, fetched: list[Any], slopes):
         """Turn dP into dS, for 32 columns, where the products read it. Returns dS."""
         gradients = self.pick(fetched, column, part)
         self.slope(gradients, slopes)
         self.memory.store(column + part * (PART // 2), gradients)
         if self.shared is None:
             return gradients
-        return self.shared.write(self.row, self.left, part, gradients)
+        return self.shared.write(row, self.left, part, gradients)
 
     @cute.jit
     def slope(self, gradients, slopes):

@@ -11,6 +11,7 @@ past:
     "keys"   128 keys of a key head        K, V            Q, dO           dK = dSᵀ Q and dV = Pᵀ dO
     "rows"   128 queries of a query head   Q, dO           K, V            dQ = dS K
     "both"   128 keys of a key head        K, V            Q, dO           dK, dV, parts of dQ
+             (256 for a pair of CTAs)
 
 Where keys are resident the scores are transposed, K Qᵀ. Always a resident row is a lane of tensor
 memory. P and dS overwrite the scores there, and the products that sum read them from there. So
@@ -22,6 +23,11 @@ sums over the resident rows, so it reads dS from shared memory. The key tiles of
 parts of dQ in global memory, in turn (`backward/sums.py`). `Sm100Config.merges` says where it is
 used.
 
+At head dims above 64 a pair of CTAs is one such kernel (`Sm100Config.ctas`), a cluster of two. It
+owns 256 keys, 128 in each CTA. Its products are products of two CTAs, so that each CTA reads half
+of what streams (shapes.py). dQ sums over the keys of both. Each CTA has dQ of 64 of the 128
+queries, so each writes dS of the other 64 to the memory of the other CTA.
+
 Notation
     r, t     A resident row (a lane of tensor memory), and a streamed row (a column).
     A, B     The operands of the score product, Q and K; those of the gradient product, dO and V.
@@ -31,7 +37,7 @@ Notation
     step     A tile with one streamed tile.
 
 Warps 0-7 activate, 8 multiplies, 9 loads. On both sides 10 adds dQ, and 12-15 copy it from tensor
-memory. Others are idle. `Sm100Config` and the side are known at compile time. `MOST_STAGES` and
+memory. Others are idle, and so is warp 8 of the other CTA of a pair. `Sm100Config` and the side are known at compile time. `MOST_STAGES` and
 `PART` of shapes.py, and the order in products.py, are tuned.
 """
 
@@ -62,7 +68,8 @@ ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, SUMS, WARPS = 8, 8, 9, 10, 12  # whol
 # Registers of a thread. At the launch all have as many: 168, or 128 in the kernel of both sides.
 REGISTERS = {"activation": 208, "others": 80}
 REGISTERS_OF_BOTH = {"activation": 176, "others": 72, "copies": 88}
-# name: (stages, arrivals); stages are a number, or as many as that ring or buffer has
+# name: (stages, arrivals); stages are a number, or as many as that ring or buffer has. Arrivals are
+# those of a CTA (`Signal`).
 SIGNALS: dict[str, tuple[str | int, int]] = {
     "resident_A": (1, 1), "resident_B": (1, 1),  # loads: the operand of the tile has landed
     "spent": (1, 1),  # products: both are read no more

@@ -27,27 +27,18 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from cutlass import Int32, Uint32, const_expr, cute, range_constexpr
+from cutlass import Int32, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 from cutlass.utils import blackwell_helpers
 
 from ...backward.walk import ResidentTile, Walk
 from ...barriers import leads
-from ...values import Fixed
+from ...values import Fixed, hidden
 from ..config import COLS
 from ..tensor_memory import arrive_when_multiplied, scores_ready
 from .shapes import PART, PARTS, Shapes
 
 STEP = 16  # streamed rows, or head dim, of one tcgen05.mma
-
-
-def hidden(step):
-    """Zero, which the compiler does not know.
-
-    It computes the places of single buffers in each step. If they were constants, it would compute
-    those of all products before the loop, and spill them.
-    """
-    return Int32(Uint32(step) >> 31)
 
 
 @dataclass
