@@ -57,7 +57,8 @@ def listening() -> Iterator[Trace]:
 
     def issue(self: Any, product, warp) -> None:
         place = (product.columns.start, not product.a)
-        add[warp].append(("multiply", 2.0 * product.form.m * product.form.n * K, place))
+        rows, _ = product.share
+        add[warp].append(("multiply", 2.0 * rows * product.form.n * K, place))
 
     def arrive(self: Any, gang, address, ctas, mask) -> None:
         for lane in gang.lanes(mask):

@@ -37,8 +37,9 @@ Notation
     step     A tile with one streamed tile.
 
 Warps 0-7 activate, 8 multiplies, 9 loads. On both sides 10 adds dQ, and 12-15 copy it from tensor
-memory. Others are idle, and so is warp 8 of the other CTA of a pair. `Sm100Config` and the side are known at compile time. `MOST_STAGES` and
-`PART` of shapes.py, and the order in products.py, are tuned.
+memory. Others are idle, and so is warp 8 of the other CTA of a pair. `Sm100Config` and the side are
+known at compile time. `MOST_STAGES` and `PART` of shapes.py, and the order in products.py, are
+tuned.
 """
 
 from dataclasses import dataclass, replace
