@@ -197,3 +197,23 @@ def test_128_rows_of_a_pair_take_a_from_shared_memory():
     word = descriptor(1024, 256, 128, 16)
     with pytest.raises(NotImplementedError, match="elsewhere than in shared memory"):
         Product(machine.tensors, 0, 64, word, what, False, True)
+
+
+UNAWAITED = """
+mov.u32 %r298, %tid.x; setp.ne.u32 %p1, %r298, 0; mov.u32 %r1, %cluster_ctarank; mov.b32 %r3, 1;
+mov.b16 %rs1, {ctas}; @%p1 bra READY;
+mbarrier.init.shared.b64 [%r299], %r3; fence.mbarrier_init.release.cluster;
+READY:
+barrier.cluster.arrive; barrier.cluster.wait;
+setp.ne.u32 %p2, %r1, 0; @%p1 bra DONE; @%p2 bra DONE;
+tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64
+  [%r299], %rs1;
+DONE:
+"""
+
+
+def test_a_cta_may_end_before_its_own_commit_but_not_before_that_of_another():
+    """NVIDIA's forward, which is right on hardware, does the former."""
+    execute(UNAWAITED.format(ctas=1), cluster=2)
+    with pytest.raises(EmulatorError, match="CTA 1 of the cluster has ended"):
+        execute(UNAWAITED.format(ctas=2), cluster=2)
