@@ -203,11 +203,13 @@ def test_the_host_clears_what_one_kernel_may_not_write(name, kernels):
     check_errors(by_one_kernel(case, call), case, call)
 
 
-def test_the_number_of_ctas_changes_no_bit_where_no_tile_waits_for_another():
-    case = Case(batch=2, heads=4, rows=140, keys=100)
+@pytest.mark.parametrize("kernels", [ONE, PAIR], ids=["one kernel", "a pair of CTAs"])
+def test_the_number_of_ctas_changes_no_bit_where_no_tile_waits_for_another(kernels):
+    """A pair takes an even number of them."""
+    case = kernels.fit(Case(batch=2, heads=4, rows=140, keys=100))
     call = make_call(case)
     alone = by_one_kernel(case, call)
-    for one, many in zip(alone, by_one_kernel(case, call, ctas=3), strict=True):
+    for one, many in zip(alone, by_one_kernel(case, call, ctas=5), strict=True):
         assert torch.equal(one, many)
 
 

@@ -29,7 +29,7 @@ from ..config import BOTH, COLS, ROWS, TMEM_COLUMNS, Sm100Config
 MOST_STAGES = 3  # buffers of streamed B; A is read for longer, by accA, and has one more
 BARRIERS = 2048  # bytes for mbarriers, and for aligning the tiles
 COPIES = 2  # buffers of dQ, where the kernel adds it to sums; a pair of CTAs has room for one
-HALF = COLS // 2  # columns of each activation warpgroup
+HALF = COLS // 2  # columns of each activation warpgroup, and of dQ in a CTA of a pair
 NAMES = ("rA", "tA", "rB", "tB")  # the operands that TMA loads, in this order
 NAMES_OF_PAIR = (*NAMES, "rD", "tC", "tD")
 PART = 32  # columns that a warpgroup activates and hands over at a time
