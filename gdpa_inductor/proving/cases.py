@@ -141,6 +141,7 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
     "backward": (
         Case("dense", rows=520, keys=700),
+        Case("few queries", rows=200, keys=700),  # Blackwell takes two kernels
         Case("narrow, fp16", GELU, heads=3, rows=300, keys=200, dims=(64, 64), dtype=FP16),
         Case("causal", CAUSAL, rows=520, keys=520, dims=(64, 64)),
         Case("shared heads", heads=4, key_heads=2, rows=300, keys=140),
@@ -152,6 +153,7 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
     "biases": (
         Case("bias", BIASED, 2, 2, rows=200, keys=304, aux=(BF16,)),
+        Case("bias of few queries", BIASED, 2, 2, rows=100, keys=304, aux=(BF16,)),
         Case("bias of each batch", OWN, 2, 2, rows=260, keys=260, dims=(64, 64), aux=(BF16,)),
         Case("jagged bias", BIASED, heads=2, rows=MIXED, keys=MIXED, dims=(64, 64), aux=(FP32,)),
         Case("many tiles", BIASED, 8, 8, rows=600, keys=520, aux=(BF16,)),

@@ -2,12 +2,13 @@
 
 Actors: each warp; each warp's unfinished tcgen05.st and tcgen05.ld (joined by tcgen05.wait), bulk
 stores (joined by cp.async.bulk.wait_group) and wgmma (joined by wgmma.wait_group); the tcgen05
-pipe, which works in order; and, for loads by TMA, the mbarrier that they complete on, whose epochs
-are its phases.
+pipe of each CTA, which works in order, also for a pair; and, for loads by TMA, the mbarrier that
+they complete on, whose epochs are its phases.
 
-A release (arrive, commit, bar) publishes a clock, an acquire (a wait that succeeded, bar.sync)
-joins it. Accesses of tensor memory have a clock of their own: what was acquired counts for them
-after tcgen05.fence::after_thread_sync, and they are published after ::before_thread_sync.
+A release (arrive, commit, bar, the issue of a load or a product) publishes a clock, an acquire (a
+wait that succeeded, bar.sync) joins it. Accesses of tensor memory have a clock of their own: what
+was acquired counts for them after tcgen05.fence::after_thread_sync, and they are published after
+::before_thread_sync.
 
 Each 16-byte granule of shared memory and each (lane quarter, column) of tensor memory remembers its
 last write and the last read by each actor; an access that is not ordered after them is a race.
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 BARRIER_ACTORS = 96
 QUARTERS = np.arange(4)
 COLUMNS = 512
+CELLS = 4 * COLUMNS  # of the tensor memory of a CTA
 Vector = np.ndarray
 
 
@@ -69,18 +71,18 @@ class Clocks:
     """fences: tcgen05.fence and wait::ld are asked for; else accesses have them."""
 
     def __init__(
-        self, warps: int, granules: int, report: Callable[[str], None], fences: bool
+        self, warps: int, granules: int, report: Callable[[str], None], fences: bool, ctas: int
     ) -> None:
         self.warps, self.report, self.fences = warps, report, fences
         self.pipe = 5 * warps
-        actors = self.pipe + 1 + BARRIER_ACTORS
-        self.clock = np.zeros((warps + 1, actors), np.int32)  # the last row: the tcgen05 pipe
+        actors = self.pipe + ctas + BARRIER_ACTORS
+        self.clock = np.zeros((warps + ctas, actors), np.int32)  # the last rows: tcgen05 pipes
         self.of_tensor = self.clock.copy()  # what accesses of tensor memory are ordered after
         self.own = np.arange(warps)
         self.clock[self.own, self.own] = 1
         counts = (np.zeros(warps, np.int32) for _ in range(4))
         self.stores, self.loads, self.bulk, self.products = counts
-        self.shared, self.tensor = Shadow(granules, actors), Shadow(4 * COLUMNS, actors)
+        self.shared, self.tensor = Shadow(granules, actors), Shadow(ctas * CELLS, actors)
         # Of generic writes that no fence shows to the async proxy: 1 + the warp, its lanes.
         self.unfenced = np.zeros(granules, np.int16)
         self.unfenced_lanes = np.zeros(granules, np.uint32)
@@ -92,7 +94,8 @@ class Clocks:
             "tcgen05.ld of warp {}",
             "wgmma of warp {}",
         )
-        self.names = [kind.format(w) for kind in kinds for w in range(warps)] + ["tcgen05 pipe"]
+        self.names = [kind.format(w) for kind in kinds for w in range(warps)]
+        self.names += [f"tcgen05 pipe of CTA {rank}" for rank in range(ctas)]
 
     def fresh(self) -> Vector:
         return np.zeros(self.clock.shape[1], np.int32)
@@ -194,6 +197,7 @@ class Clocks:
         self.unfenced[cells] = 0
         published = self.clock[warp].copy()
         published[actor] = max(published[actor], epoch)
+        self.clock[warp, warp] += 1
         return published
 
     def store_by_bulk(self, cells: Vector, warp: int) -> None:
@@ -212,11 +216,15 @@ class Clocks:
             result = self.shared.read(cells, self.clock, warp, actor, self.products[warp])
             self.check(f"wgmma by warp {warp}", result)
 
-    # The tensor core; cells of tensor memory are 512 * quarter + column.
-    def multiply(self, warp: int, operands: list[Vector], a: Vector | None, d: Vector) -> None:
-        row, actor = self.warps, self.pipe
+    # The tensor core; cells of tensor memory are CELLS * CTA + 512 * quarter + column.
+    def multiply(
+        self, warp: int, rank: int, operands: list[Vector], a: Vector | None, d: Vector
+    ) -> None:
+        """rank: of the CTA that issues it."""
+        row, actor = self.warps + rank, self.pipe + rank
         for clock in (self.clock, self.of_tensor):
             np.maximum(clock[row], clock[warp], out=clock[row])
+        self.clock[warp, warp] += 1
         self.clock[row, actor] += 1
         self.of_tensor[row, actor] = epoch = self.clock[row, actor]
         for cells in operands:
@@ -229,9 +237,10 @@ class Clocks:
         result = self.tensor.write(d, self.of_tensor, row, actor, epoch)
         self.check(f"tcgen05.mma into columns from {d[0] % COLUMNS}", result)
 
-    def commit(self, warp: int) -> Vector:
-        row = self.clock[self.warps]
+    def commit(self, warp: int, rank: int) -> Vector:
+        row = self.clock[self.warps + rank]
         np.maximum(row, self.clock[warp], out=row)
+        self.clock[warp, warp] += 1
         return row.copy()
 
     def load_tensor(self, cells: Vector, warp: Vector) -> None:
@@ -252,8 +261,8 @@ class Clocks:
         if result is not None:
             self.check(f"tcgen05.st by {warps_text(warp)}", result)
 
-    def free_tensor(self, warp: int, column: int, count: int) -> None:
-        cells = tensor_cells(QUARTERS, np.zeros(4, int) + column, count)
+    def free_tensor(self, warp: int, rank: int, column: int, count: int) -> None:
+        cells = tensor_cells(QUARTERS, np.zeros(4, int) + column, count, rank)
         known = np.maximum(self.clock, self.of_tensor)
         result = self.tensor.write(cells, known, warp, warp, 0, record=False)
         self.check(
@@ -271,7 +280,7 @@ def warps_text(warps: Vector) -> str:
     return f"warp {names[0]}" if len(names) == 1 else f"warps {names[0]} to {names[-1]}"
 
 
-def tensor_cells(quarters: Vector, columns: Vector, count: int) -> Vector:
-    """For each (quarter, first column) the cells of `count` columns, flattened."""
-    start = np.asarray(quarters) * COLUMNS + np.asarray(columns)
+def tensor_cells(quarters: Vector, columns: Vector, count: int, rank: int) -> Vector:
+    """For each (quarter, first column) the cells of `count` columns of a CTA, flattened."""
+    start = rank * CELLS + np.asarray(quarters) * COLUMNS + np.asarray(columns)
     return (start[:, None] + np.arange(count)).reshape(-1)

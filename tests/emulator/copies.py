@@ -88,9 +88,11 @@ class Copies:
             raise EmulatorError("a tensor map that no recorded atom stands for")
         return self.cta.maps[handle_bytes]
 
-    def load(self, gang: Gang, target, handle, coordinates, barrier, ctas, mask: Vector) -> None:
-        """ctas: of the cluster, a bit for each that gets the tile; None: whose addresses are
-        given."""
+    def load(
+        self, gang: Gang, target, handle, coordinates, barrier, ctas, pair: bool, mask: Vector
+    ) -> None:
+        """ctas: of the cluster, a bit for each that gets the tile; None: whose addresses are given.
+        pair: The barrier may be that of the other CTA of a pair."""
         cta = self.cta
         for lane in gang.lanes(mask):
             t = self.tensor_map(handle[lane])
@@ -98,6 +100,10 @@ class Copies:
             tile = functools.partial(read_tile, t, start, cta.memory)
             for window in windows(int(target[lane]), None if ctas is None else int(ctas[lane])):
                 place, signal = (window + int(x[lane]) % WINDOW for x in (target, barrier))
+                if pair:
+                    signal = signal & ~WINDOW | int(barrier[lane]) & WINDOW
+                elif ctas is None and signal != int(barrier[lane]):
+                    raise EmulatorError("a TMA load that signals another CTA, and is of no pair")
                 cells = granules_of(t.bytes, t.swizzle, place)
                 self.land(gang, lane, cells, t.bytes, signal, tile)
 

@@ -31,7 +31,8 @@ class Form:
 
     @classmethod
     @functools.lru_cache(1024)
-    def decode(cls, word: int) -> "Form":
+    def decode(cls, word: int, pair: bool = False) -> "Form":
+        """pair: Of a product of two CTAs."""
         if bits(word, 4, 2) != 1:
             raise NotImplementedError("accumulators other than f32")
         if bits(word, 2, 2) or bits(word, 0, 2):
@@ -40,7 +41,9 @@ class Form:
         if any(code not in FORMATS for code in formats):
             raise NotImplementedError(f"operand formats {formats}")
         m, n = 16 * bits(word, 24, 5), 8 * bits(word, 17, 6)
-        if m not in (64, 128) or not 0 < n <= 256 or n % (8 if m == 64 else 16):
+        height = m // 2 if pair else m
+        step = 32 if pair else 8 if m == 64 else 16  # of columns
+        if height not in (64, 128) or not 0 < n <= 256 or n % step:
             raise ValueError(f"tcgen05.mma of shape {m} x {n}")
         return cls(
             m=m,

@@ -1,6 +1,6 @@
 """Instructions with side effects: memory, barriers, bulk copies, the tensor core.
 
-Generated code calls the components of a CTA: C.memory, C.shared, C.sync, C.copies, C.tensor. Each
+Generated code calls the components of a CTA: C.memory, C.shared, C.sync, C.copies, C.tensors. Each
 call passes the gang G and the mask m of its active lanes.
 """
 
@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from . import kinds
+from .faults import EmulatorError
 from .homes import members
 from .ptx import WINDOW, identifier
 from .values import Emitter, registering, vector
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 EMITTERS: dict[str, Emitter] = {}
 emits = registering(EMITTERS)
 SHIFT = WINDOW.bit_length() - 1
+TENSOR = "C.tensors[G.rank]"
 POLLS = ("acquire", "volatile", "relaxed", "mmio")
 
 
@@ -255,14 +257,18 @@ def copy(t: "Translator", op: list[str], a: list[str]) -> None:
         t.line(f"C.copies.small(G, {addresses}, {size}, {arguments}, m)")
 
 
+def the_ctas(t: "Translator", text: str) -> str:
+    """The CTAs of a multicast, a bit for each."""
+    ctas = t.read(text, "u16")
+    t.line(f"of_the_cluster({ctas} >> G.block.cluster != 0, m)")
+    return ctas
+
+
 def tensor_copy(t: "Translator", op: list[str], a: list[str]) -> None:
     """To shared memory: [dst], [map, {coordinates}], [mbarrier]. From it: [map, {...}], [src]."""
     if any(word in op for word in ("im2col", "gather4", "scatter4")):
         raise NotImplementedError("only tiled copies")
-    ctas = "None"
-    if "multicast::cluster" in op:
-        ctas = t.read(a[3], "u16")
-        t.line(f"of_the_cluster({ctas} >> G.block.cluster != 0, m)")
+    ctas = the_ctas(t, a[3]) if "multicast::cluster" in op else "None"
     loads = op[1] != "reduce" and op.index("global") > next(
         i for i, part in enumerate(op) if part.startswith("shared")
     )
@@ -274,7 +280,7 @@ def tensor_copy(t: "Translator", op: list[str], a: list[str]) -> None:
     coordinates = "".join(f"{t.read(c, 'i32')}, " for c in members(match.group(2)))
     if loads:
         places = f"{t.address(a[0], 'u32')}, {handle}, ({coordinates}), {t.address(a[2], 'u32')}"
-        t.line(f"C.copies.load(G, {places}, {ctas}, m)")
+        t.line(f"C.copies.load(G, {places}, {ctas}, {'cta_group::2' in op}, m)")
     else:
         mode = repr(word(op, "add", "min", "max")) if op[1] == "reduce" else "None"
         source = t.address(a[1], "u32")
@@ -302,8 +308,9 @@ def bulk_copy(t: "Translator", op: list[str], a: list[str]) -> None:
 @emits("tcgen05")
 def tensor_core(t: "Translator", op: list[str], a: list[str]) -> None:
     what = op[1].split("::")[0]
-    if any(part.startswith("cta_group::2") or "multicast" in part for part in op):
-        raise NotImplementedError("pairs of CTAs")
+    t.groups.update(part for part in op if part.startswith("cta_group"))
+    if len(t.groups) > 1:
+        raise EmulatorError("tcgen05 of one CTA and of a pair in one kernel")
     if what not in TENSOR_CORE:
         raise NotImplementedError(what)
     TENSOR_CORE[what](t, op, a)
@@ -328,14 +335,14 @@ def tensor_load(t: "Translator", op: list[str], a: list[str]) -> None:
     registers = members(a[0])
     homes = {t.home(text) for text in registers if text != "_"}
     kind = homes.pop() if len(homes) == 1 else "u32"
-    call = f"C.tensor.load(G, {t.address(a[1], 'u32')}, {len(registers)}, m)"
+    call = f"{TENSOR}.load(G, {t.address(a[1], 'u32')}, {len(registers)}, m)"
     t.write_all(registers, kind or "u32", f"{call}.view({(kind or 'u32').upper()})")
 
 
 def tensor_store(t: "Translator", op: list[str], a: list[str]) -> None:
     shape_32x32b(op)
     data = "".join(f"{t.read(text, 'u32')}, " for text in members(a[1]))
-    t.line(f"C.tensor.store(G, {t.address(a[0], 'u32')}, ({data}), m)")
+    t.line(f"{TENSOR}.store(G, {t.address(a[0], 'u32')}, ({data}), m)")
 
 
 def multiply(t: "Translator", op: list[str], a: list[str]) -> None:
@@ -348,19 +355,25 @@ def multiply(t: "Translator", op: list[str], a: list[str]) -> None:
     second, form = t.read(a[2], "u64"), t.read(a[3], "u32")
     accumulate = t.read(a[5] if a[4].startswith("{") else a[4], "pred")
     operands = f"{t.address(a[0], 'u32')}, {first}, {second}, {form}, {accumulate}"
-    t.line(f"C.tensor.multiply(G, {operands}, {from_tensor}, {kind!r}, m)")
+    more = f"{from_tensor}, {kind!r}, {'cta_group::2' in op}"
+    t.line(f"{TENSOR}.multiply(G, {operands}, {more}, m)")
+
+
+def commit(t: "Translator", op: list[str], a: list[str]) -> None:
+    ctas = the_ctas(t, a[1]) if "multicast::cluster" in op else "None"
+    t.line(f"{TENSOR}.commit(G, {t.address(a[0], 'u32')}, {ctas}, m)")
 
 
 TENSOR_CORE: dict[str, Emitter] = {
     "wait": tensor_wait,
     "fence": tensor_fence,
-    "alloc": line("while not C.tensor.allocate(G, {}, {}, m): yield SPIN", "[u32]", "u32"),
-    "dealloc": line("C.tensor.deallocate(G, {}, {}, m)", "u32", "u32"),
-    "relinquish_alloc_permit": line("C.tensor.relinquish()"),
+    "alloc": line(f"while not {TENSOR}.allocate(G, {{}}, {{}}, m): yield SPIN", "[u32]", "u32"),
+    "dealloc": line(f"{TENSOR}.deallocate(G, {{}}, {{}}, m)", "u32", "u32"),
+    "relinquish_alloc_permit": line(f"{TENSOR}.relinquish()"),
     "ld": tensor_load,
     "st": tensor_store,
     "mma": multiply,
-    "commit": line("C.tensor.commit(G, {}, m)", "[u32]"),
+    "commit": commit,
 }
 EMITTERS |= {
     "discard": line("C.memory.discard({}, {}, m)", "[u64]", "int"),

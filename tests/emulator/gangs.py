@@ -26,6 +26,10 @@ class Gang:
         self.all_lanes = np.arange(self.size)
         self.first_lanes = self.all_lanes[::32]
 
+    def quarters(self, warps: Vector) -> Vector:
+        """The quarters of the lanes of tensor memory that some warps may access."""
+        return (warps - self.rank * self.block.warps) % 4
+
     def __str__(self) -> str:
         first, last = self.warps[0], self.warps[-1]
         return f"warp {first}" if first == last else f"warps {first} to {last}"

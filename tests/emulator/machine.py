@@ -92,13 +92,16 @@ class Cta:
         size = static + self.block.shared_bytes
         granules = -(-(SHARED_BASE + size) // 128) * 128 // GRANULE
         granules += (self.block.cluster - 1) * WINDOW // GRANULE
-        self.clocks = Clocks(warps, granules, self.report, self.fences)
+        self.clocks = Clocks(warps, granules, self.report, self.fences, self.block.cluster)
         self.shared = SharedMemory(self, self.clocks, size, self.block.cluster)
         rng = self.rng if self.schedule == "random" else None
         self.sync = Sync(self, self.clocks, 32 * self.block.warps, rng)
         self.left = [self.block.warps] * self.block.cluster  # warps that have not ended
-        self.tensor, self.copies, self.products = Tensor(self), Copies(self), Products(self)
-        self.pipe: deque[Callable[[], None]] = deque()  # in order
+        ranks = range(self.block.cluster)
+        self.tensors = [Tensor(self, rank) for rank in ranks]
+        self.copies, self.products = Copies(self), Products(self)
+        # in order, those of a pair on the pipe of the CTA that issued them
+        self.pipes: list[deque[Callable[[], None]]] = [deque() for _ in ranks]
         self.in_flight: list[Callable[[], None]] = []  # copies complete in any order
         self.running: list[Running] = []
 
@@ -122,22 +125,23 @@ class Cta:
         else:
             self.in_flight.append(complete)
 
-    def submit_tensor(self, complete: Callable[[], None]) -> None:
+    def submit_tensor(self, complete: Callable[[], None], rank: int) -> None:
         if self.schedule == "eager":
             complete()
         else:
-            self.pipe.append(complete)
+            self.pipes[rank].append(complete)
 
     def complete_one(self) -> bool:
         """Completes one piece of asynchronous work. False if there is none."""
-        choices = len(self.in_flight) + bool(self.pipe)
+        pipes = [pipe for pipe in self.pipes if pipe]
+        choices = len(self.in_flight) + len(pipes)
         if not choices:
             return False
         chosen = self.rng.randrange(choices)
         if chosen < len(self.in_flight):
             self.in_flight.pop(chosen)()
         else:
-            self.pipe.popleft()()
+            pipes[chosen - len(self.in_flight)].popleft()()
         return True
 
     # Gangs.
@@ -178,7 +182,7 @@ class Cta:
         # Commits may be: NVIDIA's forward, which is right on hardware, ends before its last one.
         if left := len(self.in_flight):
             self.report(f"{left} copies are in flight when the last warp ends")
-        if np.count_nonzero(self.tensor.writes) or self.products.left():
+        if any(np.count_nonzero(x.writes) for x in self.tensors) or self.products.left():
             self.report("products are in flight when the last warp ends")
         while self.complete_one():
             pass
@@ -230,7 +234,7 @@ class Cta:
 
     def check_exit(self) -> None:
         self.sync.check_exit()
-        if columns := int(self.tensor.allocated.sum()):
+        if columns := sum(int(x.allocated.sum()) for x in self.tensors):
             raise EmulatorError(f"{columns} columns of tensor memory are still allocated at exit")
 
 

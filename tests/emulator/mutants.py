@@ -13,6 +13,7 @@ from .ptx import Instruction, Kernel
 
 SCRATCH = "%mutated"  # a register that no kernel has
 END = "end"  # no mutant, but a question: does anything that matters follow a wait?
+BARRIERS = ("bar.sync", "barrier.sync", "barrier.cta.sync", "bar.arrive", "barrier.cluster.wait")
 ORDERED = ("lt", "le", "gt", "ge", "lo", "ls", "hi", "hs")
 INTEGERS = ("s32", "u32", "s64", "u64", "s16", "u16")
 
@@ -100,8 +101,10 @@ def changes(i: Instruction, masks: set[int]) -> Iterator[tuple[str, list[Instruc
         yield "commit", []
     elif name.startswith(("fence.proxy.async", "fence.mbarrier_init")):
         yield "fence", []
-    elif name.startswith(("bar.sync", "barrier.sync", "barrier.cta.sync", "bar.arrive")):
+    elif name.startswith(BARRIERS):
         yield "barrier", []
+    elif name.startswith("mapa"):
+        yield "peer", moved("xor.b32", 2, "1")
     elif name.startswith("tcgen05.wait::st"):
         yield "store", []
     elif name.startswith("tcgen05.fence"):

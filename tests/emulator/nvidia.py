@@ -22,6 +22,8 @@ ONE_CTA = {
     "mma_tiler_mnk": (128, 256, 64),
     "ab_stages": 4,
 }
+# By pairs of CTAs, with products of 128 rows.
+HALVED = {"mma_inst_shape_mnk": (128, 256, 16), "mma_tiler_mnk": (128, 256, 64)}
 
 
 @dataclass(frozen=True)
@@ -68,14 +70,16 @@ def relative(result: torch.Tensor, reference: torch.Tensor) -> float:
     return float((result.double() - reference.double()).abs().max() / reference.abs().max())
 
 
-def gemm(root: Path, *, script: str, shape: tuple[int, int, int]) -> Result:
-    """C = A Bᵀ on small integers: exact."""
+def gemm(
+    root: Path, *, script: str, shape: tuple[int, int, int], options: dict[str, Any] | None = None
+) -> Result:
+    """C = A Bᵀ on small integers: exact. options: of the script; by default it has one CTA."""
     from cutlass import cute
     from cutlass.cute.runtime import from_dlpack
 
     module = load(root, f"tutorial/tutorial_gemm/{script}")
     if script != "fp16_gemm_0":
-        vars(module).update(ONE_CTA)
+        vars(module).update(ONE_CTA if options is None else options)
     m, n, k = shape
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randint(-2, 3, (r, k), generator=generator).half() for r in (m, n))

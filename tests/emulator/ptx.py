@@ -14,6 +14,7 @@ BITS |= {f"{kind}{bits}": bits for kind in "bus" for bits in (8, 16, 32, 64)}
 BITS |= {"f32": 32, "f64": 64}
 SHARED_BASE = 1024  # the first KiB of the shared window is the system's on sm_100
 WINDOW = 1 << 18  # from one CTA of a cluster to the next: what a descriptor can address
+PEER = 1 << 24  # the same on hardware
 DYNAMIC_ALIGN = 1024
 WAITS = ("mbarrier.try_wait", "mbarrier.test_wait", "bar.sync", "barrier.sync", "barrier.cta.sync")
 ENDS = ("bra", "ret", "exit")
@@ -173,6 +174,14 @@ def declare(kernel: Kernel, text: str, scopes: list[dict[str, str]]) -> None:
         kernel.registers[identifier(new)] = BITS[match.group(1)]
 
 
+def leading(literal: int) -> str:
+    """The literal of a mask that turns an address into that of the leading CTA of a pair, which the
+    compiler may have changed in bits that it knows."""
+    known = DYNAMIC_ALIGN - 1
+    turns = literal | known == ~PEER | known
+    return str((literal | PEER) & ~WINDOW if turns else literal)
+
+
 def place(kernel: Kernel, text: str, line: int) -> None:
     """Appends a statement to the last block, or starts a new one."""
     blocks = kernel.blocks
@@ -184,6 +193,8 @@ def place(kernel: Kernel, text: str, line: int) -> None:
     match = re.match(r"(?:@(!?)([%\w]+)\s+)?([\w.:]+)\s*(.*)", text, flags=re.S)
     assert match, text
     negated, guard, opcode, rest = match.groups()
+    if opcode == "and.b32":
+        rest = re.sub(r"-\d+$", lambda found: leading(int(found.group())), rest)
     instruction = Instruction(
         opcode, split_operands(rest), identifier(guard) if guard else None, negated == "!", line
     )

@@ -35,7 +35,9 @@ class SharedMemory:
         self.reads = np.zeros(len(self.granules), np.int16)
 
     def check(self, low: int, high: int) -> None:
-        """[low, high) lies in the memory of a CTA."""
+        """[low, high) lies in the memory of a CTA that has not ended."""
+        if len(self.cta.left) > 1:
+            self.cta.reach(low)
         window = low // WINDOW * WINDOW
         low, high = low - window, high - window
         if low < SHARED_BASE or high > self.end or window >= self.bytes.size:

@@ -41,6 +41,7 @@ class Translator:
         self.homes = choose(kernel)
         self.constants: dict[str, tuple[int, str]] = {}
         self.specials: set[str] = set()
+        self.groups: set[str] = set()  # cta_group::1 or ::2, of tcgen05
         self.lines: list[str] = []
         self.ptx_line: dict[int, int] = {}
         self.depth, self.current = 2, 0

@@ -30,6 +30,7 @@ FILES = [
         "helpers/__init__.py",
         "helpers/fmha_helpers.py",
         "cute/blackwell/tutorial/tutorial_gemm/fp16_gemm_0.py",
+        "cute/blackwell/tutorial/tutorial_gemm/fp16_gemm_1.py",
         "cute/blackwell/tutorial/tutorial_gemm/fp16_gemm_2.py",
         "cute/blackwell/kernel/attention/fmha/fmha.py",
         "cute/blackwell/kernel/attention/fmha/fmha_bwd.py",
@@ -59,6 +60,14 @@ BF16, F16 = 2**-7, 2**-10
 CASES = [
     Case("gemm", partial(nvidia.gemm, script="fp16_gemm_0", shape=(256, 512, 512)), 0.0),
     Case("gemm, roles", partial(nvidia.gemm, script="fp16_gemm_2", shape=(256, 256, 512)), 0.0),
+    *(
+        Case(name, partial(nvidia.gemm, script=script, shape=shape, options=options), 0.0)
+        for name, script, shape, options in (
+            ("gemm by pairs", "fp16_gemm_1", (512, 256, 512), {}),
+            ("gemm by pairs, roles", "fp16_gemm_2", (512, 256, 512), {}),
+            ("gemm by pairs, 64 rows each", "fp16_gemm_2", (256, 256, 512), nvidia.HALVED),
+        )
+    ),
     forward("forward bf16 d64", BF16, 1, 256, 512, 1, 1, 64),
     forward("forward f16 d128", F16, 1, 256, 384, 1, 1, 128, dtype="float16"),
     forward("forward f16 d32", F16, 1, 256, 256, 1, 1, 32, dtype="float16"),

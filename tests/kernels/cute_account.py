@@ -1,14 +1,16 @@
 """`python -m tests.kernels.cute_account`: what the machine code of the Blackwell kernels says.
 
 Two tables for docs/blackwell.md (`--write` puts them there), for the forward and for each kernel of
-the backward: those of a side, and that of both where it fits. The first: tensor-core and TMA
-instructions, registers, stack, shared memory. The second: cycles that a step costs each unit, the
-greatest of which bounds the kernel. A step is one key block of two query tiles, or two of one; in
-the backward, 128 resident rows against 128 streamed ones, and the rate is of all gradients. It is
-arithmetic on counted instructions, not a measurement: nothing here has run on hardware.
+the backward: those of a side, and that of both, which is one of a pair of CTAs at wide heads. The
+first: tensor-core and TMA instructions, registers, stack, shared memory. The second: cycles that a
+step costs each unit, the greatest of which bounds the kernel. A step is one key block of two query
+tiles, or two of one; in the backward, 128 resident rows against 128 streamed ones, and the rate is
+of all gradients. It is arithmetic on counted instructions, not a measurement: nothing here has run
+on hardware.
 """
 
 import argparse
+import math
 import re
 import tempfile
 from collections import Counter
@@ -227,14 +229,17 @@ def forward_cycles(config: Sm100Config, kernel: Binary) -> dict[str, float]:
 
 
 def backward_cycles(config: Sm100Config, side: str, kernel: Binary) -> dict[str, float]:
-    a, b = config.padded_head_dim, config.padded_value_dim
+    shapes = Shapes(config.side(side, None))
+    (a, b), ctas = shapes.widths.values(), shapes.ctas
     sums = a if side == "rows" else a + b
-    # Both score products read both operands, a sum one of them; TMA writes the streamed ones.
-    moved = 2 * ((ROWS + COLS) * (a + b) + COLS * sums + COLS * (a + b))
+    # Both score products read both operands, a sum one of them; TMA writes the streamed ones. A
+    # pair of CTAs shares what streams. TMA writes it twice: half of the rows, half of the columns.
+    streamed = COLS * (a + b)
+    moved = 2 * (ROWS * (a + b) + (streamed + COLS * sums) // ctas + streamed)
     if side != BOTH:
         return {**cycles(step(kernel.code), a + b + sums, moved), "adds": 0.0}
     # dS is written, and read with K. dQ is written in fp32, and read by the copy that adds it.
-    dq = 4 * ROWS * a
+    dq = 4 * shapes.height * a
     moved += 2 * (2 * ROWS * COLS + COLS * a) + 2 * dq
     return {**cycles(step(kernel.code), a + b + sums + a, moved), "adds": dq / ADDED}
 
@@ -242,8 +247,8 @@ def backward_cycles(config: Sm100Config, side: str, kernel: Binary) -> dict[str,
 def shared_memory(config: Sm100Config, side: str) -> int:
     """Bytes of tiles of the backward."""
     shapes = Shapes(config.side(side, None))
-    tiles = sum(2 * ROWS * (1 + shapes.rings[x]) * shapes.widths[x] for x in "AB")
-    more = 2 * ROWS * COLS + 4 * ROWS * config.head_dim * shapes.rings["C"]
+    tiles = sum(2 * math.prod(shapes.tile(x)) * shapes.buffers_of(x) for x in shapes.names)
+    more = 2 * ROWS * COLS + 4 * shapes.height * config.head_dim * shapes.rings["copies"]
     return tiles + more if side == BOTH else tiles
 
 

@@ -75,7 +75,8 @@ PARTS = (4, f"{TOGETHER[1]}, and so are all parts of K or V of a block")
 BEFORE = (1, f"{TOGETHER[1]}, or room for a later V came after the last scores of Q_1")
 PROXIES = (2, "the emulator does not order the accesses of two proxies to global memory")
 COLUMNS = range(1, 128)  # of a tile of scores that are there
-HALF = range(1, 65)  # two warpgroups of the backward run the same code, each on a half
+# Two warpgroups of the backward run the same code, each on two parts of 32 columns.
+HALF = (*range(1, 33), *range(65, 97))
 SHORT, LONG = (200, 0, 129, 40), (1000, 0, 130, 0)
 SUBJECTS: dict[str, Subject] = {
     "forward": of_forward(
@@ -117,19 +118,22 @@ SUBJECTS: dict[str, Subject] = {
         redundant={"mask": FIRST, "wait": TOGETHER},
     ),
 }  # fmt: skip
-for _side in ("keys", "rows", "both"):
+for _name in ("keys", "rows", "both", "pair"):
+    _side = "both" if _name == "pair" else _name
     _redundant = {"fence": PROXIES} if _side == "both" else {}
+    _dims = (72, 64) if _name == "pair" else (64, 64)
     SUBJECTS |= {
-        f"backward-{_side}": of_backward(
-            _side, (300, 100), (200, 1030), tails=((70, n) for n in HALF), redundant=_redundant
+        f"backward-{_name}": of_backward(
+            _side, (300, 100), (200, 1030), tails=((70, n) for n in HALF), dims=_dims,
+            redundant=_redundant,
         ),
-        f"backward-causal-{_side}": of_backward(
+        f"backward-causal-{_name}": of_backward(
             _side, (300, 100), (1100, 1000) if _side == "rows" else (300, 1100),
             tails=((70, n) for n in HALF), program=CAUSAL_POLE, dtype=F16,
-            dims=(40, 72) if _side == "both" else (72, 40), redundant=_redundant,
+            dims=(40, 72) if _name == "both" else (72, 40), redundant=_redundant,
         ),
-        f"backward-jagged-{_side}": of_backward(
-            _side, ((300, 140), (100, 80)), (SHORT, LONG),
+        f"backward-jagged-{_name}": of_backward(
+            _side, ((300, 140), (100, 80)), (SHORT, LONG), dims=_dims,
             tails=(((70,), (n,)) for n in HALF), redundant=_redundant,
         ),
     }  # fmt: skip

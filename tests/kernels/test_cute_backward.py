@@ -1,11 +1,12 @@
 """The Blackwell backward on the emulator: the error rule, exact integers, poison, determinism.
 
-By a kernel for each side, and by the one for both.
+By a kernel for each side, by the one for both, and by that of a pair of CTAs, at wide heads.
 """
 
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ def emulated(
             # The host clears a dQ of which both sides may leave out tiles.
             cleared = side == BOTH and letter == "q" and (masked(config) or config.jagged_k)
             _owned(call, letter, tensor, 0.0 if cleared else float("nan"))
-        more = _sums(call) if side == BOTH else []
+        more = _sums(call, config.counters) if side == BOTH else []
         others = (call.grad_out, *more[:1], *outputs, *more[1:])
         with recording(), tables() as room:
 
@@ -78,12 +79,12 @@ def emulated(
     return [biases.like(results[x], backward.operand(x)) for x in "qkv" if x in results]
 
 
-def _sums(call: Problem) -> list[torch.Tensor]:
-    """Memory for the sums of dQ, and the counters."""
+def _sums(call: Problem, counters: int) -> list[torch.Tensor]:
+    """Memory for the sums of dQ, and the counters, so many of each query tile."""
     query = call.operands.query
     shape = query.shape if query.dim() == 3 else (call.batch, *query.shape[1:])
-    counters = torch.zeros(call.batch, query.shape[1], -(-call.rows // COLS), 1, dtype=torch.int32)
-    return [torch.full(shape, float("nan")), counters]
+    tiles = (call.batch, query.shape[1], -(-call.rows // COLS))
+    return [torch.full(shape, float("nan")), torch.zeros(*tiles, counters, dtype=torch.int32)]
 
 
 def _owned(call: Problem, letter: str, tensor: torch.Tensor, value: float) -> None:
@@ -103,48 +104,58 @@ FAST = {
 }  # fmt: skip
 
 
+class Kernels(NamedTuple):
+    """The kernels of a backward, and the least and the most head dim."""
+
+    sides: Sequence[str]
+    least: int
+    most: int
+
+    def fit(self, case: Case) -> Case:
+        head, value = (min(x, self.most) for x in case.dims)
+        return dataclasses.replace(case, dims=(head if head > self.least else head + 64, value))
+
+
+TWO, ONE, PAIR = Kernels(tuple(SIDES), 0, 128), Kernels((BOTH,), 0, 64), Kernels((BOTH,), 64, 128)
 with_kernels = pytest.mark.parametrize(
-    "sides", [tuple(SIDES), (BOTH,)], ids=["two kernels", "one kernel"]
+    "kernels", [TWO, ONE, PAIR], ids=["two kernels", "one kernel", "a pair of CTAs"]
 )
-
-
-def case_of(name: str, sides: Sequence[str]) -> Case:
-    """Both sides have room for head dims of 64."""
-    case = CASES[name]
-    dims = tuple(min(x, 64) for x in case.dims)
-    return dataclasses.replace(case, dims=dims) if BOTH in sides else case
 
 
 @with_kernels
 @pytest.mark.parametrize("name", slow_but(FAST, CASES))
-def test_gradients_obey_the_error_rule(name, sides):
-    case = case_of(name, sides)
+def test_gradients_obey_the_error_rule(name, kernels):
+    case = kernels.fit(CASES[name])
     call = make_call(case)
-    check_errors(emulated(case, call, sides=sides), case, call)
+    check_errors(emulated(case, call, sides=kernels.sides), case, call)
 
 
 @pytest.mark.slow
 @with_kernels
 @pytest.mark.parametrize("name", CASES)
-def test_every_schedule_of_the_emulator_gives_the_same_bits(name, sides):
-    case = case_of(name, sides)
-    emulated(case, make_call(case), schedules=("lazy", "random", "eager"), sides=sides)
+def test_every_schedule_of_the_emulator_gives_the_same_bits(name, kernels):
+    case = kernels.fit(CASES[name])
+    emulated(case, make_call(case), schedules=("lazy", "random", "eager"), sides=kernels.sides)
 
 
 @with_kernels
-def test_integers_come_out_exactly(sides):
-    check_integers(functools.partial(emulated, schedules=("random",), sides=sides))
+def test_integers_come_out_exactly(kernels):
+    backward = functools.partial(emulated, schedules=("random",), sides=kernels.sides)
+    check_integers(backward, kernels.fit(Case(dims=(64, 32))).dims)
 
 
 @with_kernels
-def test_neighbours_do_not_leak(sides):
-    check_neighbours(functools.partial(emulated, sides=sides), heads=1, key_heads=1)
+def test_neighbours_do_not_leak(kernels):
+    dims = kernels.fit(Case()).dims
+    backward = functools.partial(emulated, sides=kernels.sides)
+    check_neighbours(backward, heads=1, key_heads=1, dims=dims)
 
 
 @with_kernels
-def test_infinity_stays_outside_a_mask(sides):
+def test_infinity_stays_outside_a_mask(kernels):
     """The gradient of a score that the mask leaves out is zero, whatever flows back to it."""
-    case = Case(CAUSAL, heads=1, key_heads=1, rows=130, keys=130)
+    sides, case = kernels.sides, Case(CAUSAL, heads=1, key_heads=1, rows=130, keys=130)
+    case = kernels.fit(case)
     call = make_call(case)
     call.operands.value[..., 100, :] = float("inf")
     results, eager = emulated(case, call, sides=sides), unfused(case, call, case.dtype)
@@ -154,9 +165,10 @@ def test_infinity_stays_outside_a_mask(sides):
 
 
 @with_kernels
-def test_offsets_that_decrease_own_nothing(sides):
+def test_offsets_that_decrease_own_nothing(kernels):
     """As in the forward. A count of tiles below zero would upset the order of the barriers."""
-    case = Case(heads=1, key_heads=1, rows=70, keys=(0, 300), ctas=1)
+    sides, case = kernels.sides, Case(heads=1, key_heads=1, rows=70, keys=(0, 300), ctas=1)
+    case = kernels.fit(case)
     call = dataclasses.replace(make_call(case), order=torch.arange(2))
     offsets = torch.tensor([300, 0, 300], dtype=torch.int32)
     operands = dataclasses.replace(call.operands, cu_seqlens_k=offsets)
@@ -183,18 +195,21 @@ def by_one_kernel(case: Case, call: Problem, **options) -> list[torch.Tensor]:
     return gradients(call.grad_out, o, needs, call.order, **options)
 
 
+@pytest.mark.parametrize("kernels", [ONE, PAIR], ids=["one kernel", "a pair of CTAs"])
 @pytest.mark.parametrize("name", ["a mask per head", "short dense keys"])
-def test_the_host_clears_what_one_kernel_may_not_write(name):
-    case = case_of(name, (BOTH,))
+def test_the_host_clears_what_one_kernel_may_not_write(name, kernels):
+    case = kernels.fit(CASES[name])
     call = make_call(case)
     check_errors(by_one_kernel(case, call), case, call)
 
 
-def test_the_number_of_ctas_changes_no_bit_where_no_tile_waits_for_another():
-    case = Case(batch=2, heads=4, rows=140, keys=100)
+@pytest.mark.parametrize("kernels", [ONE, PAIR], ids=["one kernel", "a pair of CTAs"])
+def test_the_number_of_ctas_changes_no_bit_where_no_tile_waits_for_another(kernels):
+    """A pair takes an even number of them."""
+    case = kernels.fit(Case(batch=2, heads=4, rows=140, keys=100))
     call = make_call(case)
     alone = by_one_kernel(case, call)
-    for one, many in zip(alone, by_one_kernel(case, call, ctas=3), strict=True):
+    for one, many in zip(alone, by_one_kernel(case, call, ctas=5), strict=True):
         assert torch.equal(one, many)
 
 

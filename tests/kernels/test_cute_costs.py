@@ -18,7 +18,11 @@ LONG = (512, 512)
         (GELU, 64, LONG, True),  # ten multiply-adds for each score
         (CAUSAL, 64, LONG, True),  # two special functions
         (BIAS, 64, LONG, True),
-        (CAUSAL, 128, LONG, False),  # no room in tensor memory
+        (SILU, 128, LONG, True),  # a pair of CTAs
+        (CAUSAL, 128, LONG, True),
+        (SILU, 96, LONG, False),  # it would multiply 128 channels
+        (SILU, 128, (257, 512), True),
+        (SILU, 128, (256, 513), False),  # tiles have 256 keys
         (CAUSAL, 64, (512, 513), False),  # key tiles would wait for their turns
         (CAUSAL, 64, (40, 128), True),
         (CAUSAL, 64, (4096, 64), True),

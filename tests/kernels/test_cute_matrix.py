@@ -45,5 +45,5 @@ def test_backward(jagged: bool, dim: int, dtype: torch.dtype, program: str):
     sides = {"rows": LENGTHS, "keys": LENGTHS} if jagged else {"rows": 200, "keys": 300}
     case = BackwardCase(PROGRAMS[program], dims=(dim, dim), dtype=dtype, **sides)
     call = make_call(case)
-    for kernels in (tuple(SIDES), (BOTH,)) if dim <= 64 else (tuple(SIDES),):
+    for kernels in (tuple(SIDES), (BOTH,)):
         check_errors(test_cute_backward.emulated(case, call, sides=kernels), case, call)

@@ -6,7 +6,7 @@ A call runs as it would on the card: the kernels of both sides, launch by launch
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -92,26 +92,39 @@ CASES = {
 }
 
 
-# How many CTAs: those that add dQ in turn wait for each other, and the emulator has one at a time.
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A backward on the emulator."""
+
+    config: type
+    # Those that add dQ in turn wait for each other, and the emulator has one, or a pair, at a time.
+    ctas: int = 1
+    schedule: str = "random"
+    head_dim: int = 16
+
+    def of(self, case: Case) -> Case:
+        return dataclasses.replace(case, dims=(self.head_dim, 8))
+
+    def __call__(
+        self, case: Case, grad: Tensor, o: Operands[Tensor], needs: Sequence[bool]
+    ) -> list[Tensor]:
+        order = torch.arange(case.sizes[0]).flip(0) if o.jagged else None
+        options = {"kind": self.config, "ctas": self.ctas, "schedule": self.schedule}
+        return gradients(grad, o, needs, order, room=case.room, **options)
+
+
 KINDS = {
-    "two kernels": (TwoKernels, 2, "lazy"),
-    "one kernel": (OneKernel, 1, "random"),
-    "sm90": (Sm90Config, 1, "random"),
+    "two kernels": Kind(TwoKernels, 2, "lazy"),
+    "one kernel": Kind(OneKernel),
+    "a pair of CTAs": Kind(OneKernel, head_dim=72),
+    "sm90": Kind(Sm90Config),
 }
 fresh = pytest.fixture(scope="module", autouse=True)(fresh_kernels)
 
 
 @pytest.fixture(params=KINDS)
-def emulated(request: pytest.FixtureRequest) -> Callable[..., list[Tensor]]:
-    """A backward on the emulator."""
-    kind, ctas, schedule = KINDS[request.param]
-
-    def call(case: Case, grad: Tensor, o: Operands[Tensor], needs: Sequence[bool]) -> list[Tensor]:
-        order = torch.arange(case.sizes[0]).flip(0) if o.jagged else None
-        options = {"kind": kind, "ctas": ctas, "schedule": schedule, "room": case.room}
-        return gradients(grad, o, needs, order, **options)
-
-    return call
+def emulated(request: pytest.FixtureRequest) -> Kind:
+    return KINDS[request.param]
 
 
 FAST = {
@@ -122,7 +135,7 @@ FAST = {
 
 @pytest.mark.parametrize("name", slow_but(FAST, CASES))
 def test_gradients(name: str, emulated) -> None:
-    case = CASES[name]
+    case = emulated.of(CASES[name])
     grad, o = case.call()
     check(case, grad, o, (True,) * len(o.differentiable), emulated)
 
@@ -137,7 +150,7 @@ def check(case: Case, grad: Tensor, o: Operands[Tensor], needs: Sequence[bool], 
 @pytest.mark.parametrize("rows", [70, (70, 40)], ids=["dense", "jagged"])
 def test_only_the_gradient_of_a_bias(rows, emulated) -> None:
     """Of two kernels, that of the keys is not launched."""
-    case = of(ADDED, HEADS, rows=rows, keys=rows)
+    case = emulated.of(of(ADDED, HEADS, rows=rows, keys=rows))
     grad, o = case.call()
     check(case, grad, o, (False, False, False, True), emulated)
 
@@ -158,6 +171,7 @@ def test_under_a_mask_tensor(sizes, room: int, emulated) -> None:
     """Where it hides whole tiles, nothing is stored."""
     program, (rows, keys) = f"where(gt(a1,0.0),{ADDED},0.0)", sizes
     case = of(program, HEADS, "-,-,q_idx,kv_idx", rows=rows, keys=keys, room=room, batch=1)
+    case = emulated.of(case)
     grad, o = case.call()
     o.aux[1].copy_(blocks(o.aux[1].shape))
     check(case, grad, o, (True,) * 4 + (False,), emulated)
@@ -165,7 +179,7 @@ def test_under_a_mask_tensor(sizes, room: int, emulated) -> None:
 
 def test_infinity_in_a_sequence_changes_no_bit_elsewhere(emulated) -> None:
     """Past its ends it adds nothing: what lies there is zero times infinity."""
-    case = of(ADDED, HEADS, rows=(100, 30, 140), keys=(100, 30, 140))
+    case = emulated.of(of(ADDED, HEADS, rows=(100, 30, 140), keys=(100, 30, 140)))
     grad, o = case.call()
     needs = (False, False, False, True)
     (clean,) = emulated(case, grad, o, needs)
@@ -181,7 +195,7 @@ def test_infinity_in_a_sequence_changes_no_bit_elsewhere(emulated) -> None:
 @pytest.mark.parametrize("jagged", [False, True], ids=["dense", "jagged"])
 @pytest.mark.parametrize(
     ("head_dim", "side"),
-    [pytest.param(64, "rows", marks=pytest.mark.slow), (128, "rows"), (64, BOTH)],
+    [pytest.param(64, "rows", marks=pytest.mark.slow), (128, "rows"), (64, BOTH), (128, BOTH)],
 )
 def test_machine_code_where_the_gradient_of_a_bias_is_stored(
     head_dim: int, side: str, jagged: bool
@@ -193,7 +207,7 @@ def test_machine_code_where_the_gradient_of_a_bias_is_stored(
     )  # fmt: skip
     kernel = backward_binary(config, side)
     if side == BOTH:
-        assert kernel.stack <= 128, "registers spill"
+        assert kernel.stack <= 192, "registers spill"
         assert kernel.count("STG.E.U16") == 64  # a thread has one key
         return
     assert kernel.stack == 0, "registers spill"

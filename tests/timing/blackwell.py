@@ -250,6 +250,91 @@ class Backward:
 
 
 @dataclass(frozen=True)
+class PairBackward:
+    """Our backward by a pair of CTAs that own 256 keys: one of the two, as both do the same."""
+
+    dim: int
+    counts: dict[str, Counts]  # `code.blackwell_backward`
+    key_tiles: int = 4  # that meet the same streamed tiles
+
+    def barriers(self) -> dict[str, Barrier]:
+        names = ("A", "B", "C", "D", "own", "ownD", "dQ", "copies")
+        found = {key: barrier for name in names for key, barrier in ring(name, 1).items()}
+        found |= {"ownB": Barrier(), "S": Barrier(), "dP": Barrier(), "dS": Barrier(2)}
+        return found | {"P0": Barrier(2), "P1": Barrier(2), "sums": Barrier()}
+
+    def roles(self, tiles: int, steps: int) -> dict[str, Iterator[Operation]]:
+        roles = {f"activation{t}": self.activation(tiles, steps) for t in range(2)}
+        roles |= {"products": self.products(tiles, steps), "loads": self.loads(tiles, steps)}
+        return roles | {"copies": self.copies(tiles * steps), "adds": self.adds(tiles * steps)}
+
+    def loads(self, tiles: int, steps: int) -> Iterator[Operation]:
+        size, fresh = 2 * ROWS * self.dim, 1 / self.key_tiles
+        for _ in range(tiles):
+            yield Wait("-own")
+            for i in range(steps):
+                for own, name in (("own", "A"), ("ownB", "B"), ("ownD", "C"), ("", "D")):
+                    if i == 0 and own:
+                        if own == "ownD":
+                            yield Wait("-ownD")
+                        yield Load(size, own, 1.0)
+                    yield from (Wait(f"-{name}"), Load(size / 2, name, fresh))
+
+    def products(self, tiles: int, steps: int) -> Iterator[Operation]:
+        flops, size = 2 * ROWS * COLS * self.dim, 2 * ROWS * self.dim
+        score = Multiply(flops, 1.5 * size, parts=self.dim // 16)
+        total, query = Multiply(flops, size / 2), Multiply(flops, size + 2 * ROWS * COLS, parts=16)
+        part = Multiply(flops / 2, size / 4, parts=4, into="B")
+        for _ in range(tiles):
+            yield Wait("own")
+            for i in range(steps + 1):
+                if i:
+                    yield from (Wait("P0"), Wait("C"), part, Wait("P1"), part, Commit("-C"))
+                if i < steps:
+                    yield from (Wait("A"), score, Commit("S"), Commit("-A"))
+                if i == 1:
+                    yield Wait("ownD")
+                if i:
+                    yield from (Wait("dS"), query, Commit("dQ"))
+                    if i == steps:
+                        yield Commit("-ownD")
+                    yield from (Wait("D"), total, Commit("-D"))
+                if i == 0:
+                    yield Wait("ownB")
+                if i < steps:
+                    yield from (Wait("B"), Wait("-dQ"), score, Commit("dP"), Commit("-B"))
+                if i == steps - 1:
+                    yield Commit("-own")
+            yield Commit("sums")
+
+    def activation(self, tiles: int, steps: int) -> Iterator[Operation]:
+        # dS is written once, half of it to the other CTA.
+        written = 2 * ROWS * COLS / 2
+        size = 4 * ROWS * COLS / 2
+        first, second, chain = self.counts["weigh0"], self.counts["weigh1"], self.counts["chain"]
+        sums = 2 * ROWS * self.dim / 2
+        for _ in range(tiles):
+            for _ in range(steps):
+                yield from (Wait("S"), Run(*first, tmem=1.25 * size), Signal("P0"))
+                yield from (Run(*second, tmem=0.25 * size), Signal("P1"), Wait("dP"))
+                yield from (Run(*chain, tmem=1.5 * size, shared=written), Signal("dS"))
+            yield from (Wait("sums"), Run(sums / 64, tmem=4 * sums, alu=sums / 64))
+            yield Store(2 * sums)
+
+    def copies(self, steps: int) -> Iterator[Operation]:
+        """dQ of half of the rows, from tensor memory to shared memory."""
+        size = 4 * ROWS / 2 * self.dim
+        for _ in range(steps):
+            yield from (Wait("dQ"), Wait("-copies"), Run(self.dim / 2, tmem=size, shared=size))
+            yield from (Signal("-dQ"), Signal("copies"))
+
+    def adds(self, steps: int) -> Iterator[Operation]:
+        for _ in range(steps):
+            yield from (Wait("copies"), Store(4 * ROWS / 2 * self.dim, True), Stored())
+            yield from (Signal("-copies"), Stored(complete=True))
+
+
+@dataclass(frozen=True)
 class FiveProducts:
     """A backward of FlashAttention-4's kind, one CTA: flash_bwd_sm100.py of it and of Meta's GDPA.
 

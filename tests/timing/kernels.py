@@ -146,6 +146,18 @@ def together(machine: Machine, schedule: Any, problem: Problem) -> Prediction:
     return timed(machine, clocks, problem.bytes(6, 8), found)
 
 
+def pairs(machine: Machine, schedule: Any, problem: Problem) -> Prediction:
+    """Our backward on Blackwell by pairs of CTAs, each with 256 keys, else as on Hopper."""
+    blocks, units, count = above(problem.count, 256), problem.batch * problem.heads, 2
+    groups = machine.processors // count // blocks
+    rounds = above(blocks * units, machine.processors // count)
+    if groups * blocks * 10 >= machine.processors // count * 9:
+        rounds = above(units, groups)
+    found = costs(machine, replace(schedule, key_tiles=blocks))
+    clocks = found.clocks(rounds, above(problem.length, 128))
+    return timed(machine, clocks, problem.bytes(6, 8), found)
+
+
 def sides(machine: Machine, schedules: tuple[Any, Any], problem: Problem) -> Prediction:
     """Our backward on Blackwell: a kernel for each side."""
     counts = (problem.count, problem.length)

@@ -5,8 +5,11 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
+
 from . import blackwell, hopper
 from .code import Counts
+from .kernels import Problem
 
 COUNTS = Path(__file__).parent / "counts.json"
 COMPILER = "4.8.1"  # CuTe DSL, of counts.json
@@ -23,6 +26,7 @@ KINDS = (
     "blackwell forward",
     "blackwell keys",
     "blackwell rows",
+    "blackwell both",
 )
 
 
@@ -51,7 +55,6 @@ def counted(activation: str, dim: int, kind: str) -> dict[str, Counts]:
     """From the machine code of the kernel, which is compiled for it. Needs CuTe DSL, and no GPU."""
     from gdpa_inductor.kernels.cute import launch
     from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
-    from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
     from tests.emulator.disk_cache import cached
     from tests.kernels.cute_account import backward_binary, binary, disassembled
 
@@ -103,5 +106,16 @@ def blackwell_forward(activation: str, dim: int) -> blackwell.Forward:
 
 
 def blackwell_backward(activation: str, dim: int) -> tuple[blackwell.Backward, blackwell.Backward]:
-    keys, rows = (counts(name_of(activation, dim, kind)) for kind in KINDS[3:])
+    keys, rows = (counts(name_of(activation, dim, kind)) for kind in KINDS[3:5])
     return blackwell.Backward(dim, True, keys), blackwell.Backward(dim, False, rows)
+
+
+def blackwell_pair(activation: str, dim: int) -> blackwell.PairBackward:
+    return blackwell.PairBackward(dim, counts(name_of(activation, dim, KINDS[5])))
+
+
+def merges(activation: str, problem: Problem) -> bool:
+    """Whether one kernel is Blackwell's backward."""
+    program = PROGRAMS[activation].format(problem.dim**-0.5)
+    config = Sm100Config("bfloat16", problem.dim, problem.dim, program)
+    return config.merges(problem.length, problem.count)

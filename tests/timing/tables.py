@@ -7,7 +7,7 @@ from pathlib import Path
 
 from . import peers, subjects
 from .engine import Machine
-from .kernels import Prediction, Problem, cut_rounds, dealt, sides, together
+from .kernels import Prediction, Problem, cut_rounds, dealt, pairs, sides, together
 from .machines import B200, B300, H200
 
 FIGURES = Path(__file__).parent / "figures.json"
@@ -47,6 +47,8 @@ def blackwell(machine: Machine, kernel: str, activation: str, problem: Problem) 
     if kernel == "forward":
         schedule = subjects.blackwell_forward(activation, problem.dim)
         return dealt(machine, schedule, problem, 128 * schedule.query_tiles)
+    if subjects.merges(activation, problem):
+        return pairs(machine, subjects.blackwell_pair(activation, problem.dim), problem)
     return sides(machine, subjects.blackwell_backward(activation, problem.dim), problem)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
+from gdpa_inductor.kernels.cute.sm100.config import BOTH, Sm100Config
 from tests.kernels import (
     test_cute_backward,
     test_cute_forward,
@@ -83,6 +83,15 @@ def test_blackwell_backward(dim: int, side: str):
     with listening() as trace:
         test_cute_backward.emulated(case, make_call(case), sides=[side])
     schedule = subjects.blackwell_backward("silu", dim)[side == "rows"]
+    check(trace, schedule.roles(TILES, STEPS), {"products": 8, "loads": 9})
+
+
+def test_blackwell_backward_by_a_pair():
+    """Of its leading CTA."""
+    case = backward(128, 128 * STEPS, 256 * TILES)
+    with listening() as trace:
+        test_cute_backward.emulated(case, make_call(case), sides=[BOTH])
+    schedule = subjects.blackwell_pair("silu", 128)
     check(trace, schedule.roles(TILES, STEPS), {"products": 8, "loads": 9})
 
 

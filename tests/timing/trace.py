@@ -56,10 +56,11 @@ def listening() -> Iterator[Trace]:
             add[warp].append(("wait", most, object()))
 
     def issue(self: Any, product, warp) -> None:
-        place = (product.columns.start, product.a is None)
-        add[warp].append(("multiply", 2.0 * product.form.m * product.form.n * K, place))
+        place = (product.columns.start, not product.a)
+        rows, _ = product.share
+        add[warp].append(("multiply", 2.0 * rows * product.form.n * K, place))
 
-    def arrive(self: Any, gang, address, mask) -> None:
+    def arrive(self: Any, gang, address, ctas, mask) -> None:
         for lane in gang.lanes(mask):
             add[int(gang.lane_warp[lane])].append(("commit", 1, object()))
 

@@ -20,6 +20,14 @@ from cutlass import Constexpr, Int32, Uint32, cute
 
 from .values import Fixed, select
 
+LEADING = 0  # the rank of the CTA of a pair that issues products
+ARRIVE = "mbarrier.arrive{}.shared::cluster.b64 _, [{{$r0}}];"
+
+
+def leads():
+    """Whether this CTA is the leading one of its pair."""
+    return cute.arch.block_idx_in_cluster() == LEADING
+
 
 @dataclass(frozen=True)
 class Cursor:
@@ -50,6 +58,7 @@ class Mbarriers(Fixed):
     pointer: Any
     stages: int
     arrivals: int  # how many complete a phase
+    ctas: int = 1  # of a pair of CTAs 2, if both signal, or are signalled
 
     def init(self) -> None:
         for stage in range(self.stages):
@@ -104,7 +113,38 @@ class Signal(Mbarriers):
     """mbarriers whose places are numbers of steps, counted from 0.
 
     Step i uses stage i % stages, in round i // stages. So no role carries a parity.
+
+    Of a pair of CTAs each has all mbarriers. The leading one issues the products of both. So it
+    waits for the loads of both, which signal its mbarriers, and for threads of both, which arrive
+    there. Products that are complete are signalled to both.
     """
+
+    def init(self) -> None:
+        # Threads of both arrive. Otherwise it is one load warp, or the tensor core.
+        count = self.arrivals * (self.ctas if self.arrivals > 1 else 1)
+        for stage in range(self.stages):
+            cute.arch.mbarrier_init(self.pointer + stage, count)
+
+    @cute.jit
+    def arrive_once(self, place, written: Constexpr = False):
+        # written: The warp wrote to the memory of the other CTA. The wider scope is slow, and what
+        # is in tensor memory has fences of its own.
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            if cutlass.const_expr(self.ctas > 1):
+                arrive = ARRIVE.format(".release.cluster" if written else "")
+                there = cute.arch.map_dsmem_ptr(self.at(place), LEADING).toint()
+                cute.arch.inline_ptx(arrive, read_only_args=[there])
+            else:
+                cute.arch.mbarrier_arrive(self.at(place))
+
+    @cute.jit
+    def expect(self, place, size: Constexpr):
+        # TMA brings as many bytes to each CTA of a pair.
+        if cutlass.const_expr(self.ctas == 1):
+            Mbarriers.expect(self, place, size)
+        elif leads():
+            Mbarriers.expect(self, place, size * self.ctas)
 
     def index(self, step):
         """The stage. Steps are never negative, and an unsigned remainder is cheaper."""

@@ -227,6 +227,15 @@ def select(condition, x, y):
     return kind(select_(condition, kind(x), kind(y)))
 
 
+def hidden(step):
+    """Zero in each step, which the compiler does not know.
+
+    What depends on it is computed in each step. If it were the same in all of them, it would be
+    computed before the loop, and kept in registers that may be needed.
+    """
+    return Int32(Uint32(step) >> 31)
+
+
 def smaller(x, y):
     return select(x < y, x, y)
 

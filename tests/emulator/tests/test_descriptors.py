@@ -112,10 +112,10 @@ def prepared(m: int, n: int):
     from tests.emulator.tensor import Product
 
     machine = cta("", shared_bytes=96 * 1024)
-    machine.tensor.allocated[:] = True
+    machine.tensors[0].allocated[:] = True
 
     def product(*operands) -> None:
-        Product(machine.tensor, *operands).run()
+        Product(machine.tensors, *operands).run()
 
     return machine, product
 
@@ -123,7 +123,7 @@ def prepared(m: int, n: int):
 def accumulator(machine, m: int, column: int, n: int) -> np.ndarray:
     """Row i in lane i, or for 64 rows in lanes 0-15 of each quarter."""
     lanes = [i if m == 128 else i // 16 * 32 + i % 16 for i in range(m)]
-    return machine.tensor.words.view(np.float32)[lanes, column : column + n]
+    return machine.tensors[0].words.view(np.float32)[lanes, column : column + n]
 
 
 def test_a_product_of_an_operand_in_tensor_memory():
@@ -133,8 +133,8 @@ def test_a_product_of_an_operand_in_tensor_memory():
     for (row, k), value in np.ndenumerate(a):  # two elements a column, the even one low
         word = int(half(value, "bf16").view(np.uint16)[0]) << 16 * (k % 2)
         keep = 0xFFFF << 16 * (1 - k % 2)
-        old = int(machine.tensor.words[row, 64 + k // 2])
-        machine.tensor.words[row, 64 + k // 2] = old & keep | word
+        old = int(machine.tensors[0].words[row, 64 + k // 2])
+        machine.tensors[0].words[row, 64 + k // 2] = old & keep | word
     word = laid(machine, BASE, b, "bf16", 128, False)
     product(0, 64, word, form(128, n, "bf16", "bf16", False, False), False, True)
     assert (accumulator(machine, 128, 0, n) == a @ b.T).all()
@@ -280,5 +280,5 @@ def test_wrong_allocations(text, message):
 
 def test_fresh_tensor_memory_is_nan():
     machine = cta("")
-    assert np.isnan(machine.tensor.words.view(np.float32)).all()
+    assert np.isnan(machine.tensors[0].words.view(np.float32)).all()
     assert math.isnan(machine.shared.bytes[1024:1028].view(np.float32)[0])

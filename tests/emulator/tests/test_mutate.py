@@ -11,6 +11,7 @@ from tests.emulator.translate import Translator
 
 from .harness import MAP_BYTES, kernel_text, map_bytes
 from .test_checker import PIPELINE, STEPS
+from .test_clusters import EXCHANGE
 from .test_copies import aligned, tensor_map
 
 # Lanes past the 20th hold nothing: a tail mask on the sum, another on a plain store.
@@ -110,3 +111,22 @@ def test_only_the_end_follows_no_wait_of_the_pipeline(subject):
     subject.mutants.selected = 0
     assert subject.run("lazy") == good
     assert subject.run("lazy") == good
+
+
+def test_mutants_of_a_cluster_are_caught():
+    """Another CTA in place of the peer, and no wait for the cluster."""
+    out = np.zeros((2, 32), np.int32)
+    kernel, mutants = ptx.parse(kernel_text(EXCHANGE, 1, 0))["test"], Mutants(("peer", "barrier"))
+    mutants.add(kernel)
+    translator = Translator(kernel, mutants=mutants)
+    memory = GlobalMemory([out.reshape(-1).view(np.uint8)])
+    block = Block((0, 0, 0), (2, 1, 1), (32, 1, 1), 8192, 2)
+    found = []
+    for mutant in mutants.all:
+        mutants.selected = mutant.number
+        with pytest.raises(EmulatorError):
+            for seed in range(20):  # that a CTA ends too early shows on some schedules only
+                raw = out.ctypes.data.to_bytes(8, "little")
+                Cta(translator, block, memory, raw, {}, "random", seed).run()
+        found.append(mutant.kind)
+    assert sorted(found) == ["barrier", "barrier", "peer", "peer"]

@@ -366,7 +366,7 @@ class BackwardCall:
 
 def _counters(plan: LaunchPlan) -> tuple[int, ...]:
     """The shape of the counters of query tiles."""
-    config = plan.config
+    config = plan.backward_kernels(True, None)[0]
     return plan.batch, plan.sizes[1], -(-plan.sizes[4] // config.tiling.rows), config.counters
 
 

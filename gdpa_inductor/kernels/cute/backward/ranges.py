@@ -26,6 +26,7 @@ class Heights:
 
     resident: int
     streamed: int
+    ctas: int = 1  # how many own a resident tile together, each as many of its rows
 
 
 class StreamedRanges(Fixed):

@@ -55,8 +55,10 @@ class Walk(Fixed):
         self.jagged = self.resident[0] is not None
         self.blocks = tiles_of(self.resident[1], self.heights.resident)
         self.count = self.blocks * self.heads * self.dealt
-        self.cta = Int32(cute.arch.block_idx()[0])
-        self.ctas = Int32(cute.arch.grid_dim()[0])
+        # CTAs that own a tile together count as one.
+        together, cta, ctas = self.heights.ctas, cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+        self.rank = cta % together if together > 1 else 0
+        self.cta, self.ctas = Int32(cta // together), Int32(ctas // together)
 
     def block_of(self, number):
         return number % self.blocks
@@ -106,6 +108,10 @@ class Walk(Fixed):
         place = hulls + (unit + tile.first // self.heights.resident) * 2
         with cute.arch.elect_one():
             place[0], place[1] = Int32(tile.begin), Int32(tile.end)
+
+    def own(self, tile: ResidentTile):
+        """The first row that this CTA owns."""
+        return tile.first + self.rank * (self.heights.resident // self.heights.ctas)
 
     def entry(self, tile: ResidentTile):
         """The streamed tile with which each pass of this tile begins."""

@@ -11,9 +11,10 @@ TMEM_COLUMNS = 512
 PANEL = 64  # channels of a part of K: 128 bytes, the widest swizzle
 SHARED_DIM = 192  # the widest Q of which shared memory has two tiles, beside enough of K and V
 MOST_ADDED = 64  # columns of dQ that a thread adds
+PAIR = 2  # CTAs that compute wide heads together
 # The two kernels of a backward, and which gradients each computes: "keys" dK and dV, "rows" dQ.
 SIDES = {"keys": "kv", "rows": "q"}
-BOTH = "both"  # the one kernel that computes all three
+BOTH = "both"  # the one kernel that computes all three, by one CTA or by a pair
 
 
 @dataclass(frozen=True)
@@ -43,18 +44,33 @@ class Sm100Config(config.KernelConfig):
         keys.
         """
         # With fewer query tiles than key tiles these would wait for their turns to add dQ.
-        apart = -(-rows // ROWS) >= -(-cols // COLS)
+        both = self.side(BOTH, None)
+        apart = -(-rows // ROWS) >= -(-cols // both.cols)
         dims = self.padded_head_dim, self.padded_value_dim
-        return self.both_fit and apart and one_kernel_pays(dims, self.program, self.fast)
+        return self.both_fit and apart and one_kernel_pays(dims, both.ctas, self.program, self.fast)
 
     @property
     def both_fit(self) -> bool:
-        """There is room for one kernel that computes all gradients.
+        """There is room for one kernel that computes all gradients."""
+        return max(self.padded_head_dim, self.padded_value_dim) <= self.max_backward_dim
 
-        Tensor memory holds S, dP, and the sums of dK, dV and dQ. A thread that adds dQ holds a row.
+    @property
+    def ctas(self) -> int:
+        """How many CTAs own a tile together: two where a backward of wide heads is one kernel.
+
+        Tensor memory holds S, dP, and the sums of dK and dV. Beside them there is room for dQ of 64
+        columns. A pair of CTAs has 64 rows of wider ones each, in the columns that dP leaves free.
         """
-        a, b = self.padded_head_dim, self.padded_value_dim
-        return a <= MOST_ADDED and 2 * COLS + 2 * a + b <= TMEM_COLUMNS
+        return PAIR if self.kernel == BOTH and self.padded_head_dim > MOST_ADDED else 1
+
+    @property
+    def cols(self) -> int:
+        """The keys of a tile."""
+        return COLS * self.ctas
+
+    @property
+    def counters(self) -> int:
+        return self.ctas
 
     def side(self, side: str, stored: int | None) -> "Sm100Config":
         """The kernel of one side, or of both. That of the keys stores no gradient of a bias."""

@@ -7,6 +7,9 @@ as long as these formulas say, a and b being the padded head dims of query and v
     keys   max(8 (a + b), activation)
     rows   max(8 a + 6 b, activation)
     both   max(18 a + 8 b + 512, adding dQ, activation)
+    pair   max(12 a + 8 b, 12 a + 6 b + 512, adding half of dQ, activation)
+
+The pair of CTAs has a = 128.
 
 cutlass is not imported here.
 """
@@ -26,19 +29,23 @@ SCORES = 128 * 128  # of a step
 # Bytes of dQ that a multiprocessor adds in a cycle, if all do: an NVIDIA H200's figure
 # (docs/lab/2026-11-29-adds.md). Blackwell's is not known.
 ADDED = 14.5
-LEAST = 750.0  # the instructions of any program, and of the moves around it
+LEAST = 850.0  # the instructions of any program, and of the moves around it
 READ = 1000.0  # of an operand with a number for each score
 # Special functions for each score, 16 of which a multiprocessor computes in a cycle.
 SPECIAL = ("tanh_approx", "exp2_approx", "log2_approx", "rcp_approx", "sqrt", "rsqrt", "exp", "log")
 OWN = frozenset(name for name, op in OPS.items() if op.plain is None)
 
 
-def one_kernel_pays(dims: tuple[int, int], program: str, fast: bool) -> bool:
-    """dims: The padded head dims of query and value."""
+def one_kernel_pays(dims: tuple[int, int], ctas: int, program: str, fast: bool) -> bool:
+    """dims: The padded head dims of query and value. ctas: As many compute a tile together."""
     a, b = dims
     active = activation(program, fast)
     sides = max(8 * (a + b), active) + max(8 * a + 6 * b, active)
-    both = max(18 * a + 8 * b + 512, 4 * 128 * a / ADDED, active)
+    busy = 18 * a + 8 * b + 512
+    if ctas > 1:
+        a = 128
+        busy = 12 * a + max(8 * b, 6 * b + 512)
+    both = max(busy, 4 * 128 * a / ctas / ADDED, active)
     return sides >= GAIN * both
 
 

@@ -3,19 +3,26 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from cutlass import Float32, cute
+from cutlass import Float32, const_expr, cute
 from cutlass.cute.nvgpu import tcgen05
 
 from ..barriers import Mbarriers
 from ..values import Fixed
 from .config import ROWS
 
+EACH = 0b11  # a bit for each CTA of a pair
+
 
 @cute.jit
 def arrive_when_multiplied(barriers: Mbarriers, place):
-    """Arrive when all products issued so far are complete. The product warp calls it."""
+    """Arrive when all products issued so far are complete, in each CTA of a pair. The product warp
+    calls it.
+    """
     with cute.arch.elect_one():
-        tcgen05.commit(barriers.at(place))
+        if const_expr(barriers.ctas > 1):
+            tcgen05.commit(barriers.at(place), EACH, tcgen05.CtaGroup.TWO)
+        else:
+            tcgen05.commit(barriers.at(place))
 
 
 def scores_ready() -> None:

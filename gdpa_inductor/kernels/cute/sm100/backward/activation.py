@@ -1,9 +1,10 @@
 """The activation warps: compute P and dS from S and dP, and store the sums of a finished tile.
 
 Two warpgroups share the columns of the scores: each thread has one resident row and 64 streamed
-rows. While the tensor core computes dP, the program computes P and the slope. P goes back to tensor
-memory. The slope stays in registers, for dS = dP · slope. `ScoreStores` stores dS from registers,
-`SharedSlopes` hands it to dQ, and `GradientSums` stores the accumulators from tensor memory.
+rows, in two parts (shapes.py). While the tensor core computes dP, the program computes P and the
+slope. P goes back to tensor memory. The slope stays in registers, for dS = dP · slope.
+`ScoreStores` stores dS from registers, `SharedSlopes` hands it to dQ, and `GradientSums` stores the
+accumulators from tensor memory.
 """
 
 from dataclasses import dataclass
@@ -12,11 +13,12 @@ from typing import Any
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, const_expr, cute, range_constexpr
 
+from ...backward.turns import Turns
 from ...backward.walk import ResidentTile, Walk
 from ...config import VECTOR, whole_vectors
 from ...operands import vector
 from ...program import Program, ProgramLine
-from ...values import Fixed, Pair, pair, select
+from ...values import Fixed, Pair, hidden, pair, select
 from ..config import COLS, ROWS
 from ..tensor_memory import TensorMemoryRow, scores_done, scores_ready
 from .shapes import HALF, PART, PARTS, Shapes
@@ -46,7 +48,7 @@ class ScoreStores(Fixed):
         head = self.walk.streamed_head(tile, turn) if self.walk.keys else tile.head
         place = Int64(tile.slot) * self.strides[0] + Int64(head) * self.strides[1]
         store = self.down if self.walk.keys else self.across
-        store(tile, self.pointer + place, tile.first + row, column, narrow)
+        store(tile, self.pointer + place, self.walk.own(tile) + row, column, narrow)
 
     @cute.jit
     def down(self, tile: ResidentTile, start, key, query, narrow):
@@ -73,14 +75,22 @@ class ScoreStores(Fixed):
 class SharedSlopes(Fixed):
     """Writes dS to shared memory, for the product dQ = dSᵀ K."""
 
+    walk: Turns
     buffer: Any  # dS as the operand of `Shapes.query_part`
 
-    def write(self, row, column, numbers):
-        """Write the numbers of a resident row, from a streamed row `column` on. Returns them in 16
-        bits.
+    def write(self, row, left, part: int, numbers):
+        """Write a part of the numbers of a resident row. Returns them in 16 bits.
+
+        left: The first column of the warpgroup. Of a pair of CTAs each has the streamed rows of one
+        part, and the resident rows of both.
         """
-        depth = cute.size(self.buffer, mode=[0, 1])
-        own = self.buffer[(None, row % depth), 0, row // depth, 0]
+        buffer, column = self.buffer, part * HALF + left
+        if self.walk.heights.ctas > 1:
+            there = cute.arch.map_dsmem_ptr(buffer.iterator, part)
+            buffer, column = cute.make_tensor(there, buffer.layout), left
+            row = row + self.walk.rank * ROWS
+        depth = cute.size(buffer, mode=[0, 1])
+        own = buffer[(None, row % depth), 0, row // depth, 0]
         vectors = cute.logical_divide(own, cute.make_layout(VECTOR))
         narrow = cute.make_rmem_tensor(cute.size(numbers), self.buffer.element_type)
         narrow.store(numbers.load().to(self.buffer.element_type))
@@ -109,7 +119,7 @@ class GradientSums(Fixed):
     @cute.jit
     def _write(self, name, tile: ResidentTile, summed):
         pointer, strides, dim, width = self.outputs[name]
-        row = tile.first + self.memory.thread % ROWS
+        row = self.walk.own(tile) + self.memory.thread % ROWS
         place = Int64(tile.head) * strides[1] + Int64(tile.start + row) * strides[2]
         if const_expr(not self.walk.jagged):
             place += Int64(tile.batch) * strides[0]
@@ -154,7 +164,7 @@ class BackwardActivation(Fixed):
     def __post_init__(self) -> None:
         thread = self.memory.thread
         self.row, warpgroup = thread % ROWS, cute.arch.make_warp_uniform(thread // ROWS)
-        self.left = warpgroup * HALF
+        self.left = warpgroup * PART
 
     @cute.jit
     def run(self):
@@ -178,7 +188,7 @@ class BackwardActivation(Fixed):
 
     @cute.jit
     def step(self, tile: ResidentTile, turn, block, step):
-        line = ProgramLine(self.program, self.walk, tile, turn, tile.first + self.row)
+        line = ProgramLine(self.program, self.walk, tile, turn, self.walk.own(tile) + self.row)
         slopes = [cute.make_rmem_tensor(PART, Float32) for _ in range(PARTS)]
         self.signals["scores"].wait(step)
         scores_ready()
@@ -195,33 +205,36 @@ class BackwardActivation(Fixed):
         column = self.shapes.gradients + self.left
         # With dQ there are registers for one part, and what is stored is kept in 16 bits.
         fetched = self.fetch(column, PARTS if self.shared is None else 0)
-        dS = [self.hand_over(column, part, fetched, slopes[part]) for part in range(PARTS)]
-        if const_expr(self.shared is not None):
+        row = self.row + hidden(step) if self.shapes.pair else self.row
+        dS = [self.hand_over(row, column, part, fetched, slopes[part]) for part in range(PARTS)]
+        if const_expr(self.shapes.pair):
+            cute.arch.fence_proxy("async.shared", space="cluster")
+        elif const_expr(self.shared is not None):
             cute.arch.fence_view_async_shared()
         scores_done(stored=True)
-        self.signals["slopes"].arrive_once(step)
+        self.signals["slopes"].arrive_once(step, written=True)
         if const_expr(self.stored is not None):
             assert self.stored is not None
             for part in range_constexpr(PARTS):
-                first = block * COLS + self.left + part * PART
+                first = block * COLS + self.left + part * HALF
                 self.stored.store(tile, turn, self.row, first, dS[part])
 
     def fetch(self, column, parts: int) -> list[Any]:
         # this thread's columns of S or dP, in parts of 32
-        registers = [self.memory.load(column + part * PART, PART) for part in range(parts)]
+        registers = [self.memory.load(column + part * HALF, PART) for part in range(parts)]
         cute.arch.fence_view_async_tmem_load()
         return registers
 
     def pick(self, fetched: list[Any], column, part: int):
         """A part from `fetched`, or loaded now if that is empty."""
-        return fetched[part] if fetched else self.fetch(column + part * PART, 1)[0]
+        return fetched[part] if fetched else self.fetch(column + part * HALF, 1)[0]
 
     @cute.jit
     def weigh(self, line: ProgramLine, tile: ResidentTile, block, column, part, fetched, slopes):
         """Turn S into P and the slope, for 32 columns. Both are 0 past the end of the sequence."""
         scores = self.pick(fetched, column, part)
         weights = cute.make_rmem_tensor(PART, Float32)
-        first = block * COLS + self.left + part * PART
+        first = block * COLS + self.left + part * HALF
         for i in cutlass.range(0, PART, 2, unroll_full=True):
             roots = line(Pair(scores[i], scores[i + 1]), Pair(first + i, first + i + 1))
             for into, value in zip((slopes, weights), roots, strict=False):
@@ -240,19 +253,20 @@ class BackwardActivation(Fixed):
     @cute.jit
     def empty(self, tile: ResidentTile, slopes):
         """dQ sums over the resident rows, so those past the end of the sequence have no slope."""
-        if tile.first + ROWS > tile.rows:
-            there = tile.first + self.row < tile.rows
+        first = self.walk.own(tile)
+        if first + ROWS > tile.rows:
+            there = first + self.row < tile.rows
             for i in cutlass.range(PART, unroll_full=True):
                 slopes[i] = select(there, slopes[i], Float32(0.0))
 
-    def hand_over(self, column, part: int, fetched: list[Any], slopes):
+    def hand_over(self, row, column, part: int, fetched: list[Any], slopes):
         """Turn dP into dS, for 32 columns, where the products read it. Returns dS."""
         gradients = self.pick(fetched, column, part)
         self.slope(gradients, slopes)
         self.memory.store(column + part * (PART // 2), gradients)
         if self.shared is None:
             return gradients
-        return self.shared.write(self.row, self.left + part * PART, gradients)
+        return self.shared.write(row, self.left, part, gradients)
 
     @cute.jit
     def slope(self, gradients, slopes):

@@ -2,7 +2,9 @@
 
 Four warps copy dQ of a step to shared memory. Another warp adds it to the sums when it is the turn
 of the key tile (`backward/sums.py`), by one bulk copy. The last key tile to add to a query tile
-does not: its four warps read the sums instead, add dQ of their step, and store dQ in 16 bits.
+does not: its four warps read the sums instead, add dQ of their step, and store dQ in 16 bits. Of a
+pair of CTAs each does so with 64 of the 128 rows. Then lanes 0-63 have half of the columns of these
+rows, and lanes 64-127 the others.
 
 The sums of a query tile lie side by side, in an order of their own: the first four columns of all
 rows, then the next four. So the threads of a warp write neighbouring places, and a part is one
@@ -12,17 +14,17 @@ piece of memory. All sums have as many numbers as dQ.
 from dataclasses import dataclass
 from typing import Any
 
-from cutlass import Float32, Int32, Int64, cute, range_constexpr
+from cutlass import Boolean, Float32, Int32, Int64, cute, range_constexpr
 
 from ...backward.sums import UNKNOWN, Counters
 from ...backward.turns import Turns
 from ...backward.walk import ResidentTile
 from ...config import VECTOR
 from ...operands import Matrix, vector
-from ...values import Fixed, smaller
+from ...values import Fixed, larger, smaller
 from ..config import ROWS
 from ..tensor_memory import TensorMemoryRow, scores_done, scores_ready
-from .shapes import PART
+from .shapes import HALF, PART
 
 COPYING_WARPS = 4
 QUAD = 4  # sums that a thread moves at a time
@@ -37,6 +39,7 @@ class QueryRows(Fixed):
     walk: Turns
     pointer: Any  # fp32
     dim: int  # the head dim
+    height: int  # the rows of a query tile that this CTA adds
     sizes: Any  # as kernels take them
 
     def of(self, tile: ResidentTile, head, block) -> tuple[Any, Any]:
@@ -44,11 +47,16 @@ class QueryRows(Fixed):
         unit, length = Int64(tile.batch * self.walk.query_heads + head), self.sizes[4]
         if self.walk.streamed[0] is not None:  # jagged
             unit, length = Int64(head), self.sizes[6]
-        row = unit * length + tile.origin + block * ROWS
+        row = unit * length + tile.origin + self.first(block)
         return self.pointer + row * self.dim, self.count(tile, block)
 
+    def first(self, block):
+        """The first of the rows, counted within the sequence."""
+        return block * ROWS + self.walk.rank * self.height
+
     def count(self, tile: ResidentTile, block):
-        return smaller(tile.length - block * ROWS, Int32(ROWS))
+        rows = smaller(tile.length - self.first(block), Int32(self.height))
+        return rows if self.height == ROWS else larger(rows, Int32(0))
 
     def place(self, sums, rows, row, column: int):
         """Four sums of a row. sums: A pointer to those of the tile, in either memory."""
@@ -66,7 +74,8 @@ class SharedParts(Fixed):
     pointer: Any  # fp32, a buffer for each stage of "copied"
 
     def at(self, step):
-        return self.pointer + self.signals["copied"].index(step) * (ROWS * self.rows.dim)
+        place = self.signals["copied"].index(step) * (self.rows.height * self.rows.dim)
+        return self.pointer + place
 
     def takes(self, tile: ResidentTile, head, block, before):
         """Whether other key tiles add after this one."""
@@ -78,10 +87,19 @@ class SharedParts(Fixed):
     def wait(self, step) -> None:
         self.signals["copied"].wait(step)
 
-    @cute.jit
-    def issue(self, tile: ResidentTile, head, block, step, adds):
+    def issue(self, tile: ResidentTile, head, block, step, adds) -> None:
         sums, rows = self.rows.of(tile, head, block)
-        size = rows * (4 * self.rows.dim)
+        move = self.move if self.rows.height == ROWS else self.move_any
+        move(sums, rows * (4 * self.rows.dim), step, adds)
+
+    @cute.jit
+    def move_any(self, sums, size, step, adds):
+        """A pair of CTAs may have rows for the first one only."""
+        if size > 0:
+            self.move(sums, size, step, adds)
+
+    @cute.jit
+    def move(self, sums, size, step, adds):
         with cute.arch.elect_one():
             ends = [sums.toint(), self.at(step).toint(), size]
             cute.arch.inline_ptx(ADD if adds else STORE, read_only_args=ends)
@@ -103,7 +121,11 @@ class QueryCopies(Fixed):
 
     def __post_init__(self) -> None:
         self.rows, self.signals = self.parts.rows, self.parts.signals
-        self.walk, self.row = self.rows.walk, self.memory.thread % ROWS
+        lane, height = self.memory.thread % ROWS, self.rows.height
+        # A lane has so many columns, from `left` on, of this row.
+        self.width = self.rows.dim if height == ROWS else HALF
+        self.walk, self.row = self.rows.walk, lane % height
+        self.left = 0 if height == ROWS else lane // height * HALF
 
     @cute.jit
     def run(self):
@@ -136,11 +158,12 @@ class QueryCopies(Fixed):
     @cute.jit
     def copy(self, tile: ResidentTile, block, buffer):
         rows = self.rows.count(tile, block)
-        for first in range_constexpr(0, self.rows.dim, PART):
+        for first in range_constexpr(0, self.width, PART):
             columns = self.fetch(first)
-            if self.row < rows:
-                for column, four in self.fours(first, columns):
-                    cute.autovec_copy(four, self.rows.place(buffer, rows, self.row, column))
+            for column, four in self.fours(first, columns):
+                if (self.row < rows) & self.there(column):
+                    place = self.rows.place(buffer, rows, self.row, self.left + column)
+                    cute.autovec_copy(four, place)
 
     @cute.jit
     def finish(self, tile: ResidentTile, head, block, before):
@@ -148,16 +171,24 @@ class QueryCopies(Fixed):
         sums, rows = self.rows.of(tile, head, block)
         if before > 0:
             self.counters.wait(self.counters.of(tile, head, block), before, Int32(UNKNOWN))
-        target = self.grads.row(tile.origin, block * ROWS + self.row, head, tile.batch)
-        for first in range_constexpr(0, self.rows.dim, PART):
+        row = self.rows.first(block) + self.row
+        target = self.grads.row(tile.origin, row, head, tile.batch) + self.left
+        for first in range_constexpr(0, self.width, PART):
             columns = self.fetch(first)
             if self.row < rows:
                 others = cute.make_rmem_tensor(PART, Float32)
                 others.fill(0.0)
                 if before > 0:
                     for column, four in self.fours(first, others):
-                        cute.autovec_copy(self.rows.place(sums, rows, self.row, column), four)
+                        if self.there(column):
+                            place = self.rows.place(sums, rows, self.row, self.left + column)
+                            cute.autovec_copy(place, four)
                 self.store(columns.load() + others.load(), first, target + first)
+
+    def there(self, column: int):
+        """Whether a column of this lane exists."""
+        most = column + ROWS - self.width if self.rows.height < ROWS else column
+        return Boolean(True) if most < self.rows.dim else self.left + column < self.rows.dim
 
     def fetch(self, first: int):
         columns = self.memory.load(self.column + first, PART)
@@ -165,16 +196,18 @@ class QueryCopies(Fixed):
         return columns
 
     def fours(self, first: int, numbers) -> list[tuple[int, Any]]:
-        """(column, four numbers from it on) of those that exist."""
-        layout, count = cute.make_layout(QUAD), min(PART, self.rows.dim - first)
+        """(column, four numbers from it on)."""
+        layout, count = cute.make_layout(QUAD), min(PART, self.width - first)
         return [
             (first + i, cute.make_tensor(numbers.iterator + i, layout))
             for i in range(0, count, QUAD)
         ]
 
-    def store(self, whole, first: int, target) -> None:
+    @cute.jit
+    def store(self, whole, first: int, target):
         narrow = cute.make_rmem_tensor(PART, target.dtype)
         narrow.store((whole * self.factor if self.factor != 1.0 else whole).to(target.dtype))
-        for i in range(0, min(PART, self.rows.dim - first), VECTOR):
-            part = cute.make_tensor(narrow.iterator + i, cute.make_layout(VECTOR))
-            cute.autovec_copy(part, vector(target + i))
+        for i in range_constexpr(0, min(PART, self.width - first), VECTOR):
+            if self.there(first + i):
+                part = cute.make_tensor(narrow.iterator + i, cute.make_layout(VECTOR))
+                cute.autovec_copy(part, vector(target + i))
