@@ -66,7 +66,11 @@ def compiled_layer(shape: tuple[int, ...], tables: str) -> tuple[Callable, list[
     times = torch.randint(0, 10**6, (b, n), device="cuda").sort(1).values
     make = lambda: torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     layer = Layer(h, n, tables).cuda()
-    return torch.compile(layer, backend="gdpa"), [make(), make(), make(), *layer.parameters()], times
+    return (
+        torch.compile(layer, backend="gdpa"),
+        [make(), make(), make(), *layer.parameters()],
+        times,
+    )
 
 
 def graphs(shape: tuple[int, ...]) -> dict:

@@ -103,7 +103,7 @@ class Case:
         """Which gradients a family computes: none of a forward."""
         if family == "forward":
             return ()
-        biases = [family == "biases" and kind_of(x.dtype) == "f" for x in o.aux]
+        biases = [family in ("biases", "pairs") and kind_of(x.dtype) == "f" for x in o.aux]
         return True, True, True, *biases
 
 
@@ -141,7 +141,6 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
     "backward": (
         Case("dense", rows=520, keys=700),
-        Case("few queries", rows=200, keys=700),  # Blackwell takes two kernels
         Case("narrow, fp16", GELU, heads=3, rows=300, keys=200, dims=(64, 64), dtype=FP16),
         Case("causal", CAUSAL, rows=520, keys=520, dims=(64, 64)),
         Case("shared heads", heads=4, key_heads=2, rows=300, keys=140),
@@ -153,10 +152,19 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
     "biases": (
         Case("bias", BIASED, 2, 2, rows=200, keys=304, aux=(BF16,)),
-        Case("bias of few queries", BIASED, 2, 2, rows=100, keys=304, aux=(BF16,)),
         Case("bias of each batch", OWN, 2, 2, rows=260, keys=260, dims=(64, 64), aux=(BF16,)),
         Case("jagged bias", BIASED, heads=2, rows=MIXED, keys=MIXED, dims=(64, 64), aux=(FP32,)),
         Case("many tiles", BIASED, 8, 8, rows=600, keys=520, aux=(BF16,)),
+    ),
+    "pairs": (
+        Case("dense", rows=520, keys=700),
+        Case("causal, fp16", CAUSAL, rows=520, keys=520, dtype=FP16),
+        Case("shared heads", heads=4, key_heads=2, rows=300, keys=140),
+        Case("odd dims", rows=300, keys=300, dims=(104, 120)),
+        Case("jagged keys", heads=2, rows=OTHER, keys=MIXED),
+        Case("bias", BIASED, 2, 2, rows=300, keys=304, aux=(BF16,)),
+        Case("many tiles", batch=8, heads=8, rows=1000, keys=520),
+        Case("many sequences", CAUSAL, heads=4, rows=MANY, keys=MANY),
     ),
     "weights": (
         Case("dense", rows=520, keys=704, dims=(256, 256)),

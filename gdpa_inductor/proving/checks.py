@@ -21,7 +21,7 @@ from ..error_rule import error_of
 from ..kernels.blocked.fused import StoredPass
 from ..kernels.cute import precompile as workers
 from ..kernels.cute import tables
-from ..kernels.cute.architectures import config_of
+from ..kernels.cute.certificates import trusted_config_of
 from ..kernels.cute.config import unsupported
 from ..look_up import summed
 from ..lowerings.cute.calls import BACKWARD, FORWARD, backward_site, forward_site
@@ -47,7 +47,7 @@ def checks_of(family: str, device: torch.device) -> list[Check]:
     """All cases of a family that its kernels take. Workers begin to compile them."""
     if family == "tables":
         return [_sums(*case, device) for case in TABLES]
-    kind = config_of(device)
+    kind = trusted_config_of(device)
     assert kind  # else `cannot` has said so
     checks: list[Check] = []
     for case in CASES[family]:

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 import torch
 
-from ..kernels.cute.certificates import RIVALS
+from ..kernels.cute.certificates import RIVALS, proving
 from .watchdog import COMPILES, RUNS, SPEED, STARVES
 
 Note = Callable[..., None]
@@ -32,6 +32,7 @@ def main(family: str, number: str, path: str) -> int:
         note = noting(file)
         if family.endswith(SPEED):
             return _time(family.removesuffix(SPEED).split("+"), device, note)
+        proving(family)
         return _prove(family, device, note)
 
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from gdpa_inductor.kernels.cute import certificates
-from gdpa_inductor.kernels.cute.architectures import CONFIGS
+from gdpa_inductor.kernels.cute.architectures import CONFIGS, ONE_CTA
 from gdpa_inductor.kernels.cute.certificates import FAMILIES, PROVE, objection, slower
 from tests.proving.certified import DEVICE, Device, a_device, certify  # noqa: F401 (a fixture)
 
+LONG = (2048, 2048)  # queries and keys
 SHAPE = certificates.shape_of(jagged=False, widest=128)
 
 
@@ -46,6 +47,43 @@ def test_a_family_that_was_not_proved_is_as_without_a_certificate(device: Device
         certify(families=("forward",))
         assert objection(DEVICE, "forward") == ""
         assert (objection(DEVICE, "backward") == "") == trusted
+
+
+@pytest.mark.parametrize("capability", [(10, 0), (10, 3)], ids=str)
+def test_pairs_that_failed_leave_the_other_backwards_as_they_are(
+    device: Device, capability: tuple[int, int]
+):
+    """The kernels of one CTA take their place, not Triton. Without a certificate too."""
+    device(*capability)
+    kind = certificates.trusted_config_of
+    pairs, one = CONFIGS[capability], ONE_CTA[CONFIGS[capability]]
+    assert kind(DEVICE) is one
+    certify({"pairs": "error 0.5"})
+    assert kind(DEVICE) is one
+    assert "by pairs of CTAs failed here (jagged: error 0.5)" in objection(DEVICE, "pairs")
+    assert not objection(DEVICE, "backward")
+    certify({"backward": "error 0.5"})
+    assert kind(DEVICE) is pairs
+    wide = {"dtype": "bfloat16", "head_dim": 128, "value_dim": 128, "program": "silu(s)"}
+    kernels = [[x.ctas for x in y(**wide).backward_kernels(True, None, LONG)] for y in (pairs, one)]
+    assert kernels == [[2], [1, 1]]
+
+
+def test_hopper_has_no_pairs(device: Device):
+    device(9, 0)
+    certify({"pairs": "error 0.5"})
+    assert certificates.trusted_config_of(DEVICE) is CONFIGS[9, 0]
+    assert "pairs" not in certificates.families_of(DEVICE)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_process_that_proves_has_the_kernels_of_its_family(device: Device, family, monkeypatch):
+    """Whatever a certificate says. Only "pairs" has pairs."""
+    device(10, 0)
+    certify(dict.fromkeys(FAMILIES, "wrong"))
+    monkeypatch.setattr(certificates, "_proved", "")
+    certificates.proving(family)
+    assert certificates.trusted_config_of(DEVICE).pairs == (family == "pairs")
 
 
 def test_devices_without_kernels_have_nothing_to_object_to(device: Device):

@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from gdpa_inductor.kernels.cute import precompile, tables
-from gdpa_inductor.kernels.cute.certificates import FAMILIES, shape_of
+from gdpa_inductor.kernels.cute.certificates import FAMILIES, SPECIAL, shape_of
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
-from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
+from gdpa_inductor.kernels.cute.sm100.config import Sm100Config, Sm100OneCta
 from gdpa_inductor.ops import Arguments
 from gdpa_inductor.proving import cases, checks, child, speed, watchdog
 from gdpa_inductor.proving.cases import CASES, SHAPES, Case
@@ -112,9 +113,9 @@ def test_other_bits_in_a_later_run_are_told():
 @pytest.mark.parametrize("kind", [Sm90Config, Sm100Config])
 def test_workers_compile_every_kernel_of_a_family(kind, monkeypatch):
     asked = []
-    monkeypatch.setattr(checks, "config_of", lambda device: kind)
+    monkeypatch.setattr(checks, "trusted_config_of", lambda device: kind)
     monkeypatch.setattr(checks.workers, "_request", lambda *key: asked.append(key))
-    families = [x for x in CASES if x != "weights" or kind.stores_weights]
+    families = [x for x in CASES if x not in SPECIAL or getattr(kind, SPECIAL[x])]
     for family in families:
         asked.clear()
         names = [name for name, _ in checks.checks_of(family, CPU)]
@@ -249,13 +250,28 @@ def test_what_a_child_notes_of_times(monkeypatch):
 
 @pytest.mark.parametrize("family", ["backward", "biases"])
 def test_both_forms_of_blackwells_backward_are_proved(family: str):
-    """A kernel for each side, and one for both, with dense and with jagged sides."""
-    forms = set()
+    """A kernel for each side, and one for both, with dense and with jagged sides; no pair."""
+    forms = {(jagged, len(kernels)) for jagged, kernels in backwards(family, Sm100OneCta)}
+    assert {(False, 1), (False, 2), (True, 1)} <= forms
+    assert all(x.ctas == 1 for _, kernels in backwards(family, Sm100OneCta) for x in kernels)
+
+
+def test_the_pairs_of_blackwell_are_proved():
+    """Every case takes a pair of CTAs. Dense and jagged sides do, and one stores a bias."""
+    found = backwards("pairs", Sm100Config)
+    assert all(len(kernels) == 1 and kernels[0].ctas == 2 for _, kernels in found)
+    assert {jagged for jagged, _ in found} == {False, True}
+    assert {kernels[0].stored for _, kernels in found} == {None, 0}
+
+
+def backwards(family: str, kind: type[Sm100Config]) -> list[tuple[bool, list[Any]]]:
+    """Of each case of a family: whether it is jagged, and its kernels."""
+    result = []
     for case in CASES[family]:
         o = case.operands(CPU)
         needs = case.needs(o, family)
-        config = precompile.guess(o, Sm100Config, fast=True, skip=True)
+        config = precompile.guess(o, kind, fast=True, skip=True)
         stored = next((number for number, need in enumerate(needs[3:]) if need), None)
         kernels = config.backward_kernels(True, stored, precompile.likely_sizes(o))
-        forms.add((o.jagged, len(kernels)))
-    assert {(False, 1), (False, 2), (True, 1)} <= forms
+        result.append((o.jagged, kernels))
+    return result

@@ -68,7 +68,7 @@ def test_what_is_right_gets_a_certificate(behave):
     families = certificates.families_of(DEVICE)
     assert record["families"] == {x: {"dense": "", "jagged": ""} for x in families}
     assert len(record["speeds"]) == 8
-    assert [objection(DEVICE, x) for x in certificates.families_of(DEVICE)] == [""] * 4
+    assert [objection(DEVICE, x) for x in certificates.families_of(DEVICE)] == [""] * 5
     assert proving.described(DEVICE).startswith("proved here, ")
     assert said[0] == "forward   2 cases right"
     assert said[-1] == f"backward, {SHAPES[-1]}: cute 1.000 ms, triton 2.000 ms"
@@ -129,7 +129,7 @@ def test_families_that_are_not_named_keep_their_verdicts(behave):
     record = proving.prove(DEVICE, ["forward"])
     failures = {x: certificates.failure_of(record, x) for x in record["families"]}
     assert failures == {"forward": "jagged: off", "backward": "", "biases": "jagged: wrong",
-                        "tables": "", "weights": ""}  # fmt: skip
+                        "tables": "", "weights": "", "pairs": ""}  # fmt: skip
 
 
 def test_a_process_that_does_not_start_says_nothing_about_kernels(behave):
@@ -151,7 +151,7 @@ def test_times_that_cannot_be_had_do_not_lose_what_was_proved(behave, monkeypatc
     monkeypatch.setattr(proving, "_child", child)
     with pytest.raises(GDPAError, match="no memory left"):
         proving.prove(DEVICE)
-    assert [objection(DEVICE, x) for x in certificates.families_of(DEVICE)] == [""] * 4
+    assert [objection(DEVICE, x) for x in certificates.families_of(DEVICE)] == [""] * 5
 
 
 def test_a_gpu_without_free_memory_is_no_fault_of_the_kernels(behave):
@@ -194,9 +194,8 @@ def test_the_command_without_a_gpu(capsys, monkeypatch):
 def test_a_family_that_is_unknown_is_told(capsys):
     with pytest.raises(SystemExit):
         __main__.main(["prove", "forwards"])
-    assert "no family 'forwards' (there are: forward, backward, biases, tables, weights)" in (
-        capsys.readouterr().err
-    )
+    told = "no family 'forwards' (there are: forward, backward, biases, tables, weights, pairs)"
+    assert told in capsys.readouterr().err
 
 
 @pytest.fixture

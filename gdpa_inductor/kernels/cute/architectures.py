@@ -10,12 +10,17 @@ import torch
 from ..devices import nvidia
 from .config import KernelConfig
 from .sm90.config import Sm90Config
-from .sm100.config import Sm100Config, Sm103Config
+from .sm100.config import Sm100Config, Sm100OneCta, Sm103Config, Sm103OneCta
 
 CONFIGS: dict[tuple[int, int], type[KernelConfig]] = {
     (9, 0): Sm90Config,
     (10, 0): Sm100Config,
     (10, 3): Sm103Config,
+}
+# Where a backward may take pairs of CTAs: the same without them.
+ONE_CTA: dict[type[KernelConfig] | None, type[KernelConfig]] = {
+    Sm100Config: Sm100OneCta,
+    Sm103Config: Sm103OneCta,
 }
 EMULATED = Sm100Config
 

@@ -26,8 +26,8 @@ import torch
 from ..._compat import inductor
 from ..._compat.versions import version_of
 from ...sources import source_hash
-from .architectures import config_of
-from .config import PACKAGE
+from .architectures import ONE_CTA, config_of
+from .config import PACKAGE, KernelConfig
 from .runtime import driver_version
 
 FAMILIES = {
@@ -36,7 +36,9 @@ FAMILIES = {
     "biases": "gradients of operands between the products",
     "tables": "gradients of look-ups in tables",
     "weights": "P and dS",
+    "pairs": "gradients by pairs of CTAs",
 }
+SPECIAL = {"weights": "stores_weights", "pairs": "pairs"}  # families of which not all have kernels
 RIVALS = ("cute", "triton")
 FOLDER = "gdpa_certificates"
 PROVE = "python -m gdpa_inductor prove"
@@ -108,7 +110,7 @@ def state() -> str:
 def families_of(device: torch.device) -> tuple[str, ...]:
     """The families of which a device has kernels."""
     kind = config_of(device)
-    return tuple(x for x in FAMILIES if x != "weights" or (kind and kind.stores_weights))
+    return tuple(x for x in FAMILIES if x not in SPECIAL or getattr(kind, SPECIAL[x], False))
 
 
 def is_complete(device: torch.device) -> bool:
@@ -137,6 +139,24 @@ def objection(device: torch.device, family: str) -> str:
         path = path_of(record["key"])
         return f"the CuTe kernels of {FAMILIES[family]} failed here ({failure}); to report: {path}"
     return ""
+
+
+_proved = ""  # the family that this process proves, if it does
+
+
+def proving(family: str) -> None:
+    """From now on only this family is trusted in this process."""
+    global _proved
+    _proved = family
+
+
+def trusted_config_of(device: torch.device) -> type[KernelConfig] | None:
+    """The configuration class of a device, without pairs of CTAs if they are not trusted there."""
+    kind = config_of(device)
+    if kind not in ONE_CTA or device.type != "cuda":
+        return kind
+    trusted = _proved == "pairs" if _proved else not objection(device, "pairs")
+    return kind if trusted else ONE_CTA[kind]
 
 
 def slower(device: torch.device, family: str, shape: str) -> str:

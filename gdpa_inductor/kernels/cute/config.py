@@ -86,6 +86,7 @@ class KernelConfig:
     sums_rows: ClassVar[bool] = False  # kernels take programs with row sums
     paged: ClassVar[bool] = False  # the forward reads keys and values in pages
     stores_weights: ClassVar[bool] = False  # there is a kernel of P and dS (`weights`)
+    pairs: ClassVar[bool] = False  # a backward may take pairs of CTAs
 
     dtype: str  # "bfloat16" or "float16", for query, key and value
     head_dim: int  # D, the head dim of query and key; tiles are padded with zeros

@@ -23,7 +23,7 @@ from ...operands import Operands, check, dtype_name, output_shape, score_shape
 from ...program.score_mod import ScoreMod
 from ...program.tile_classes import boundable
 from ...rejection import GDPAError
-from .architectures import config_of
+from .certificates import trusted_config_of
 from .config import (
     LETTERS,
     KernelConfig,
@@ -230,7 +230,7 @@ def build_plan(form: Form) -> LaunchPlan:
     o = example_of(form)
     check(o)
     devices = form.devices
-    kind = form.kind or config_of(devices[0])
+    kind = form.kind or trusted_config_of(devices[0])
     if kind is None:
         raise GDPAError(f"there is no CuTe kernel for {devices[0]}")
     config = config_for(o, kind, form.fast, form.skip)

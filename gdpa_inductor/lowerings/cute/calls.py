@@ -21,8 +21,8 @@ from torch import Tensor
 
 from ..._compat import inductor, lowering, templates
 from ...kernels.cute import precompile as workers
-from ...kernels.cute.architectures import config_of
 from ...kernels.cute.backward.launch import backward
+from ...kernels.cute.certificates import trusted_config_of
 from ...kernels.cute.form import layout_key, off_alignment, rows_key
 from ...kernels.cute.launch import forward
 from ...kernels.cute.replay import Record
@@ -109,7 +109,7 @@ def _donated(call: Call) -> tuple[int, ...]:
 def precompile(call: Call) -> None:
     """Have a worker compile the kernels. If this fails, the first run compiles them."""
     try:
-        kind = config_of(call.problem.device)
+        kind = trusted_config_of(call.problem.device)
         assert kind  # else `no_kernel` has refused
         fast, skip = call.options.fast_math, call.options.skip
         config = workers.guess(call.fakes.operands, kind, fast, skip)

@@ -30,6 +30,7 @@ class Sm100Config(config.KernelConfig):
     rivalled = False
     measured = False
     overwrites = False  # both sides read a bias
+    pairs = True
 
     def backward_kernels(
         self, ordered: bool, stored: int | None, most: tuple[int, int]
@@ -47,7 +48,8 @@ class Sm100Config(config.KernelConfig):
         both = self.side(BOTH, None)
         apart = -(-rows // ROWS) >= -(-cols // both.cols)
         dims = self.padded_head_dim, self.padded_value_dim
-        return self.both_fit and apart and one_kernel_pays(dims, both.ctas, self.program, self.fast)
+        admitted = self.both_fit and apart and (self.pairs or both.ctas == 1)
+        return admitted and one_kernel_pays(dims, both.ctas, self.program, self.fast)
 
     @property
     def both_fit(self) -> bool:
@@ -169,3 +171,17 @@ class Sm103Config(Sm100Config):
 
     arch = "sm_100f"
     gpu = "Blackwell Ultra"
+
+
+@dataclass(frozen=True)
+class Sm100OneCta(Sm100Config):
+    """Blackwell without pairs of CTAs."""
+
+    pairs = False
+
+
+@dataclass(frozen=True)
+class Sm103OneCta(Sm103Config):
+    """Blackwell Ultra without pairs of CTAs."""
+
+    pairs = False
