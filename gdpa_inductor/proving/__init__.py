@@ -208,5 +208,5 @@ def main(number: int, families: Sequence[str], background: bool) -> int:
     failed = [x for x in record["families"] if certificates.failure_of(record, x)]
     print(f"certificate: {certificates.path_of(record['key'])}")
     if failed:
-        print(f"`auto` leaves to Triton: {', '.join(failed)}. Please report it, with this file")
+        print(f"`auto` takes others for: {', '.join(failed)}. Please report it, with this file")
     return 1 if failed else 0

@@ -173,7 +173,7 @@ def test_gpus_without_kernels_prove_nothing(device: Device):
     ("steps", "status", "says"),
     [
         ({}, 0, "certificate: "),
-        ({"tables dense": "os.abort()"}, 1, "leaves to Triton: tables. Please report it"),
+        ({"tables dense": "os.abort()"}, 1, "takes others for: tables. Please report it"),
         ({"forward before": "os.abort()"}, 2, "gdpa prove: the process"),
     ],
 )

@@ -7,7 +7,8 @@ right and fast kernels depend. So a new driver, torch or release of this package
     families   by family: its cases, each with what was wrong, or ""
     speeds     by family and shape: milliseconds of "cute" and "triton"
 
-A family is what can fail by itself. One wrong case is enough to leave a whole family to Triton.
+A family is what can fail by itself. One wrong case is enough to leave a whole family to Triton, or
+pairs of CTAs to kernels of one.
 Architectures that the project has measured on hardware (`KernelConfig.measured`) need no
 certificate, but one that is there is followed. cutlass is not imported here.
 """
