@@ -119,24 +119,18 @@ class Signal(Mbarriers):
     there. Products that are complete are signalled to both.
     """
 
-    def init(self) -> None:
-        # Threads of both arrive. Otherwise it is one load warp, or the tensor core.
-        count = self.arrivals * (self.ctas if self.arrivals > 1 else 1)
-        for stage in range(self.stages):
-            cute.arch.mbarrier_init(self.pointer + stage, count)
-
     @cute.jit
     def arrive_once(self, place, written: Constexpr = False):
         # written: The warp wrote to the memory of the other CTA. The wider scope is slow, and what
         # is in tensor memory has fences of its own.
-        cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            if cutlass.const_expr(self.ctas > 1):
-                arrive = ARRIVE.format(".release.cluster" if written else "")
+        if cutlass.const_expr(self.ctas == 1):
+            Mbarriers.arrive_once(self, place)
+        else:
+            arrive = ARRIVE.format(".release.cluster" if written else "")
+            cute.arch.sync_warp()
+            with cute.arch.elect_one():
                 there = cute.arch.map_dsmem_ptr(self.at(place), LEADING).toint()
                 cute.arch.inline_ptx(arrive, read_only_args=[there])
-            else:
-                cute.arch.mbarrier_arrive(self.at(place))
 
     @cute.jit
     def expect(self, place, size: Constexpr):

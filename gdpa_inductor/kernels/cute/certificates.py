@@ -146,7 +146,7 @@ _proved = ""  # the family that this process proves, if it does
 
 
 def proving(family: str) -> None:
-    """From now on only this family is trusted in this process."""
+    """This process proves a family: whatever a certificate says, pairs run for "pairs" alone."""
     global _proved
     _proved = family
 

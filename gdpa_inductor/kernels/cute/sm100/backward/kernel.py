@@ -70,7 +70,7 @@ ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, SUMS, WARPS = 8, 8, 9, 10, 12  # whol
 REGISTERS = {"activation": 208, "others": 80}
 REGISTERS_OF_BOTH = {"activation": 176, "others": 72, "copies": 88}
 # name: (stages, arrivals); stages are a number, or as many as that ring or buffer has. Arrivals are
-# those of a CTA (`Signal`).
+# those of a CTA.
 SIGNALS: dict[str, tuple[str | int, int]] = {
     "resident_A": (1, 1), "resident_B": (1, 1),  # loads: the operand of the tile has landed
     "spent": (1, 1),  # products: both are read no more
@@ -238,7 +238,9 @@ class BackwardKernel(AttentionKernel):
             slots = rings[stages] if isinstance(stages, str) else stages
             if slots:
                 ctas = 1 if name in APART else self.config.ctas
-                signals[name] = Signal(shared.allocate_array(Int64, slots), slots, arrivals, ctas)
+                # Threads of both CTAs of a pair arrive, but one load warp, or the tensor core.
+                total = arrivals * ctas if arrivals > 1 else 1
+                signals[name] = Signal(shared.allocate_array(Int64, slots), slots, total, ctas)
         return signals, shared.allocate_array(Int32, 1)
 
     def buffers(self, shared) -> dict[str, Any]:
